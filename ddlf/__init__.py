@@ -1,0 +1,1 @@
+"""Train unchanged Keras 3 models on the machines you already have."""
