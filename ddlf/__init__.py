@@ -1,1 +1,57 @@
-"""Train unchanged Keras 3 models on the machines you already have."""
+"""Train unchanged Keras 3 models on the machines you already have, and run any Python code on them.
+
+Importing this imports nothing of weight: what is used is loaded when it is first named.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlf.app import IApp
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.proxy import ProxyWorker
+    from ddlf.config import read_config
+    from ddlf.errors import DDLFError, ExecutorCrashed, RemoteError, RequestTimeout, WorkerLost
+    from ddlf.iworker import IWorker
+    from ddlf.script import main, run
+    from ddlf.wire.messages import Request, Response
+    from ddlf.worker.datasets import load_cifar10, load_mnist
+    from ddlf.worker.methods import concurrent
+    from ddlf.worker.worker import Worker
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ddlf.app": ("IApp",),
+    "ddlf.cluster.cluster": ("Cluster",),
+    "ddlf.cluster.proxy": ("ProxyWorker",),
+    "ddlf.config": ("read_config",),
+    "ddlf.errors": ("DDLFError", "ExecutorCrashed", "RemoteError", "RequestTimeout", "WorkerLost"),
+    "ddlf.iworker": ("IWorker",),
+    "ddlf.script": ("main", "run"),
+    "ddlf.wire.messages": ("Request", "Response"),
+    "ddlf.worker.datasets": ("load_cifar10", "load_mnist"),
+    "ddlf.worker.methods": ("concurrent",),
+    "ddlf.worker.worker": ("Worker",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022
+    *("Cluster", "DDLFError", "ExecutorCrashed", "IApp", "IWorker", "ProxyWorker", "RemoteError", "Request", "RequestTimeout"),
+    *("Response", "Worker", "WorkerLost", "concurrent", "load_cifar10", "load_mnist", "main", "read_config", "run"),
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'ddlf' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

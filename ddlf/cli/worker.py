@@ -1,0 +1,154 @@
+"""``ddlf-worker``: one worker on this machine. Starts the daemon, prints what a person must know, ends cleanly on Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlf.cli.parsing import Parser, number
+from ddlf.errors import AuthError, DDLFError
+
+if TYPE_CHECKING:
+    from ddlf.worker.daemon import Daemon
+
+LOOPBACK = "127.0.0.1"
+
+
+def parser() -> Parser:
+    """The command's options."""
+    result = Parser(
+        prog="ddlf-worker",
+        description="Run one DDLF worker on this machine. Masters reach it on the one port.",
+        epilog="Without a token it listens on this machine only. To use it from others:\n"
+        "  ddlf token new                            once, then copy the file to the other machines\n"
+        "  ddlf-worker --host ADDRESS --insecure-plaintext --port 9000",
+    )
+    result.add_argument("--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)")
+    result.add_argument("--host", help=f"address to listen on (default: {LOOPBACK})")
+    result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
+    result.add_argument(
+        "--insecure-plaintext", action="store_true", help="allow an address beyond this machine without encryption: private links only"
+    )
+    result.add_argument("--state-dir", type=Path, help="folder for persistent methods and the executor's log")
+    result.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    # For programs that start workers: the token comes on stdin, whose end is the parent's end; readiness goes to a descriptor as one line of JSON.
+    result.add_argument("--exit-with-parent", action="store_true", help="read the token from stdin, and end when stdin ends")
+    result.add_argument("--ready-fd", type=int, help="descriptor to write one line of JSON to when ready")
+    return result
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run until told to stop."""
+    options = parser().parse_args(argv)
+    try:
+        sys.exit(_run(options))
+    except DDLFError as error:
+        print(f"ddlf-worker: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+    from ddlf.worker.daemon import Daemon, Options
+
+    say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    tokens: Tokens | None
+    if options.exit_with_parent:
+        tokens = Tokens((_token_from_stdin(),), source="stdin")
+    else:
+        tokens = find_tokens(options.token_file)
+    host = options.host or LOOPBACK
+    beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
+    if beyond and tokens is None:
+        raise AuthError(
+            f"refusing to listen on {host} without a token",
+            hint="run 'ddlf token new' and copy the file to the other machines",
+        )
+    if beyond and not options.insecure_plaintext:
+        raise AuthError(
+            f"refusing to listen on {host} without encryption",
+            hint="add --insecure-plaintext if the network is private; whoever can read it can then read your data",
+        )
+    daemon = Daemon(
+        Options(
+            host=host,
+            port=options.port,
+            tokens=(tokens or loopback_tokens()).all,
+            state_dir=options.state_dir or _state_dir(),
+            insecure_plaintext=beyond,
+        ),
+        log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True),
+    )
+
+    def ready() -> None:
+        say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+        if options.ready_fd is not None:
+            with open(options.ready_fd, "w") as pipe:
+                print(json.dumps({"host": daemon.host, "port": daemon.port, "pid": os.getpid()}), file=pipe)
+
+    if beyond:
+        print(
+            f"ddlf-worker: WARNING: {host} is reachable from other machines and nothing is encrypted (--insecure-plaintext)",
+            file=sys.stderr,
+            flush=True,
+        )
+    elif tokens is None:
+        say(
+            "No token: only masters on this machine can connect. For other machines: 'ddlf token new', copy the file, "
+            "then --host ADDRESS --insecure-plaintext"
+        )
+    return asyncio.run(_serve(daemon, ready, options.exit_with_parent))
+
+
+async def _serve(daemon: Daemon, ready: Callable[[], None], exit_with_parent: bool) -> int:
+    loop = asyncio.get_running_loop()
+    code = 0
+
+    def stop(number: int) -> None:
+        nonlocal code
+        code = 130 if number == signal.SIGINT else 0
+        daemon.stop()
+
+    for number_ in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number_, stop, number_)
+    if exit_with_parent:
+        # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare
+        # descriptor: a buffered one is locked while a read waits, and Python would wait for that lock at its end.
+        def watch() -> None:
+            while os.read(0, 4096):
+                pass
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(daemon.stop)
+
+        threading.Thread(target=watch, daemon=True).start()
+    await daemon.run(ready)
+    return code
+
+
+def _token_from_stdin() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise AuthError("no token came on stdin", hint="--exit-with-parent is for programs that start workers")
+        line += byte
+    return line.strip()
+
+
+def _state_dir() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("ddlf"))
+
+
+if __name__ == "__main__":
+    main()

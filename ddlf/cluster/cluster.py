@@ -1,0 +1,403 @@
+"""All workers at once. Runs on the master.
+
+Every call goes to all workers concurrently and returns a list in worker order. ``options`` gives a view with other behaviour, so that no option can
+collide with a method's own keyword arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
+from ddlf.errors import ConfigError, ConnectError, DDLFError, SeveralErrors
+from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+from ddlf.wire.messages import Request
+
+if TYPE_CHECKING:
+    from ddlf.launch.local import LocalWorkers
+
+LOOPBACK = ("localhost", "127.", "::1")
+
+
+class Cluster:
+    """The workers one master works with.
+
+    Args:
+        hosts: Names or addresses of the workers' machines.
+        ports: One for each host, or one for all.
+        token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
+        threads: For computation on each worker; None divides the cores of a machine by its workers, for workers on this machine.
+        pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
+
+    Raises:
+        ConfigError: The addresses cannot be used.
+
+    Example::
+
+        async with Cluster(["10.0.0.11", "10.0.0.12"], [9000, 9000]) as cluster:
+            print(await cluster.run_method(calculate, a=10, b=8, c=2))
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        ports: Sequence[int] | int = 9000,
+        *,
+        token_file: str | Path | None = None,
+        threads: int | None = None,
+        pickle_results: bool = False,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self._setup(_addresses(hosts, ports), find_tokens(token_file), threads, pickle_results, connect_timeout_s)
+
+    def _setup(
+        self,
+        addresses: list[tuple[str, int]],
+        tokens: Tokens | None,
+        threads: int | None,
+        pickle_results: bool,
+        connect_timeout_s: float,
+    ) -> None:
+        here = sum(_is_loopback(host) for host, _ in addresses)
+        if tokens is None and here < len(addresses):
+            raise ConfigError(
+                "no token for workers on other machines", hint="run 'ddlf token new' and copy the file to the other machines"
+            )
+        tokens = tokens or loopback_tokens()
+        self._workers = [
+            ProxyWorker(
+                host,
+                port,
+                tokens.primary,
+                id=number,
+                N=len(addresses),
+                threads=threads or (threads_for(here) if _is_loopback(host) else None),
+                pickle_results=pickle_results,
+            )
+            for number, (host, port) in enumerate(addresses, 1)
+        ]
+        self._connect_timeout_s = connect_timeout_s
+        self._on_error: Literal["raise", "return"] = "raise"
+        self._timeout_s: float | None = None
+        self._local: LocalWorkers | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path | None = None) -> Self:
+        """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
+
+        Raises:
+            ConfigError: There is none, or it has mistakes; the text has line and column of each.
+        """
+        from ddlf.config import load_config
+
+        config = load_config(path)
+        return cls(
+            [worker.host for worker in config.workers],
+            [worker.port for worker in config.workers],
+            token_file=config.security.token_file,
+            connect_timeout_s=config.run.connect_timeout_s,
+        )
+
+    @classmethod
+    def local(cls, n: int = 2, *, threads: int | None = None, pickle_results: bool = False) -> Self:
+        """A cluster of ``n`` new workers on this machine, which ``connect`` starts and ``close`` ends.
+
+        Args:
+            n: 1 to 1,024.
+            threads: For computation on each; by default this machine's cores divided by ``n``.
+            pickle_results: As in ``Cluster``.
+        """
+        from ddlf.launch.local import LocalWorkers
+
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
+            raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
+        self = cls.__new__(cls)
+        local = LocalWorkers(n)
+        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads or threads_for(n), pickle_results, CONNECT_TIMEOUT_S)
+        self._local = local
+        return self
+
+    @property
+    def workers(self) -> list[ProxyWorker]:
+        """The workers, in order; of a view made by ``options`` only its own."""
+        return list(self._workers)
+
+    @property
+    def N(self) -> int:
+        """Number of workers."""
+        return len(self._workers)
+
+    def __repr__(self) -> str:
+        return f"Cluster({', '.join(f'{worker.host}:{worker.port}' for worker in self._workers)})"
+
+    def options(
+        self,
+        *,
+        on_error: Literal["raise", "return"] | None = None,
+        timeout_s: float | None = None,
+        workers: Sequence[ProxyWorker | int] | None = None,
+    ) -> Self:
+        """A view of this cluster, over the same connections.
+
+        Args:
+            on_error: ``"return"`` puts a failed worker's exception in its place of the result list instead of raising.
+            timeout_s: For each request.
+            workers: A part of the workers, as proxies or by their numbers from 1.
+        """
+        if on_error not in (None, "raise", "return"):
+            raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
+        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s < 0):
+            raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
+        view = copy.copy(self)
+        view._on_error = on_error or self._on_error
+        view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if workers is not None:
+            view._workers = [self._find(worker) for worker in workers]
+            if len(set(map(id, view._workers))) != len(view._workers):
+                raise ConfigError("the same worker is named twice")
+        return view
+
+    def _find(self, worker: ProxyWorker | int) -> ProxyWorker:
+        if isinstance(worker, ProxyWorker):
+            return worker
+        for found in self._workers:
+            if found.id == worker:
+                return found
+        raise ConfigError(f"there is no worker {worker!r}; the cluster has workers 1 to {len(self._workers)}")
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> Self:
+        """Connect to all workers at once. Safe to call again.
+
+        Raises:
+            ConnectError: Some do not answer; the text is a table of them with the reasons.
+        """
+        if self._local is not None:
+            for worker, port in zip(self._workers, await self._local.start(), strict=True):
+                worker.port = port
+        outcomes = await asyncio.gather(
+            *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
+        )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not failures:
+            return self
+        await self.close()
+        for failure in failures:
+            if not isinstance(failure, DDLFError):
+                raise failure
+        if len(self._workers) == 1:
+            raise failures[0]
+        rows = [
+            f"  {worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {outcome}"
+            for worker, outcome in zip(self._workers, outcomes, strict=True)
+            if isinstance(outcome, DDLFError) and not setattr(outcome, "worker", "")
+        ]
+        error = ConnectError("\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows]))
+        error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
+        raise error
+
+    async def close(self) -> None:
+        """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        if self._local is not None:
+            await self._local.stop()
+
+    async def shutdown(self) -> None:
+        """End the workers' processes."""
+        await asyncio.gather(*(worker.shutdown() for worker in self._workers))
+        if self._local is not None:
+            await self._local.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    async def gather(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Wait for all calls, then return their results in order or raise what failed.
+
+        Raises:
+            DDLFError: Of the one that failed.
+            SeveralErrors: More than one failed; it holds all of them.
+        """
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, Exception):
+                raise failure
+        if failures and self._on_error == "raise":
+            if len(failures) == 1:
+                raise failures[0]
+            raise SeveralErrors(
+                f"{len(failures)} of {len(results)} workers failed", [f for f in failures if isinstance(f, Exception)]
+            )
+        return results
+
+    async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
+        request = Request(command, *args, **kwargs)
+        return await self.gather([worker.rpc(request, self._timeout_s) for worker in self._workers])
+
+    async def _each(self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]) -> list[Any]:
+        if not per_worker:
+            return await self._all(command, method, **same)
+        if same:
+            raise ValueError("give either the same arguments for all workers or one dict for each, not both")
+        if len(per_worker) > len(self._workers):
+            raise ValueError(f"{len(per_worker)} sets of arguments for {len(self._workers)} workers")
+        for given in per_worker:
+            if not isinstance(given, dict):
+                raise TypeError(f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}")
+        return await self.gather(
+            [
+                worker.rpc(Request(command, method, **given), self._timeout_s)
+                for worker, given in zip(self._workers, per_worker, strict=False)
+            ]
+        )
+
+    async def run_method(self, method: Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
+        """Run a function once on the workers, without hosting it.
+
+        Args:
+            method: Plain or async. If its first parameter is named ``self`` it gets the ``Worker`` that runs it.
+            per_worker: A dict of keyword arguments for each of the first workers; the others do nothing.
+            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled.
+
+        Returns:
+            The results in worker order.
+
+        Raises:
+            RemoteError: The method raised on one worker; the message ends with that worker's own traceback.
+            SeveralErrors: More than one worker failed.
+            NotPicklable: The function or an argument holds something that cannot be sent; nothing ran.
+            ValueError: More sets of arguments than workers.
+
+        On failure:
+            All workers are waited for before the error is raised, and the cluster stays usable.
+        """
+        if not callable(method):
+            raise TypeError(f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run")
+        return await self._each("run_method", method, per_worker, kwargs)
+
+    async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
+        """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``."""
+        return await self._each("run", method_name(method), per_worker, kwargs)
+
+    async def run_at(self, worker: ProxyWorker | int, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a hosted method on one worker.
+
+        Args:
+            worker: The proxy, or its number from 1.
+            method: By function or by name.
+            args: For the method; so are ``kwargs``.
+        """
+        return await self._find(worker).rpc(Request("run", method_name(method), *args, **kwargs), self._timeout_s)
+
+    run_on = run_at
+
+    async def add_method(
+        self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
+    ) -> None:
+        """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
+        await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
+
+    async def remove_method(self, method: str | Callable[..., Any]) -> None:
+        """Forget a hosted method on all workers."""
+        await self._all("remove_method", method_name(method))
+
+    async def methods(self) -> list[list[str]]:
+        """Names of each worker's hosted methods."""
+        return await self._all("list_methods")
+
+    async def run_code(self, code: str) -> list[Any]:
+        """Run source text on all workers; the value of its last expression comes back."""
+        return await self._all("run_code", code)
+
+    async def set_variable(self, name: str, value: Any = None, *, each: Sequence[Any] | None = None) -> None:
+        """Set a named value on all workers.
+
+        Args:
+            name: A Python identifier.
+            value: The same for all.
+            each: One value for each worker instead.
+        """
+        if each is None:
+            await self._all("set_variable", name, value)
+            return
+        if len(each) != len(self._workers):
+            raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
+        await self.gather(
+            [
+                worker.rpc(Request("set_variable", name, own), self._timeout_s)
+                for worker, own in zip(self._workers, each, strict=True)
+            ]
+        )
+
+    async def get_variable(self, name: str) -> list[Any]:
+        """The variable's value on each worker."""
+        return await self._all("get_variable", name)
+
+    async def delete_variable(self, name: str) -> None:
+        """Forget a variable on all workers."""
+        await self._all("delete_variable", name)
+
+    async def variables(self) -> list[dict[str, str]]:
+        """Names and types of each worker's variables."""
+        return await self._all("list_variables")
+
+    async def load_mnist(self) -> list[dict[str, Any]]:
+        """Load MNIST on all workers, where it is not loaded yet."""
+        return await self._all("load_mnist")
+
+    async def load_cifar10(self) -> list[dict[str, Any]]:
+        """Load CIFAR-10 on all workers, where it is not loaded yet."""
+        return await self._all("load_cifar10")
+
+    async def clean(self) -> None:
+        """Free data, model and variables on all workers. Methods stay."""
+        await self._all("clean")
+
+    async def ping(self) -> list[float]:
+        """Seconds of a round trip to each worker's daemon."""
+        return await self.gather([worker.ping() for worker in self._workers])
+
+    async def status(self) -> list[dict[str, Any]]:
+        """What each worker is and does."""
+        return await self.gather([worker.status() for worker in self._workers])
+
+
+def threads_for(workers_here: int) -> int:
+    """Computing threads for each of the workers on this machine, so that together they fill its cores and no more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // workers_here)
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith(LOOPBACK)
+
+
+def _addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[tuple[str, int]]:
+    if isinstance(hosts, str):
+        raise ConfigError(f"hosts must be a list of names or addresses, got the text {hosts!r}", hint=f"write [{hosts!r}]")
+    ports = [ports] * len(hosts) if isinstance(ports, int) else list(ports)
+    if not hosts:
+        raise ConfigError("a cluster needs at least one worker", hint="name one, or use Cluster.local(2)")
+    if len(hosts) != len(ports):
+        raise ConfigError(f"{len(hosts)} hosts but {len(ports)} ports")
+    for port in ports:
+        if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+            raise ConfigError(f"a port must be 1-65535, got {port!r}")
+    addresses = list(zip(hosts, ports, strict=True))
+    for (host, port), count in Counter(addresses).items():
+        if count > 1:
+            raise ConfigError(f"{host}:{port} is named twice")
+    return addresses

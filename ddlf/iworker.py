@@ -1,0 +1,68 @@
+"""What a worker does, whichever side one is on: ``Worker`` implements it on the worker's machine, ``ProxyWorker`` on the master's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+
+class IWorker(ABC):
+    """A machine that hosts methods, variables and data.
+
+    Attributes:
+        id: Number of the worker in its cluster, from 1.
+        N: Number of workers in the cluster.
+    """
+
+    id: int
+    N: int
+
+    @abstractmethod
+    async def connect(self, **session: Any) -> Any:
+        """Begin a session. Safe to call again."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session; the worker goes on. Safe to call again."""
+
+    @abstractmethod
+    async def load_mnist(self) -> Any:
+        """Make MNIST ``x_train``, ``y_train``, ``x_test``, ``y_test`` of the worker; what is there already is not loaded again."""
+
+    @abstractmethod
+    async def load_cifar10(self) -> Any:
+        """The same with CIFAR-10."""
+
+    @abstractmethod
+    async def add_method(
+        self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
+    ) -> Any:
+        """Host a function until it is removed.
+
+        Args:
+            method: A function; if its first parameter is named ``self`` it gets the ``Worker`` that runs it.
+            name: To call it by; the function's own by default.
+            persist: Keep it on disk, so that it is there after a restart of the worker.
+            concurrent: Let it run while another method does.
+        """
+
+    @abstractmethod
+    async def remove_method(self, method: str | Callable[..., Any]) -> Any:
+        """Forget a hosted method."""
+
+    @abstractmethod
+    async def run(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a hosted method and return its result."""
+
+    @abstractmethod
+    async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function once without hosting it and return its result."""
+
+    @abstractmethod
+    async def run_code(self, code: str) -> Any:
+        """Run source text in which ``self`` is the worker; return the value of its last expression, or None."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """End the worker's processes."""

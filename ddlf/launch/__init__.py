@@ -1,0 +1,1 @@
+"""Start workers. Runs on the master."""

@@ -1,0 +1,118 @@
+"""Workers on this machine: the ``ddlf-worker`` command, started as subprocesses. Runs on the master.
+
+They are not children by ``multiprocessing``, so a script needs no ``if __name__ == "__main__"``. They get a throw-away token through a pipe, say on
+which port they listen through another one, and end when this process does, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+
+from ddlf.errors import ConnectError
+from ddlf.tokens import Tokens, new_token
+from ddlf.worker.daemon import child_environment
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+
+class LocalWorkers:
+    """Some workers of one run.
+
+    Args:
+        n: How many.
+
+    Attributes:
+        tokens: The throw-away token they share with this process.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
+        self._n = n
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._ports: list[int] = []
+
+    async def start(self) -> list[int]:
+        """Start them all at once and return their ports. Safe to call again.
+
+        Raises:
+            ConnectError: One did not start; the text has what it wrote.
+        """
+        if self._processes:
+            return self._ports
+        outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                await self.stop()
+                raise outcome
+        self._ports = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        return self._ports
+
+    async def _start_one(self) -> int:
+        read_fd, write_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--quiet"),
+                *("--exit-with-parent", "--ready-fd", str(write_fd)),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(write_fd,),
+                env=child_environment(),
+                # Ctrl-C in the terminal is the master's: it ends its workers itself, in order.
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_fd)
+        self._processes.append(process)
+        assert process.stdin is not None
+        process.stdin.write(self.tokens.primary + b"\n")
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await _read_line(read_fd)
+        except TimeoutError:
+            raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
+        if not line:
+            raise ConnectError(
+                f"a local worker ended with exit code {await process.wait()} before it was ready", hint="see its lines above"
+            )
+        return int(json.loads(line)["port"])
+
+    async def stop(self) -> None:
+        """End them all and wait until they have. Safe to call again."""
+        processes, self._processes = self._processes, []
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in processes:
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+async def _read_line(fd: int) -> bytes:
+    """Read a pipe until a line or its end; closes it."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(fd, False)
+    readable = asyncio.Event()
+    data = b""
+    loop.add_reader(fd, readable.set)
+    try:
+        while not data.endswith(b"\n"):
+            await readable.wait()
+            readable.clear()
+            chunk = os.read(fd, 4096)
+            if not chunk:
+                break
+            data += chunk
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return data

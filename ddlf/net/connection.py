@@ -1,0 +1,201 @@
+"""One connection after its handshake: frames out, frames in. Runs on both sides.
+
+It drives a non-blocking socket with ``loop.add_reader`` and ``add_writer`` instead of an asyncio transport, for three reasons that
+``benchmarks/rpc.py`` measures: arrays are received into their own memory, arrays are sent from their own memory (asyncio's transports copy what the
+kernel does not take at once), and a small message costs one callback and no task.
+
+Frames are given to a callback as they come. Sending is explicit about backpressure: ``send`` queues and tries at once, ``drain`` waits until the
+kernel has taken all that was queued, ``post`` does both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ddlf.errors import FrameTooLarge, ProtocolError
+from ddlf.wire.frame import Buffer, Frame, FrameDecoder, Limits, encode_frame
+
+MAX_PIECES = 512
+"""Pieces given to the kernel in one call; Linux takes 1,024."""
+READS_PER_EVENT = 16
+"""Large buffers are read this often before other work of the loop gets its turn: 16 reads of at most some 100 KiB."""
+
+
+class Connection:
+    """A framed, bidirectional stream.
+
+    Args:
+        sock: Connected, authenticated, non-blocking. The connection owns it.
+        on_frame: Called with each frame. What it raises ends the connection.
+        on_close: Called once with None or the reason, after the last frame.
+        limits: What this side accepts.
+        peer_limits: What the other side accepts.
+        allocate: Makes memory for large buffers.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[Frame], None],
+        on_close: Callable[[BaseException | None], None],
+        *,
+        limits: Limits,
+        peer_limits: Limits | None = None,
+        allocate: Callable[[int], Any] = bytearray,
+    ) -> None:
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_close = on_close
+        self._peer_limits = peer_limits or limits
+        self._decoder = FrameDecoder(limits, allocate)
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[memoryview] = deque()
+        self._drained: list[asyncio.Future[None]] = []
+        self._reading = False
+        self.closed = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Read again after ``pause_reading``."""
+        if not self._reading and not self.closed:
+            self._reading = True
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    def pause_reading(self) -> None:
+        """Leave what comes to the kernel, which makes the other side wait."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    @property
+    def queued_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return sum(len(piece) for piece in self._queue)
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun to come and not ended."""
+        return self._decoder.mid_frame
+
+    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
+        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns.
+
+        Raises:
+            FrameTooLarge: Nothing was queued.
+            ConnectionError: The connection is closed.
+        """
+        if self.closed:
+            raise ConnectionResetError("the connection is closed")
+        pieces = encode_frame(kind, id, name, buffers, extra, limits=self._peer_limits)
+        if not self._queue and len(pieces) == 1:
+            # The common small message: one system call, no bookkeeping.
+            piece = pieces[0]
+            try:
+                sent = self._sock.send(piece)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._close(error)
+                raise ConnectionResetError(str(error)) from error
+            self.bytes_sent += sent
+            if sent == len(piece):
+                return
+            self._queue.append(memoryview(piece)[sent:])
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            return
+        was_empty = not self._queue
+        self._queue.extend(view for piece in pieces if len(view := memoryview(piece)))
+        if was_empty:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            self._writable()
+
+    async def drain(self) -> None:
+        """Wait until the kernel has taken everything queued so far.
+
+        Raises:
+            ConnectionError: The connection closed first.
+        """
+        if self._queue:
+            waiter = self._loop.create_future()
+            self._drained.append(waiter)
+            await waiter
+
+    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
+        """``send``, then ``drain``."""
+        self.send(kind, id, name, buffers, extra)
+        await self.drain()
+
+    def close(self) -> None:
+        """Close at once; what is queued is dropped. Safe to call again."""
+        self._close(None)
+
+    def _readable(self) -> None:
+        decoder = self._decoder
+        try:
+            for _ in range(READS_PER_EVENT):
+                memory = decoder.wants()
+                count = self._sock.recv_into(memory)
+                if count == 0:
+                    reason = "in the middle of a message" if decoder.mid_frame else None
+                    self._close(ConnectionResetError(f"the other side closed the connection {reason}") if reason else None)
+                    return
+                self.bytes_received += count
+                for frame in decoder.received(count):
+                    self._on_frame(frame)
+                    if self.closed:
+                        return
+                if not decoder.direct or not self._reading:
+                    return
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError, FrameTooLarge) as error:
+            self._close(error)
+        except Exception as error:
+            self._close(error)
+            raise
+
+    def _writable(self) -> None:
+        queue = self._queue
+        try:
+            while queue:
+                pieces = [queue[index] for index in range(min(len(queue), MAX_PIECES))]
+                sent = self._sock.sendmsg(pieces)
+                self.bytes_sent += sent
+                while sent:
+                    if sent >= len(queue[0]):
+                        sent -= len(queue.popleft())
+                    else:
+                        queue[0] = queue[0][sent:]
+                        sent = 0
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._close(error)
+            return
+        self._loop.remove_writer(self._sock.fileno())
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _close(self, reason: BaseException | None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._queue.clear()
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ConnectionResetError(str(reason or "the connection was closed")))
+        self._on_close(reason)

@@ -1,0 +1,84 @@
+"""Be reached: the listening socket, and the worker's side of the handshake. Runs in the daemon and, for data connections, in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+from ddlf.errors import AuthError, ConfigError, ListenError
+from ddlf.net.dial import receive_exactly
+from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake
+
+BACKLOG = 128
+REFUSAL_DELAY_S = 0.5
+"""A wrong proof is answered this late, so that guessing is slow."""
+
+HTTP_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: 85\r\n\r\n"
+    b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
+)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen.
+
+    Args:
+        host: An address of this machine, or a name of one.
+        port: 1-65535, or 0 for any free one.
+
+    Raises:
+        ListenError: The address is taken, not of this machine, or not permitted; the text says which.
+    """
+    where = f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # A restarted worker takes its port back at once; two daemons on one port stay impossible.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ListenError(
+                f"port {port} on {host} is in use", hint="stop the program that uses it, or choose another with --port"
+            ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ListenError(f"{host} is not an address of this machine", hint="choose one of it with --host") from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ListenError(
+                f"cannot listen on {where}: permission denied", hint="ports below 1024 need root, try 9000"
+            ) from None
+        raise ListenError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+    sock.setblocking(False)
+    return sock
+
+
+async def answer(
+    sock: socket.socket, preamble: bytes, tokens: tuple[bytes, ...], max_message_bytes: int, *, delay_s: float = REFUSAL_DELAY_S
+) -> Hello:
+    """The worker's side of the handshake; the caller has read and checked the preamble and bounds the time.
+
+    Returns:
+        The client's hello; the socket is ready for frames.
+
+    Raises:
+        AuthError: The client does not hold a token of this worker. It was told so.
+        OSError: The connection ended.
+        ProtocolError: The bytes are no handshake.
+    """
+    loop = asyncio.get_running_loop()
+    handshake = WorkerHandshake(tokens, max_message_bytes)
+    hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
+    await loop.sock_sendall(sock, reply)
+    if handshake.accepts(await receive_exactly(sock, PROOF_BYTES)):
+        await loop.sock_sendall(sock, bytes([Verdict.ACCEPTED]))
+        return hello
+    await asyncio.sleep(delay_s)
+    await loop.sock_sendall(sock, bytes([Verdict.REFUSED]))
+    raise AuthError("token mismatch")

@@ -1,0 +1,226 @@
+"""Functions and objects: the only file that pickles and unpickles. Runs on both sides; unpickles only on workers.
+
+Code is addressed by its content: a function is pickled with cloudpickle, its SHA-256 is its name, and a worker that has it gets only the name.
+``CodeSender`` (one for each connection) remembers what the other side has; ``CodeCache`` (one in a worker) keeps what came. When a cache has
+dropped something it answers ``CodeMissing``, and the sender sends that call again in full.
+
+Modules that are not installed (those beside the user's script) travel by value, so a worker needs no copy of the user's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import sys
+import sysconfig
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from ddlf.errors import DDLFError, NotPicklable, ProtocolError
+from ddlf.wire.values import Tag
+
+HASH_BYTES = 32
+CACHE_ENTRIES = 4096
+CACHE_BYTES = 256 * 1024**2
+
+
+class CodeMissing(DDLFError):
+    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full."""
+
+
+def pickle_object(value: Any) -> bytes:
+    """Pickle anything, functions and classes of the user's own modules by value.
+
+    Raises:
+        NotPicklable: It holds something that cannot be sent; the text has the path to it.
+    """
+    with _own_modules_by_value():
+        try:
+            return cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+        except Exception as error:  # whatever an object's own __reduce__ raises
+            path = _find_culprit(value, getattr(value, "__qualname__", type(value).__qualname__), 0, set())
+            raise NotPicklable(
+                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {error})",
+                hint="create it inside the method, on the worker, or pass plain data instead",
+            ) from None
+
+
+def unpickle(data: bytes) -> Any:
+    """The inverse of ``pickle_object``.
+
+    Raises:
+        NotPicklable: The bytes need a module or a Python version that is not here.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise NotPicklable(
+            f"cannot load code sent to Python {sys.version_info.major}.{sys.version_info.minor} "
+            f"({type(error).__name__}: {error})",
+            hint="install what is missing on the worker, and use the same Python version on all machines",
+        ) from error
+
+
+class CodeSender:
+    """What one connection's other side holds. ``dump`` is the ``dump_object`` for ``values.dumps``."""
+
+    def __init__(self) -> None:
+        self._held: set[bytes] = set()
+
+    def dump(self, value: Any) -> tuple[Tag, bytes]:
+        """Functions and classes by content address, other objects pickled."""
+        if type(value) is bytearray:
+            return Tag.BYTEARRAY, bytes(value)
+        data = pickle_object(value)
+        if not isinstance(value, types.FunctionType | type):
+            return Tag.OBJECT, data
+        address = hashlib.sha256(data).digest()
+        if address in self._held:
+            return Tag.CODE, address
+        self._held.add(address)
+        return Tag.CODE, address + data
+
+    def forget(self) -> None:
+        """Send everything in full again."""
+        self._held.clear()
+
+
+class CodeCache:
+    """The functions that came, by content address. ``load`` is the ``load_object`` for ``values.loads``."""
+
+    def __init__(self) -> None:
+        self._loaded: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def load(self, tag: Tag, data: bytes) -> Any:
+        """Make the object; a function that is here already is not unpickled again.
+
+        Raises:
+            CodeMissing: Only an address came, of code that is not here.
+            ProtocolError: The bytes do not match their address.
+        """
+        if tag is Tag.OBJECT:
+            return unpickle(data)
+        address, blob = data[:HASH_BYTES], data[HASH_BYTES:]
+        if address in self._loaded:
+            self._loaded.move_to_end(address)
+            return self._loaded[address][0]
+        if not blob:
+            raise CodeMissing(f"code {address.hex()[:8]} is not here")
+        if hashlib.sha256(blob).digest() != address:
+            raise ProtocolError("code does not match its address")
+        value = unpickle(blob)
+        self._loaded[address] = value, len(blob)
+        self._bytes += len(blob)
+        while self._bytes > CACHE_BYTES or len(self._loaded) > CACHE_ENTRIES:
+            _, (_, size) = self._loaded.popitem(last=False)
+            self._bytes -= size
+        return value
+
+
+def dump_result(value: Any) -> tuple[Tag, bytes]:
+    """The ``dump_object`` of a worker whose master allows pickled results."""
+    return (Tag.BYTEARRAY, bytes(value)) if type(value) is bytearray else (Tag.OBJECT, pickle_object(value))
+
+
+def load_result(tag: Tag, data: bytes) -> Any:
+    """The ``load_object`` of a master that allows pickled results."""
+    if tag is not Tag.OBJECT:
+        raise ProtocolError("a worker may not send code")
+    return unpickle(data)
+
+
+@contextlib.contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """Tell cloudpickle that modules which are not installed travel by value, for as long as one value is pickled."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    registered = [module for module in _own_modules() if module.__name__ not in known]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_INSTALLED = tuple(
+    {
+        f"{Path(path).resolve()}{os.sep}"
+        for path in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, Path(__file__).parents[1])
+        # A prefix such as /usr would make every script below it count as installed.
+        if len(Path(path).parts) > 2
+    }
+)
+_own: dict[str, bool] = {}
+_scan: tuple[int, list[Any]] = (0, [])
+
+
+def _own_modules() -> list[Any]:
+    """The imported modules that are not installed. Thousands of modules are looked at again only when some were imported."""
+    global _scan
+    if _scan[0] != len(sys.modules):
+        _scan = len(sys.modules), [module for module in list(sys.modules.values()) if _is_own(module)]
+    return _scan[1]
+
+
+def _is_own(module: Any) -> bool:
+    name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
+    if not isinstance(name, str) or not isinstance(file, str) or name == "__main__" or sys.modules.get(name) is not module:
+        return False
+    if file not in _own:
+        path = str(Path(file).resolve())
+        _own[file] = path.endswith(".py") and not path.startswith(_INSTALLED) and "site-packages" not in path
+    return _own[file]
+
+
+def _find_culprit(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
+    """The path to the innermost part of ``value`` that cannot be pickled. Runs only after a failure."""
+    if id(value) in seen or depth > 6 or _can_pickle(value):
+        return None
+    seen.add(id(value))
+    for suffix, part in _parts(value):
+        found = _find_culprit(part, f"{path}{suffix}", depth + 1, seen)
+        if found:
+            return found
+    return f"{path} (a {type(value).__module__}.{type(value).__qualname__})"
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+        yield "", value.__func__
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield f" -> variable {name!r}", cell.cell_contents
+        for name in value.__code__.co_names:
+            if name in value.__globals__:
+                yield f" -> global {name!r}", value.__globals__[name]
+    elif hasattr(value, "__dict__"):
+        yield from ((f".{name}", item) for name, item in vars(value).items())
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        cloudpickle.CloudPickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def refuse_code(tag: Tag, data: bytes) -> NoReturn:
+    """The ``load_object`` of a daemon, which never runs user code."""
+    raise ProtocolError("the control connection carries no code")

@@ -1,0 +1,269 @@
+"""Where a message ends: frames of a header and raw buffers. Pure; runs on both sides of every connection.
+
+    u32  header length       little-endian, as everything on the wire
+    u32  flags               0; unknown bits are refused
+    u64  body length
+    ...  header              msgpack array [kind, id, name, sizes, extra]
+    ...  body                the buffers one after another, their sizes given in the header
+
+The decoder does no I/O: ``wants`` says which memory the next bytes belong in, ``received`` says how many came. Small frames are cut out of one
+scratch buffer; a large buffer is received straight into its own final memory, so no byte of an array is copied after the kernel's own
+copy. Every length is checked against ``Limits`` before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+from ddlf.errors import FrameTooLarge, ProtocolError
+
+PREFIX = struct.Struct("<IIQ")  # header length, flags, body length
+Buffer = bytes | bytearray | memoryview
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Room for the sizes of ``MAX_BUFFERS`` buffers with space to spare."""
+MAX_BUFFERS = 4096
+MAX_BODY_BYTES = 4 * 1024**3
+"""Default of the largest message body. Memory is touched as the bytes come, so a false claim costs address space only."""
+SCRATCH_BYTES = 32 * 1024
+JOIN_BELOW_BYTES = 16 * 1024
+"""Buffers up to this size are joined with the header into one piece: one copy is cheaper than one more piece for the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a side accepts.
+
+    Args:
+        max_header_bytes: Of one frame's header.
+        max_body_bytes: Of all buffers of one frame.
+        max_buffers: Number of buffers in one frame.
+    """
+
+    max_header_bytes: int = MAX_HEADER_BYTES
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_buffers: int = MAX_BUFFERS
+
+
+CONTROL_LIMITS = Limits(max_header_bytes=4096, max_body_bytes=1024**2, max_buffers=1)
+"""For the control connection, which carries no arrays."""
+
+
+class Frame(NamedTuple):
+    """One message as it came.
+
+    Args:
+        kind: Number of the message kind (see ``messages``).
+        id: The request it belongs to; 0 when none.
+        name: Command or event name; empty when none.
+        extra: What else the kind has in its header, or None.
+        buffers: The body. The first one is the encoded value, the others are memory of its arrays.
+    """
+
+    kind: int
+    id: int
+    name: str
+    extra: Any
+    buffers: list[Any]
+
+
+def encode_frame(
+    kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None, *, limits: Limits
+) -> list[Buffer]:
+    """Write a frame as pieces to send one after another. Large buffers are passed on, not copied.
+
+    Args:
+        kind: As in ``Frame``; so are ``id``, ``name``, ``extra``.
+        buffers: Contiguous memory, one-dimensional, of bytes.
+        limits: What the receiver accepts.
+
+    Raises:
+        FrameTooLarge: The frame is over a limit of the receiver.
+    """
+    sizes = [len(buffer) for buffer in buffers]
+    body = sum(sizes)
+    if body > limits.max_body_bytes:
+        raise FrameTooLarge(
+            f"a message of {body:,} bytes is over the receiver's limit of {limits.max_body_bytes:,}",
+            hint="send it in parts, or raise max_message_bytes on both sides",
+        )
+    if len(sizes) > limits.max_buffers:
+        raise FrameTooLarge(
+            f"a message of {len(sizes):,} arrays is over the receiver's limit of {limits.max_buffers:,}",
+            hint="stack small arrays into one",
+        )
+    header = msgpack.packb([kind, id, name, sizes, extra])
+    if len(header) > limits.max_header_bytes:
+        raise FrameTooLarge(f"a header of {len(header):,} bytes is over the limit of {limits.max_header_bytes:,}")
+    pieces: list[Buffer] = []
+    small: list[Buffer] = [PREFIX.pack(len(header), 0, body), header]
+    for size, buffer in zip(sizes, buffers, strict=True):
+        if size <= JOIN_BELOW_BYTES:
+            small.append(buffer)
+        else:
+            if small:
+                pieces.append(b"".join(small))
+                small = []
+            pieces.append(buffer)
+    if small:
+        pieces.append(b"".join(small))
+    return pieces
+
+
+class FrameDecoder:
+    """Cut a stream of bytes into frames.
+
+    Args:
+        limits: What to accept.
+        allocate: Makes writable memory for a large buffer. ``bytearray`` needs nothing; ``numpy.empty`` saves the zeroing.
+    """
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], Any] = bytearray) -> None:
+        self.limits = limits
+        self._allocate = allocate
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._start = self._end = 0
+        # Only while a frame is longer than what the scratch buffer holds of it:
+        self._header: list[Any] | None = None
+        self._buffers: list[Any] = []
+        self._target: memoryview | None = None
+        self._filled = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._header is not None or self._end > self._start
+
+    @property
+    def direct(self) -> bool:
+        """Whether the next bytes go straight into a large buffer's own memory."""
+        return self._target is not None
+
+    def wants(self) -> memoryview:
+        """The memory for the next bytes, never empty."""
+        if self._target is not None:
+            return self._target[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._scratch):
+            self._make_room()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """Take ``count`` bytes that were written where ``wants`` said.
+
+        Returns:
+            The frames that are complete now.
+
+        Raises:
+            ProtocolError: The bytes are not a frame, or one is over the limits. The stream cannot be used afterwards.
+        """
+        frames: list[Frame] = []
+        if self._target is not None:
+            self._filled += count
+            if self._filled < len(self._target):
+                return frames
+            self._target = None
+        else:
+            self._end += count
+        while self._next(frames):
+            pass
+        return frames
+
+    def _next(self, frames: list[Frame]) -> bool:
+        """Take one step; return whether another one may follow."""
+        if self._header is None:
+            have = self._end - self._start
+            if have < PREFIX.size:
+                return False
+            header_length, flags, body_length = PREFIX.unpack_from(self._scratch, self._start)
+            self._check_prefix(header_length, flags, body_length)
+            if have < PREFIX.size + header_length:
+                self._need(PREFIX.size + header_length)
+                return False
+            begin = self._start + PREFIX.size
+            self._header = self._read_header(self._view[begin : begin + header_length], body_length)
+            self._start = begin + header_length
+            self._buffers = []
+        return self._fill(frames)
+
+    def _fill(self, frames: list[Frame]) -> bool:
+        assert self._header is not None
+        kind, id, name, sizes, extra = self._header
+        while len(self._buffers) < len(sizes):
+            size = sizes[len(self._buffers)]
+            have = self._end - self._start
+            if have >= size:
+                self._buffers.append(bytearray(self._view[self._start : self._start + size]))
+                self._start += size
+                continue
+            if size <= JOIN_BELOW_BYTES:
+                self._need(size)
+                return False
+            memory = self._allocate(size)
+            target = memoryview(memory).cast("B")
+            target[:have] = self._view[self._start : self._end]
+            self._start = self._end = 0
+            self._buffers.append(memory)
+            self._target, self._filled = target, have
+            return False
+        self._header = None
+        frames.append(Frame(kind, id, name, extra, self._buffers))
+        return True
+
+    def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
+        if header_length == 0:
+            raise ProtocolError("empty header")
+        if header_length > self.limits.max_header_bytes:
+            raise ProtocolError(f"header {header_length} > {self.limits.max_header_bytes} bytes")
+        if flags:
+            raise ProtocolError(f"unknown flags {flags:#x}")
+        if body_length > self.limits.max_body_bytes:
+            raise ProtocolError(f"message {body_length} > {self.limits.max_body_bytes} bytes")
+
+    def _read_header(self, data: memoryview, body_length: int) -> list[Any]:
+        try:
+            header = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+        except Exception as error:  # msgpack's errors share no base class
+            raise ProtocolError(f"header cannot be read: {type(error).__name__}: {error}") from None
+        if type(header) is not list or len(header) != 5:
+            raise ProtocolError("header is not an array of 5 fields")
+        kind, id, name, sizes, _ = header
+        for field, value, kind_of in (("kind", kind, int), ("id", id, int), ("name", name, str), ("sizes", sizes, list)):
+            if type(value) is not kind_of:
+                raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
+        if len(sizes) > self.limits.max_buffers:
+            raise ProtocolError(f"{len(sizes)} buffers > {self.limits.max_buffers}")
+        total = 0
+        for size in sizes:
+            if type(size) is not int or size < 0:
+                raise ProtocolError(f"bad buffer size {size!r}")
+            total += size
+        if total != body_length:
+            raise ProtocolError(f"buffers of {total} bytes in a body of {body_length}")
+        return header
+
+    def _need(self, count: int) -> None:
+        """Make the scratch buffer hold ``count`` bytes from ``_start`` on."""
+        if self._start + count > len(self._scratch):
+            self._make_room(count)
+
+    def _make_room(self, count: int = 0) -> None:
+        have = self._end - self._start
+        if self._start and count <= len(self._scratch):
+            self._view[:have] = bytes(self._view[self._start : self._end])
+        else:
+            grown = bytearray(max(count, 2 * len(self._scratch)))
+            grown[:have] = self._view[self._start : self._end]
+            self._scratch, self._view = grown, memoryview(grown)
+        self._start, self._end = 0, have
+
+
+def _no_extensions(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"extension type {code} not allowed in a header")

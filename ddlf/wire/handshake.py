@@ -1,0 +1,229 @@
+"""Who is there: the first 201 bytes of a connection, before any parser. Pure; runs on both sides.
+
+Fixed-size structs and one HMAC each way. The token is never sent. Neither msgpack nor pickle is imported here, so nothing of them can be
+reached by a peer that has not proven that it holds the token.
+
+    client -> worker   64 bytes   hello: preamble (8), largest message accepted (8), key id (16), nonce (32)
+    worker -> client   96 bytes   hello of the same form, then the worker's proof (32)
+    client -> worker   32 bytes   the client's proof
+    worker -> client    1 byte    verdict
+
+A proof is ``HMAC-SHA256(key, label + client's hello + worker's hello + certificate hash)`` with the side in the label, so that a proof cannot be
+reflected; both nonces are fresh, so that it cannot be replayed; both hellos are covered, so that none of their fields can be altered. The
+worker proves first: a client never shows anything made with its token to somebody who does not hold it.
+
+The preamble is the first 8 bytes. A daemon reads only them to route the socket; they precede TLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ddlf.errors import AuthError, ProtocolError, VersionError
+
+MAGIC = b"DDLF"
+VERSION = (1, 0)
+"""Major and minor version of the protocol. The majors must be equal; a higher minor only adds."""
+
+PREAMBLE = struct.Struct("<4sBBBB")  # magic, major, minor, role, flags
+HELLO = struct.Struct("<8sQ16s32s")  # preamble, largest message accepted in bytes, key id, nonce
+PROOF_BYTES = 32
+HANDSHAKE_TIMEOUT_S = 5.0
+"""The whole handshake must end within this time, not each of its reads: a peer that drips bytes is cut all the same."""
+
+NO_CERTIFICATE = bytes(32)
+FLAG_TLS = 0x01
+
+
+class Role(IntEnum):
+    """What a connection is for."""
+
+    CONTROL = 1  # to the daemon: ping, status, interrupt, shut down
+    DATA = 2  # to the executor: everything that runs user code or moves arrays
+
+
+class Verdict(IntEnum):
+    """The byte that ends a handshake. Every failed authentication gives the same one."""
+
+    ACCEPTED = 1
+    REFUSED = 2
+    BUSY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """One side's opening.
+
+    Args:
+        role: What the connection is for.
+        nonce: 32 fresh random bytes.
+        max_message_bytes: The largest message body this side accepts.
+        key_id: Names the token without giving it away, so that a worker that holds two while one replaces the other
+            proves with the right one.
+        flags: Bits of the preamble; ``FLAG_TLS`` says that TLS follows it.
+        version: Major and minor version of the protocol.
+    """
+
+    role: Role
+    nonce: bytes
+    max_message_bytes: int
+    key_id: bytes = bytes(16)
+    flags: int = 0
+    version: tuple[int, int] = VERSION
+
+    def preamble(self) -> bytes:
+        """The first 8 bytes."""
+        return PREAMBLE.pack(MAGIC, *self.version, self.role, self.flags)
+
+    def encode(self) -> bytes:
+        """All 64 bytes."""
+        return HELLO.pack(self.preamble(), self.max_message_bytes, self.key_id, self.nonce)
+
+
+def new_hello(role: Role, max_message_bytes: int, key: bytes) -> Hello:
+    """Make a hello with a fresh nonce."""
+    return Hello(role=role, nonce=os.urandom(32), max_message_bytes=max_message_bytes, key_id=key_id(key))
+
+
+def read_preamble(data: bytes) -> Role:
+    """Check a client's first 8 bytes and return what the connection is for.
+
+    Raises:
+        ProtocolError: They are not a preamble; the text says what they look like.
+        VersionError: The client speaks another major version.
+    """
+    magic, major, minor, role, flags = PREAMBLE.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"not a DDLF client ({_looks_like(data)})")
+    if major != VERSION[0]:
+        raise VersionError(
+            f"the other side speaks protocol {major}.{minor}, this side {VERSION[0]}.{VERSION[1]}",
+            hint="install the same version of ddlf on both",
+        )
+    if flags & ~FLAG_TLS:
+        raise ProtocolError(f"unknown flags {flags:#04x} in the preamble")
+    try:
+        return Role(role)
+    except ValueError:
+        raise ProtocolError(f"unknown role {role} in the preamble") from None
+
+
+def _looks_like(data: bytes) -> str:
+    if data.startswith((b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS", b"DELETE ", b"PATCH ", b"CONNECT")):
+        return "looks like HTTP"
+    if data.startswith(b"\x16\x03"):
+        return "looks like TLS"
+    if data.startswith(b"SSH-"):
+        return "looks like SSH"
+    return f"first bytes {data[:8].hex(' ')}"
+
+
+def is_http(data: bytes) -> bool:
+    """Whether a client's first bytes are the start of an HTTP request."""
+    return _looks_like(data) == "looks like HTTP"
+
+
+def decode_hello(data: bytes) -> Hello:
+    """Read 64 bytes.
+
+    Raises:
+        ProtocolError: Wrong magic, role or flags.
+        VersionError: Another major version.
+    """
+    preamble, max_message_bytes, key_name, nonce = HELLO.unpack(data)
+    role = read_preamble(preamble)
+    _, major, minor, _, flags = PREAMBLE.unpack(preamble)
+    return Hello(role, nonce, max_message_bytes, key_name, flags, (major, minor))
+
+
+def auth_key(token: bytes) -> bytes:
+    """The HMAC key made from a token, so that the token itself is used for nothing else."""
+    return hmac.digest(token, b"ddlf auth key v1", hashlib.sha256)
+
+
+def key_id(key: bytes) -> bytes:
+    """The 16 bytes that name a key on the wire."""
+    return hmac.digest(key, b"ddlf key id", hashlib.sha256)[:16]
+
+
+def proof(key: bytes, side: str, client: bytes, worker: bytes, certificate: bytes = NO_CERTIFICATE) -> bytes:
+    """The 32 bytes by which one side shows that it holds the token.
+
+    Args:
+        key: ``auth_key`` of the token.
+        side: ``"C"`` for the client's proof, ``"S"`` for the worker's.
+        client: The client's 64 bytes of hello, as they arrived.
+        worker: The worker's, as they arrived.
+        certificate: SHA-256 of the worker's certificate in DER; zeros without TLS.
+    """
+    return hmac.digest(key, f"ddlf/1 {side}".encode() + client + worker + certificate, hashlib.sha256)
+
+
+class ClientHandshake:
+    """The dialling side. Send ``hello``, then give what arrives to ``read_hello`` and ``read_verdict``."""
+
+    def __init__(self, role: Role, token: bytes, max_message_bytes: int) -> None:
+        self._key = auth_key(token)
+        self._mine = new_hello(role, max_message_bytes, self._key).encode()
+        self.hello = self._mine
+
+    def read_hello(self, data: bytes) -> tuple[Hello, bytes]:
+        """Check the worker's 96 bytes.
+
+        Returns:
+            The worker's hello, and this side's proof to send.
+
+        Raises:
+            AuthError: The worker does not hold the same token, or the bytes were altered on the way.
+            ProtocolError: It is not a DDLF worker.
+        """
+        theirs, given = data[: HELLO.size], data[HELLO.size :]
+        hello = decode_hello(theirs)
+        if not hmac.compare_digest(given, proof(self._key, "S", self._mine, theirs)):
+            raise AuthError("it holds another token than this side")
+        return hello, proof(self._key, "C", self._mine, theirs)
+
+    @staticmethod
+    def read_verdict(data: bytes) -> None:
+        """Check the last byte.
+
+        Raises:
+            AuthError: The worker refused the proof.
+            ConnectionError: The worker has no place for another connection.
+        """
+        if data == bytes([Verdict.ACCEPTED]):
+            return
+        if data == bytes([Verdict.BUSY]):
+            raise ProtocolError("the worker has no place for another connection", hint="close other masters")
+        raise AuthError("the worker refused this side's token")
+
+
+class WorkerHandshake:
+    """The listening side. Give the client's 64 bytes to ``answer``, send the result, then give 32 bytes to ``accepts``."""
+
+    def __init__(self, tokens: tuple[bytes, ...], max_message_bytes: int) -> None:
+        self._keys = [auth_key(token) for token in tokens]
+        self._max_message_bytes = max_message_bytes
+        self._client = self._mine = b""
+
+    def answer(self, data: bytes) -> tuple[Hello, bytes]:
+        """Check the client's 64 bytes.
+
+        Returns:
+            The client's hello, and the 96 bytes to send.
+        """
+        client = decode_hello(data)
+        # A client with none of the tokens is answered all the same: it finds out itself, and others learn nothing.
+        key = next((key for key in self._keys if key_id(key) == client.key_id), self._keys[0])
+        self._client = data
+        self._mine = new_hello(client.role, self._max_message_bytes, key).encode()
+        return client, self._mine + proof(key, "S", self._client, self._mine)
+
+    def accepts(self, given: bytes) -> bool:
+        """Whether the client's proof was made with one of the tokens. Takes the same time whatever the answer."""
+        return any([hmac.compare_digest(given, proof(key, "C", self._client, self._mine)) for key in self._keys])

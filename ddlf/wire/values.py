@@ -1,0 +1,301 @@
+"""What a message holds: Python values to bytes and back, exactly. Pure; runs on both sides.
+
+None, bool, int, float, complex, str, bytes, list, tuple, dict, set and NumPy scalars and arrays come out as they went in: a tuple stays a tuple,
+an int of any size its size. The value tree is msgpack with the extension types of ``Tag``; arrays lie beside it as raw memory, so nothing copies
+them here. Everything else is *an object*: ``dump_object`` decides what becomes of it (``code`` pickles it, or a worker refuses).
+
+NumPy is imported when the first array comes: a daemon's connections carry none.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgpack
+
+from ddlf.errors import DDLFError, NotPicklable, ProtocolError, ResultNotData
+from ddlf.wire.frame import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_DEPTH = 100
+"""Nesting of tuples, sets and arrays in one value."""
+INLINE_ARRAY_BYTES = 512
+"""Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+)
+"""The types of array elements, by their number on the wire. ``np.dtype`` never sees text from the other side."""
+BIG_ENDIAN = 0x40
+"""Added to a type's number when its bytes are big-endian."""
+
+
+class Tag(IntEnum):
+    """msgpack extension types."""
+
+    ARRAY = 1  # [buffer, dtype, order, *shape]
+    INLINE_ARRAY = 2  # [bytes, dtype, order, *shape]
+    SCALAR = 3  # dtype (1 byte), its bytes
+    TUPLE = 4  # array of items
+    SET = 5
+    FROZENSET = 6
+    COMPLEX = 7  # two float64, little-endian
+    INTEGER = 8  # two's complement, little-endian, for what msgpack's 64 bits do not hold
+    OBJECT = 9  # what ``code`` makes of it
+    CODE = 10  # a function: what ``code`` makes of it
+    BYTEARRAY = 11
+
+
+DumpObject = Callable[[Any], tuple[Tag, bytes]]
+LoadObject = Callable[[Tag, bytes], Any]
+
+
+def refuse_objects(value: Any) -> NoReturn:
+    """The ``dump_object`` of a worker's results: only data leaves a worker."""
+    raise ResultNotData(
+        f"a {type(value).__module__}.{type(value).__qualname__} is not plain data",
+        hint="return numbers, text, lists, dicts or arrays, or allow objects with Cluster(..., pickle_results=True)",
+    )
+
+
+def refuse_loading(tag: Tag, data: bytes) -> NoReturn:
+    """The ``load_object`` of a master that does not unpickle what workers send."""
+    raise ProtocolError("pickled payload not allowed here")
+
+
+def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
+    """Encode a value.
+
+    Args:
+        value: Anything of the types above; other objects are given to ``dump_object``.
+        dump_object: Returns the tag and bytes that stand for an object, or raises.
+
+    Returns:
+        The value tree, then the memory of each large array. Arrays are not copied when they are contiguous.
+
+    Raises:
+        NotPicklable: The value contains itself, or nests too deeply.
+        ResultNotData: By ``refuse_objects``; the text says where in the value the object is.
+    """
+    buffers: list[Buffer] = [b""]
+    depth = 0
+
+    def pack(item: Any) -> bytes:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        data = msgpack.Packer(default=extend, strict_types=True, unicode_errors="surrogatepass").pack(item)
+        depth -= 1
+        return data  # type: ignore[no-any-return]
+
+    def extend(item: Any) -> msgpack.ExtType:
+        kind = type(item)
+        if kind is tuple:
+            return msgpack.ExtType(Tag.TUPLE, pack(list(item)))
+        if kind is set or kind is frozenset:
+            return msgpack.ExtType(Tag.SET if kind is set else Tag.FROZENSET, pack(list(item)))
+        if kind is complex:
+            return msgpack.ExtType(Tag.COMPLEX, struct.pack("<dd", item.real, item.imag))
+        if kind is int:
+            return msgpack.ExtType(Tag.INTEGER, item.to_bytes(item.bit_length() // 8 + 1, "little", signed=True))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if kind is numpy.ndarray or kind is numpy.memmap:
+                packed = _dump_array(item, buffers, pack)
+                if packed is not None:
+                    return packed
+            elif isinstance(item, numpy.generic):
+                number = _dtype_number(item.dtype)
+                if number is not None:
+                    return msgpack.ExtType(Tag.SCALAR, bytes([number]) + item.tobytes())
+        tag, data = dump_object(item)
+        return msgpack.ExtType(tag, data)
+
+    try:
+        buffers[0] = pack(value)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, DDLFError):
+            raise _with_path(error, value, dump_object) from error.__cause__
+        raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
+    except DDLFError as error:
+        raise _with_path(error, value, dump_object) from error.__cause__
+    return buffers
+
+
+def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
+    """Decode a value from its tree and the memory of its arrays, which the arrays then own.
+
+    Args:
+        buffers: As ``dumps`` returns them, in writable memory.
+        load_object: Makes an object of a tag and bytes, or raises.
+
+    Raises:
+        ProtocolError: The bytes are not such a value.
+    """
+    depth = 0
+
+    def unpack(data: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ProtocolError("value nests too deeply")
+        value = msgpack.unpackb(data, strict_map_key=False, ext_hook=extend, unicode_errors="surrogatepass")
+        depth -= 1
+        return value
+
+    def extend(code: int, data: bytes) -> Any:
+        if code == Tag.TUPLE:
+            return tuple(_items(unpack(data)))
+        if code == Tag.ARRAY:
+            index, *rest = _items(unpack(data))
+            if type(index) is not int or not 1 <= index < len(buffers):
+                raise ProtocolError(f"array refers to buffer {index!r} of {len(buffers)}")
+            return _load_array(buffers[index], rest)
+        if code == Tag.INLINE_ARRAY:
+            memory, *rest = _items(unpack(data))
+            if type(memory) is not bytes:
+                raise ProtocolError("array without memory")
+            return _load_array(bytearray(memory), rest)
+        if code == Tag.SCALAR:
+            return _load_array(bytearray(data[1:]), [data[0], "C"])[()]
+        if code == Tag.SET:
+            return set(_items(unpack(data)))
+        if code == Tag.FROZENSET:
+            return frozenset(_items(unpack(data)))
+        if code == Tag.COMPLEX:
+            return complex(*struct.unpack("<dd", data))
+        if code == Tag.INTEGER:
+            return int.from_bytes(data, "little", signed=True)
+        if code == Tag.BYTEARRAY:
+            return bytearray(data)
+        if code in (Tag.OBJECT, Tag.CODE):
+            return load_object(Tag(code), data)
+        raise ProtocolError(f"extension type {code} not allowed")
+
+    try:
+        if not buffers:
+            raise ProtocolError("message without a value")
+        return unpack(buffers[0])
+    except DDLFError:
+        raise
+    except Exception as error:  # msgpack's errors share no base class
+        raise ProtocolError(f"value cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _items(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ProtocolError(f"expected items, got a {type(value).__name__}")
+    return value
+
+
+def _dtype_number(dtype: np.dtype[Any]) -> int | None:
+    try:
+        number = DTYPES.index(dtype.name)
+    except ValueError:
+        return None
+    big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
+    return number | BIG_ENDIAN if big else number
+
+
+def _dump_array(
+    array: np.ndarray[Any, Any], buffers: list[Buffer], pack: Callable[[Any], bytes]
+) -> msgpack.ExtType | None:
+    import numpy as np
+
+    number = _dtype_number(array.dtype)
+    if number is None:
+        return None
+    order = "C"
+    if not array.flags.c_contiguous:
+        if array.flags.f_contiguous:
+            order = "F"
+        else:
+            array = np.ascontiguousarray(array)
+    if array.nbytes <= INLINE_ARRAY_BYTES:
+        memory = array.tobytes("A")
+        return msgpack.ExtType(Tag.INLINE_ARRAY, pack([memory, number, order, *array.shape]))
+    flat = array.T if order == "F" else array
+    # A bfloat16 array cannot be exported as a buffer; its bytes can.
+    buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))
+    return msgpack.ExtType(Tag.ARRAY, pack([len(buffers) - 1, number, order, *array.shape]))
+
+
+def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    if len(description) < 2:
+        raise ProtocolError("array without dtype")
+    number, order, *shape = description
+    if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
+        raise ProtocolError(f"dtype {number!r} not allowed")
+    name = DTYPES[number & ~BIG_ENDIAN]
+    if name == "bfloat16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = np.dtype(name).newbyteorder(">" if number & BIG_ENDIAN else "<")
+    expected = dtype.itemsize
+    if len(shape) > 32:
+        raise ProtocolError(f"bad shape of {len(shape)} dimensions")
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= 2**48:
+            raise ProtocolError(f"bad shape {shape}")
+        expected *= size
+    given = len(memory)
+    if expected != given:
+        raise ProtocolError(f"array of shape {shape} and type {name} needs {expected} bytes, has {given}")
+    if order not in ("C", "F"):
+        raise ProtocolError(f"bad order {order!r}")
+    return np.frombuffer(memory, dtype).reshape(shape, order=order)
+
+
+def _with_path(error: DDLFError, value: Any, dump_object: DumpObject) -> DDLFError:
+    """Say where in a value the object is that cannot be sent. Runs only after a failure, so it may be slow."""
+    path = _find(value, dump_object, "", 0)
+    if path:
+        error.message += f" (at {path} of the value)"
+    return error
+
+
+def _find(value: Any, dump_object: DumpObject, path: str, depth: int) -> str | None:
+    """The path of the first part of ``value`` that cannot be sent; None when all can."""
+    if depth > 8:
+        return None
+    if type(value) is dict:
+        parts = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif type(value) in (list, tuple):
+        parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+    else:
+        try:
+            dumps_one(value, dump_object)
+        except Exception:
+            return path
+        return None
+    for suffix, item in parts:
+        found = _find(item, dump_object, path + suffix, depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def dumps_one(value: Any, dump_object: DumpObject) -> None:
+    """Try whether one value that is no list, tuple or dict can be sent."""
+    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | None):
+        return
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and _dtype_number(value.dtype) is not None:
+        return
+    if type(value) in (set, frozenset):
+        for item in value:
+            dumps_one(item, dump_object)
+        return
+    dump_object(value)

@@ -1,0 +1,465 @@
+"""The small process that always answers. Runs on every worker's machine, on one port.
+
+It accepts every connection, reads eight bytes, and either serves it (control) or hands the socket to the executor (data). It imports neither NumPy
+nor Keras and never runs user code, so it answers whatever the executor does: trains, loops forever, holds the GIL, or crashes. Then it says how
+the executor ended, and starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ddlf.errors import AuthError, DDLFError, ProtocolError
+from ddlf.net.connection import Connection
+from ddlf.net.dial import receive_exactly
+from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
+from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
+from ddlf.wire.messages import Kind, describe
+from ddlf.wire.values import dumps, loads
+from ddlf.worker.activity import Activity
+
+MAX_HALF_OPEN = 64
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+"""An executor that ends more often than this is not started again until somebody asks for it."""
+CANCEL_GRACE_S = 5.0
+STDERR_TAIL_BYTES = 4096
+STDERR_TAIL_LINES = 20
+LOG_EVERY_S = 60.0
+"""One line for each address and reason in this time: a port scanner must not fill the disk."""
+
+
+@dataclass(slots=True)
+class Options:
+    """How a worker is started.
+
+    Args:
+        host: Address to listen on.
+        port: 0 for any free one.
+        tokens: Accepted ones, the one to prove with first.
+        state_dir: Folder for what survives the daemon, and for the executor's log.
+        insecure_plaintext: Whether it listens beyond loopback without encryption.
+        max_message_bytes: The largest message body accepted.
+    """
+
+    host: str
+    port: int
+    tokens: tuple[bytes, ...] = field(repr=False)
+    state_dir: Path
+    insecure_plaintext: bool = False
+    max_message_bytes: int = MAX_BODY_BYTES
+
+
+class Daemon:
+    """One worker's daemon.
+
+    Args:
+        options: How it was started.
+        log: Takes a line for the person who looks at the terminal.
+    """
+
+    def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
+        self._options = options
+        self._log = log
+        self._listener = listening_socket(options.host, options.port)
+        self.host, self.port = self._listener.getsockname()[:2]
+        self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
+        self._executor = Executor(options, self.port, self._session_dir, self._announce, log)
+        self._sessions: set[ControlSession] = set()
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._logged: Counter[tuple[str, str]] = Counter()
+        self._logged_at: dict[tuple[str, str], float] = {}
+        self._started = time.monotonic()
+        self._stop = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until ``stop`` is called.
+
+        Args:
+            ready: Called once, when the executor has started.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._executor.keep_running()), tasks.create_task(self._accept())]
+                waiting = tasks.create_task(self._executor.ready.wait())
+                waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
+                await self._stop.wait()
+                for task in (*running, waiting, *self._greetings):
+                    task.cancel()
+        finally:
+            self._listener.close()
+            for session in list(self._sessions):
+                session.close()
+            await self._executor.end()
+            shutil.rmtree(self._session_dir, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End ``run``."""
+        self._stop.set()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptors left: what is open goes on, new ones wait in the kernel
+                self._log(f"cannot accept a connection: {error.strerror}")
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._greetings) >= MAX_HALF_OPEN:
+                sock.close()
+                continue
+            task = loop.create_task(self._greet(sock, address[0]))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, sock: socket.socket, address: str) -> None:
+        """Find out who is there; nothing is parsed before the handshake has succeeded."""
+        owned = True
+        preamble = b""
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                preamble = await receive_exactly(sock, PREAMBLE.size)
+                if read_preamble(preamble) is Role.DATA:
+                    await self._executor.hand_over(sock, preamble)
+                    return
+                await answer(sock, preamble, self._options.tokens, self._options.max_message_bytes)
+            self._sessions.add(ControlSession(self, sock))
+            owned = False
+        except (ProtocolError, AuthError) as error:
+            if is_http(preamble):
+                with contextlib.suppress(OSError):
+                    sock.send(HTTP_ANSWER)
+                    sock.shutdown(socket.SHUT_WR)
+            self._log_once(address, error.message)
+        except DDLFError as error:
+            self._log_once(address, str(error))
+        except TimeoutError:
+            self._log_once(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
+        except OSError:
+            self._log_once(address, "closed during the handshake")
+        finally:
+            if owned:
+                sock.close()
+
+    def _log_once(self, address: str, reason: str) -> None:
+        key, now = (address, reason), time.monotonic()
+        self._logged[key] += 1
+        if now - self._logged_at.get(key, -LOG_EVERY_S) < LOG_EVERY_S:
+            return
+        times = f" ({self._logged[key]} times)" if self._logged[key] > 1 else ""
+        if len(self._logged) > 1000:
+            self._logged.clear()
+            self._logged_at.clear()
+        self._logged_at[key] = now
+        self._log(f"refused {address}: {reason}{times}")
+
+    def _announce(self, facts: dict[str, Any]) -> None:
+        for session in list(self._sessions):
+            session.event("executor_exited", facts)
+
+    def drop(self, session: ControlSession) -> None:
+        """Forget a session that ended."""
+        self._sessions.discard(session)
+
+    # -- the commands of a control connection -----------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What this worker is and does, as data."""
+        running = self._executor.activity.running()
+        return {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "executor_pid": self._executor.pid,
+            "executor": self._executor.state,
+            "restarts": self._executor.restarts,
+            "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
+            "uptime_s": time.monotonic() - self._started,
+            "masters": len(self._sessions),
+            "python": platform.python_version(),
+            "insecure_plaintext": self._options.insecure_plaintext,
+        }
+
+    async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
+        """End a request that blocks the executor: SIGINT, and after the grace SIGKILL and a new executor.
+
+        Args:
+            id: Of the request.
+            grace_s: Between the two, in seconds.
+
+        Returns:
+            ``"idle"`` when it does not run, ``"interrupted"`` or ``"killed"``.
+        """
+        return await self._executor.cancel(id, grace_s)
+
+    async def restart(self) -> None:
+        """Start the executor anew, also one that was given up."""
+        await self._executor.restart()
+
+
+class ControlSession:
+    """One control connection: requests of a few commands, answered at once."""
+
+    def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
+        self._daemon = daemon
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
+
+    def event(self, name: str, facts: dict[str, Any]) -> None:
+        """Tell the master that something happened."""
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(Kind.EVENT, 0, name, dumps(facts))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind != Kind.REQUEST:
+            return
+        args, kwargs = loads(frame.buffers)
+        if frame.name in ("cancel", "restart"):
+            task = asyncio.get_running_loop().create_task(self._slow(frame, args, kwargs))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        if frame.name == "ping":
+            result: Any = None
+        elif frame.name == "status":
+            result = self._daemon.status()
+        elif frame.name == "shutdown":
+            self._daemon.stop()
+            result = None
+        else:
+            self._fail(frame.id, ProtocolError(f"unknown control command {frame.name!r}"))
+            return
+        self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+
+    async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
+        try:
+            result = await (self._daemon.cancel if frame.name == "cancel" else self._daemon.restart)(*args, **kwargs)
+            self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+        except ConnectionError:
+            return
+        except Exception as error:
+            self._fail(frame.id, error)
+
+    def _fail(self, id: int, error: Exception) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+
+    def _on_close(self, reason: BaseException | None) -> None:
+        self._daemon.drop(self)
+
+
+class Executor:
+    """The executor's process, as its daemon sees it.
+
+    Args:
+        options: How the worker was started.
+        port: It listens on; names the state folder.
+        session_dir: Folder that lives as long as the daemon.
+        on_exit: Called with the facts whenever a process ended that was not told to.
+        log: Takes a line for the terminal.
+
+    Attributes:
+        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often).
+        ready: Set while there is one that takes connections.
+        restarts: How often one was started after the first.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        port: int,
+        session_dir: Path,
+        on_exit: Callable[[dict[str, Any]], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._session_dir = session_dir
+        self._persist_dir = options.state_dir / f"port-{port}" / "methods"
+        self._log_path = options.state_dir / f"port-{port}" / "executor.log"
+        self._on_exit = on_exit
+        self._log = log
+        self._activity_fd = Activity.create()
+        self.activity = Activity(self._activity_fd)
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: socket.socket | None = None
+        self._stderr: IO[bytes] | None = None
+        self._starts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self.state = "starting"
+        self.ready = asyncio.Event()
+        self.restarts = -1
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process else None
+
+    async def keep_running(self) -> None:
+        """Start the process, and start another one whenever it ends."""
+        while True:
+            await self._wanted.wait()
+            await self._start()
+            code = await self._wait()
+            self.ready.clear()
+            facts = self._facts(code)
+            self.activity.clear()
+            self.state = "starting"
+            self._log(f"executor {facts['text']}; starting a new one")
+            if len(self._starts) == MAX_RESTARTS and time.monotonic() - self._starts[0] < RESTART_WINDOW_S:
+                self.state = "failed"
+                self._wanted.clear()
+                self._log(f"executor ended {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s: given up, see {self._log_path}")
+            self._on_exit({**facts, "state": self.state})
+
+    async def _start(self) -> None:
+        self.restarts += 1
+        self._starts.append(time.monotonic())
+        self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mine, theirs = socket.socketpair()
+        # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
+        self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=self._stderr,
+            pass_fds=(theirs.fileno(), self._activity_fd),
+            env=child_environment(),
+            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+            start_new_session=True,
+        )
+        theirs.close()
+        mine.setblocking(False)
+        self._channel = mine
+        settings = json.dumps(
+            {
+                "tokens": [token.decode() for token in self._options.tokens],
+                "session_dir": str(self._session_dir),
+                "persist_dir": str(self._persist_dir),
+                "max_message_bytes": self._options.max_message_bytes,
+            }
+        ).encode()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
+            await loop.sock_sendall(mine, len(settings).to_bytes(4, "little") + settings)
+            if await loop.sock_recv(mine, 1):
+                self.state = "ready"
+                self.ready.set()
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        code = await self._process.wait()
+        self._kill_group()  # what user code started
+        self._close_channel()
+        return code
+
+    def _facts(self, code: int) -> dict[str, Any]:
+        name = signal.Signals(-code).name if code < 0 else None
+        tail = self._tail()
+        text = f"was ended by {name}" if name else f"ended with exit code {code}"
+        hint = ""
+        if name == "SIGKILL":
+            hint = "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers"
+        elif name:
+            hint = "the fault is in native code that the method called"
+        running = self.activity.running()
+        return {
+            "text": text,
+            "exit_code": code if code >= 0 else None,
+            "signal": name,
+            "stderr_tail": tail,
+            "hint": hint,
+            "id": running.id if running else 0,
+            "method": running.name if running else "",
+        }
+
+    def _tail(self) -> str:
+        if self._stderr is None:
+            return ""
+        with self._stderr as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - STDERR_TAIL_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
+
+    async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
+        """Give a data connection to the executor, as soon as there is one."""
+        if self.state == "failed":
+            raise ProtocolError("the executor was given up")
+        await self.ready.wait()
+        assert self._channel is not None
+        socket.send_fds(self._channel, [preamble], [sock.fileno()])
+
+    async def cancel(self, id: int, grace_s: float) -> str:
+        """See ``Daemon.cancel``."""
+        if not self._runs(id):
+            return "idle"
+        self.activity.ask_interrupt(id)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.returncode is None:
+                # Again and again: one signal can be swallowed by an `except:` in the method's loop.
+                self._process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.05)
+            if not self._runs(id):
+                return "interrupted"
+        self._kill_group()
+        return "killed"
+
+    def _runs(self, id: int) -> bool:
+        running = self.activity.running()
+        return running is not None and running.id == id
+
+    async def restart(self) -> None:
+        """Kill the process if there is one; ``keep_running`` starts another."""
+        self._starts.clear()
+        self._wanted.set()
+        self._kill_group()
+
+    async def end(self) -> None:
+        """End the process for good."""
+        self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
+        self._close_channel()
+        if self._stderr is not None:
+            self._stderr.close()
+        os.close(self._activity_fd)
+
+    def _kill_group(self) -> None:
+        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM.
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def child_environment() -> dict[str, str]:
+    """This environment, in which a child may keep a bytecode cache: without one TensorFlow takes 7 s to import, not 3."""
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment

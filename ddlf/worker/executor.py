@@ -1,0 +1,111 @@
+"""The process that runs user code. Started by the daemon, which hands it every data connection over a local channel.
+
+The channel carries the settings once (a length and JSON; the tokens come this way, so that they are in no argument list and no environment), then
+eight bytes of preamble with each socket. The executor answers one byte when it is ready. It ends with its daemon: the kernel kills it when the
+daemon dies, and the end of the channel ends it where the kernel cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import DDLFError
+from ddlf.net.listen import answer
+from ddlf.wire.frame import Limits
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Hello
+from ddlf.worker.activity import Activity
+from ddlf.worker.worker import Worker
+
+READY = b"R"
+LENGTH = struct.Struct("<I")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run as ``python -m ddlf.worker.executor CHANNEL_FD ACTIVITY_FD``."""
+    channel_fd, activity_fd = map(int, (argv or sys.argv)[1:3])
+    die_with_parent()
+    faulthandler.enable()
+    channel = socket.socket(fileno=channel_fd)
+    settings = _read_settings(channel)
+    channel.setblocking(False)
+    worker = Worker(Path(settings["session_dir"]), Path(settings["persist_dir"]), Activity(activity_fd))
+    worker.install_interrupt()
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve(worker, channel, settings))
+
+
+async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any]) -> None:
+    tokens = tuple(token.encode() for token in settings["tokens"])
+    limits = Limits(max_body_bytes=settings["max_message_bytes"])
+    ready: asyncio.Queue[tuple[socket.socket, Limits, Limits]] = asyncio.Queue()
+    greetings: set[asyncio.Task[None]] = set()
+    loop = asyncio.get_running_loop()
+
+    async def greet(sock: socket.socket, preamble: bytes) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                hello: Hello = await answer(sock, preamble, tokens, limits.max_body_bytes)
+        except (DDLFError, OSError) as error:
+            print(f"ddlf-worker: data connection refused: {error}", file=sys.stderr, flush=True)
+            sock.close()
+        else:
+            ready.put_nowait((sock, limits, Limits(max_body_bytes=hello.max_message_bytes)))
+
+    def handed_over() -> None:
+        data, descriptors, _, _ = socket.recv_fds(channel, PREAMBLE.size, 1)
+        if not data:
+            os._exit(0)  # the daemon is gone
+        sock = socket.socket(fileno=descriptors[0])
+        sock.setblocking(False)
+        task = loop.create_task(greet(sock, data))
+        greetings.add(task)
+        task.add_done_callback(greetings.discard)
+
+    loop.add_reader(channel.fileno(), handed_over)
+    channel.send(READY)
+    serve: Awaitable[None] = worker.start(ready.get)
+    await serve
+
+
+def _read_settings(channel: socket.socket) -> dict[str, Any]:
+    with channel.makefile("rb", buffering=0) as stream:
+        (length,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
+        settings: dict[str, Any] = json.loads(_exactly(stream, length))
+        return settings
+
+
+def _exactly(stream: Any, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        chunk = stream.read(count - len(data))
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    return data
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, however it dies and whatever this process is doing."""
+    if not sys.platform.startswith("linux"):
+        return
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died in between
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The methods a worker hosts, and where they are kept. Runs in the executor.
+
+Each method lies in a file: in the daemon's own folder, so that it survives a crash of the executor, or in the state folder when it is to survive the
+daemon too (``persist=True``). A file is unpickled when its method is first called, because that may import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlf.wire.code import pickle_object, unpickle
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
+
+
+@dataclass(slots=True)
+class Method:
+    """One function as it is called.
+
+    Args:
+        name: For messages and status.
+        function: The function, or None while it is only on disk.
+        takes_self: Whether its first parameter is ``self``.
+        concurrent: Whether it may run beside another method.
+        path: Its file; None for a function that is run once.
+    """
+
+    name: str
+    function: Callable[..., Any] | None
+    takes_self: bool = False
+    concurrent: bool = False
+    path: Path | None = None
+
+
+def once(function: Callable[..., Any]) -> Method:
+    """A function that is run without being hosted."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return Method(name, function, takes_self(function), getattr(function, "concurrent", False))
+
+
+def concurrent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function: it may run on a worker while another method does."""
+    function.concurrent = True  # type: ignore[attr-defined]
+    return function
+
+
+def takes_self(function: Callable[..., Any]) -> bool:
+    """Whether the function's first parameter is ``self``, so that it is called with the worker."""
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return bool(code.co_argcount + code.co_posonlyargcount and code.co_varnames[0] == "self")
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "self"
+    except (TypeError, ValueError):
+        return False
+
+
+class Methods:
+    """Hosted methods by name.
+
+    Args:
+        session_dir: Folder for methods that live as long as the daemon.
+        persist_dir: Folder for those that live longer.
+    """
+
+    def __init__(self, session_dir: Path, persist_dir: Path) -> None:
+        self._session_dir = session_dir
+        self._persist_dir = persist_dir
+        self._methods: dict[str, Method] = {}
+        for folder in (persist_dir, session_dir):
+            if folder.is_dir():
+                for path in folder.glob("*.method"):
+                    flags, _, name = path.stem.rpartition("-")
+                    self._methods[name] = Method(name, None, "s" in flags, "c" in flags, path)
+
+    def names(self) -> list[str]:
+        """Names of all hosted methods, sorted."""
+        return sorted(self._methods)
+
+    def add(self, function: Callable[..., Any], name: str | None, persist: bool, concurrent: bool) -> str:
+        """Host a function, in place of one of the same name.
+
+        Raises:
+            ValueError: The name cannot be used.
+        """
+        name = name or getattr(function, "__name__", "")
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a method; give one with name=..., of letters, digits and underscores")
+        method = Method(name, function, takes_self(function), concurrent or getattr(function, "concurrent", False))
+        folder = self._persist_dir if persist else self._session_dir
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = ("s" if method.takes_self else "") + ("c" if method.concurrent else "")
+        method.path = folder / f"{flags}-{name}.method"
+        self._discard_file(name)
+        temporary = method.path.with_suffix(".new")
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(pickle_object(function))
+        temporary.replace(method.path)
+        self._methods[name] = method
+        return name
+
+    def remove(self, name: str) -> None:
+        """Forget a method.
+
+        Raises:
+            LookupError: There is none of that name.
+        """
+        self.get(name)
+        self._discard_file(name)
+        del self._methods[name]
+
+    def get(self, name: str) -> Method:
+        """The method of that name, loaded.
+
+        Raises:
+            LookupError: There is none; the text has those there are.
+        """
+        method = self._methods.get(name)
+        if method is None:
+            near = difflib.get_close_matches(str(name), self._methods, 1)
+            have = f"it has: {', '.join(self.names())}" if self._methods else "it has none; add it with add_method"
+            guess = f" (did you mean {near[0]!r}?)" if near else ""
+            raise LookupError(f"no method {name!r} here; {have}{guess}")
+        if method.function is None:
+            assert method.path is not None
+            method.function = unpickle(method.path.read_bytes())
+        return method
+
+    def _discard_file(self, name: str) -> None:
+        old = self._methods.get(name)
+        if old is not None and old.path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                old.path.unlink()

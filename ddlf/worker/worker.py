@@ -1,0 +1,470 @@
+"""The ``Worker`` that a method gets as ``self``: it hosts methods, variables and data, and answers requests. Runs in the executor.
+
+Methods run on the event loop, one at a time unless added with ``concurrent=True``: a plain function runs inside the callback that read its request,
+so a small call costs no task and no thread. A function that blocks makes this worker busy and harms nobody, because the daemon answers for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import difflib
+import gc
+import inspect
+import keyword
+import linecache
+import os
+import platform
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import DDLFError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.iworker import IWorker
+from ddlf.net.connection import Connection
+from ddlf.worker import methods as hosting
+from ddlf.worker.activity import Activity
+from ddlf.wire.code import CodeCache, CodeMissing, dump_result
+from ddlf.wire.frame import Frame, Limits
+from ddlf.wire.messages import Kind, Request, Response, describe
+from ddlf.wire.values import dumps, loads, refuse_objects
+
+MAX_WAITING_REQUESTS = 1024
+"""A connection with this many unanswered requests is not read from until half are answered."""
+
+
+class Interrupted(BaseException):
+    """Raised by a signal inside a method that blocks, so that a loop in plain Python ends."""
+
+
+class Job:
+    """One request on its way through the worker."""
+
+    __slots__ = ("deadline", "id", "method", "name", "reply", "request", "task")
+
+    def __init__(self, id: int, request: Request, reply: Callable[[Response], None], deadline: float | None) -> None:
+        self.id = id
+        self.request = request
+        self.reply = reply
+        self.deadline = deadline
+        self.method: hosting.Method | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+
+class Worker(IWorker):
+    """What user code sees of the worker that runs it.
+
+    Args:
+        session_dir: Folder for methods that live as long as the daemon.
+        persist_dir: Folder for methods that outlive it.
+        activity: The page in which the daemon sees what runs; None without a daemon.
+
+    Attributes:
+        id: Number of this worker in its cluster, from 1.
+        N: Number of workers in the cluster.
+        data: A dict for methods to keep things in.
+        variables: The values set by ``set_variable``, by name.
+        datasets: Loaded data sets, by content hash or name; they serve later runs without loading again.
+    """
+
+    def __init__(self, session_dir: Path, persist_dir: Path, activity: Activity | None = None) -> None:
+        self.id = 0
+        self.N = 0
+        self.data: dict[Any, Any] = {}
+        self.variables: dict[str, Any] = {}
+        self.datasets: dict[str, Any] = {}
+        self.methods = hosting.Methods(session_dir, persist_dir)
+        self.pickle_results = False
+        self._namespace: dict[str, Any] = {"self": self}
+        self._activity = activity
+        self._code = CodeCache()
+        self._running: Job | None = None
+        self._waiting: deque[Job] = deque()
+        self._blocking_id = 0
+        self._compute: ThreadPoolExecutor | None = None
+        self._commands: dict[str, Callable[..., Any]] = {
+            name: getattr(self, name)
+            for name in (
+                *("connect", "close", "load_mnist", "load_cifar10", "add_method", "remove_method", "list_methods"),
+                *("run_code", "set_variable", "get_variable", "delete_variable", "list_variables", "clean"),
+            )
+        }
+        self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
+
+    # -- the request loop -------------------------------------------------------------------------------------------
+
+    async def start(self, accept: Callable[[], Awaitable[tuple[socket.socket, Limits, Limits]]]) -> None:
+        """Serve connections until cancelled.
+
+        Args:
+            accept: Waits for the next authenticated socket and returns it with this side's and the other side's limits.
+        """
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                connections.create_task(self.control(*await accept()))
+
+    async def control(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
+        """The request loop of one connection: read requests, handle each, answer.
+
+        Args:
+            sock: Authenticated.
+            limits: What this side accepts.
+            peer_limits: What the other side accepts.
+        """
+        session = Session(self, sock, limits, peer_limits)
+        await session.closed
+        for job in list(session.jobs.values()):
+            self.cancel(job)
+
+    async def handle(self, request: Request, timeout_s: float | None = None) -> Response:
+        """Handle one request as if it had come over a connection, and wait for its response."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Response] = loop.create_future()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        self.submit(Job(-1, request, answer.set_result, deadline))
+        return await answer
+
+    def submit(self, job: Job) -> None:
+        """Run a request now or when its turn comes; ``job.reply`` is called exactly once."""
+        request = job.request
+        try:
+            if request.command == "run_method":
+                job.method = hosting.once(request.args[0])
+            elif request.command == "run":
+                name = request.args[0]
+                job.method = self.methods.get(getattr(name, "__name__", name))
+            elif request.command in self._commands:
+                self._start(job, self._commands[request.command], request.args)
+                return
+            else:
+                raise ProtocolError(f"unknown command {request.command!r}")
+        except IndexError:
+            job.reply(Response(error=ProtocolError(f"{request.command} without a method")))
+        except Exception as error:
+            job.reply(Response(error=error))
+        else:
+            if self._running is not None and not job.method.concurrent:
+                self._waiting.append(job)
+            else:
+                self._run(job)
+
+    def cancel(self, job: Job) -> None:
+        """Take a waiting job out of the queue, or cancel the task of a running one."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            job.reply(Response(error=RequestCancelled("cancelled before it started")))
+        elif job.task is not None:
+            job.task.cancel()
+
+    def _run(self, job: Job) -> None:
+        method = job.method
+        assert method is not None
+        assert method.function is not None
+        if not method.concurrent:
+            self._running = job
+            if self._activity is not None and job.id > 0:
+                self._activity.begin(job.id, method.name)
+        if job.deadline is not None and asyncio.get_running_loop().time() > job.deadline:
+            self._finish(job, Response(error=RequestTimeout("its time was over before its turn came", may_have_run=False)))
+            return
+        args = (self, *job.request.args[1:]) if method.takes_self else job.request.args[1:]
+        self._start(job, method.function, args)
+
+    def _start(self, job: Job, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._blocking_id = job.id
+        try:
+            result = function(*args, **job.request.kwargs)
+        except Interrupted:
+            response = Response(error=RequestCancelled("interrupted while it ran"))
+        except BaseException as error:  # also SystemExit: a method must not end the worker
+            response = Response(error=error)
+        else:
+            if inspect.isawaitable(result):
+                self._blocking_id = 0
+                job.task = asyncio.ensure_future(self._complete(job, result))  # type: ignore[arg-type]
+                return
+            response = Response(result)
+        self._blocking_id = 0
+        self._finish(job, response)
+
+    async def _complete(self, job: Job, result: Any) -> None:
+        try:
+            # The signal handler finds no blocking method here: a coroutine is cancelled through its task.
+            response = Response(await result)
+        except asyncio.CancelledError:
+            response = Response(error=RequestCancelled("cancelled while it ran"))
+        except BaseException as error:
+            response = Response(error=error)
+        self._finish(job, response)
+
+    def _finish(self, job: Job, response: Response) -> None:
+        if job is self._running:
+            self._running = None
+            if self._activity is not None:
+                self._activity.end()
+            if self._waiting:
+                # Not at once: what came meanwhile, a cancellation for instance, is read first.
+                asyncio.get_running_loop().call_soon(self._next)
+        job.reply(response)
+
+    def _next(self) -> None:
+        if self._running is None and self._waiting:
+            self._run(self._waiting.popleft())
+
+    def interrupt(self, *_: Any) -> None:
+        """Handle SIGINT: end the blocking method it is meant for, and nothing else."""
+        if self._activity is not None and self._blocking_id and self._activity.interrupted() == self._blocking_id:
+            self._blocking_id = 0
+            raise Interrupted
+
+    def install_interrupt(self) -> None:
+        """Take SIGINT for ``interrupt``; main thread only."""
+        signal.signal(signal.SIGINT, self.interrupt)
+
+    # -- what a master can ask for ----------------------------------------------------------------------------------
+
+    async def connect(self, **session: Any) -> dict[str, Any]:
+        """Begin a session.
+
+        Args:
+            session: ``id`` and ``N`` of this worker; ``threads``, for computation; ``pickle_results``, whether the master unpickles.
+
+        Returns:
+            Versions, process id and host name.
+        """
+        self.id = session.get("id", 0)
+        self.N = session.get("N", 0)
+        self.pickle_results = session.get("pickle_results", False)
+        if session.get("threads"):
+            set_threads(session["threads"])
+        return {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "threads": session.get("threads"),
+        }
+
+    async def close(self) -> None:
+        """End the session; everything stays for the next one."""
+
+    async def load_mnist(self) -> dict[str, Any]:
+        """Load MNIST into ``x_train``, ``y_train``, ``x_test``, ``y_test``. Shapes as in ``ddlf.load_mnist``."""
+        return await self._load("mnist")
+
+    async def load_cifar10(self) -> dict[str, Any]:
+        """Load CIFAR-10 into the same attributes."""
+        return await self._load("cifar10")
+
+    async def _load(self, name: str) -> dict[str, Any]:
+        from ddlf.worker import datasets
+
+        held = name in self.datasets
+        if not held:
+            self.datasets[name] = await asyncio.to_thread(datasets.load, name)
+        (self.x_train, self.y_train), (self.x_test, self.y_test) = self.datasets[name]
+        return {"name": name, "samples": len(self.x_train), "loaded": not held}
+
+    async def add_method(
+        self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
+    ) -> str:
+        """Host a function; see ``IWorker``."""
+        return self.methods.add(method, name, persist, concurrent)
+
+    async def remove_method(self, method: str | Callable[..., Any]) -> None:
+        """Forget a hosted method."""
+        self.methods.remove(getattr(method, "__name__", method))  # type: ignore[arg-type]
+
+    async def list_methods(self) -> list[str]:
+        """Names of the hosted methods."""
+        return self.methods.names()
+
+    async def run(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a hosted method of this worker, from inside another method. It does not wait for its turn: the caller has it."""
+        found = self.methods.get(getattr(method, "__name__", method))  # type: ignore[arg-type]
+        return await self._call(found, args, kwargs)
+
+    async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function with this worker, from inside another method."""
+        return await self._call(hosting.once(method), args, kwargs)
+
+    async def _call(self, method: hosting.Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert method.function is not None
+        result = method.function(*((self, *args) if method.takes_self else args), **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def run_code(self, code: str) -> Any:
+        """Run source text with ``self`` as this worker; names it defines stay for later code. See ``IWorker``."""
+        file = f"<run_code {abs(hash(code)) % 10**6}>"
+        linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+        tree = ast.parse(code, file)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        value = None
+        for part in (tree, last and ast.Expression(last.value)):
+            if part is None:
+                continue
+            mode = "eval" if isinstance(part, ast.Expression) else "exec"
+            compiled = compile(part, file, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            value = eval(compiled, self._namespace)
+            if compiled.co_flags & inspect.CO_COROUTINE:
+                value = await value
+        return value
+
+    async def set_variable(self, name: str, value: Any) -> None:
+        """Set a named value.
+
+        Raises:
+            ValueError: The name is no Python identifier.
+        """
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+            raise ValueError(f"{name!r} is no valid variable name")
+        self.variables[name] = value
+
+    async def get_variable(self, name: str) -> Any:
+        """The value of a variable.
+
+        Raises:
+            KeyError: It is not set.
+        """
+        self._check_variable(name)
+        return self.variables[name]
+
+    async def delete_variable(self, name: str) -> None:
+        """Forget a variable.
+
+        Raises:
+            KeyError: It is not set.
+        """
+        self._check_variable(name)
+        del self.variables[name]
+
+    def _check_variable(self, name: str) -> None:
+        if name not in self.variables:
+            near = difflib.get_close_matches(str(name), self.variables, 1)
+            guess = f"; did you mean {near[0]!r}?" if near else f"; set are: {', '.join(sorted(self.variables)) or 'none'}"
+            raise KeyError(f"no variable {name!r} here{guess}")
+
+    async def list_variables(self) -> dict[str, str]:
+        """Names of the variables, with the types of their values."""
+        return {name: type(value).__name__ for name, value in self.variables.items()}
+
+    async def clean(self) -> None:
+        """Free data, model, variables and whatever methods set on ``self``. Methods stay."""
+        for name in set(vars(self)) - self._own_attributes:
+            delattr(self, name)
+        self.data, self.variables, self.datasets = {}, {}, {}
+        self._namespace.clear()
+        self._namespace["self"] = self
+        if "keras" in sys.modules:
+            await self.compute(sys.modules["keras"].utils.clear_session)
+        gc.collect()
+
+    async def shutdown(self) -> None:
+        """End this process; its daemon decides what follows."""
+        asyncio.get_running_loop().call_soon(sys.exit, 0)
+
+    async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Run a function on the one thread that Keras lives on, so that weights and indices keep flowing meanwhile.
+
+        When this is cancelled the function is still waited for: what it uses is not free before it returned.
+        """
+        if self._compute is None:
+            self._compute = ThreadPoolExecutor(1, "compute")
+        future = asyncio.get_running_loop().run_in_executor(self._compute, function, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await future
+            raise
+
+
+class Session:
+    """One connection's requests and answers."""
+
+    def __init__(self, worker: Worker, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self.jobs: dict[int, Job] = {}
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._connection = Connection(
+            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=empty
+        )
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.CANCEL:
+            if frame.id in self.jobs:
+                self._worker.cancel(self.jobs[frame.id])
+            return
+        if frame.kind != Kind.REQUEST:
+            raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
+        if frame.id in self.jobs:
+            raise ProtocolError(f"request {frame.id} is open already")
+        try:
+            value = loads(frame.buffers, self._worker._code.load)
+            if type(value) is not list or len(value) != 2 or type(value[0]) is not list or type(value[1]) is not dict:
+                raise ProtocolError("a request's value is [arguments, keyword arguments]")
+        except (CodeMissing, NotPicklable) as error:
+            self._answer(frame.id, Response(error=error))
+            return
+        timeout_s = frame.extra
+        deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
+        job = Job(frame.id, Request(frame.name, *value[0], **value[1]), lambda r: self._answer(frame.id, r), deadline)
+        self.jobs[frame.id] = job
+        if len(self.jobs) >= MAX_WAITING_REQUESTS:
+            self._connection.pause_reading()
+        self._worker.submit(job)
+
+    def _answer(self, id: int, response: Response) -> None:
+        self.jobs.pop(id, None)
+        if len(self.jobs) == MAX_WAITING_REQUESTS // 2:
+            self._connection.resume_reading()
+        if self._connection.closed:
+            return
+        try:
+            if response.error is None:
+                dump = dump_result if self._worker.pickle_results else refuse_bytearray
+                self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
+                return
+            error = response.error
+        except ConnectionError:
+            return
+        except DDLFError as problem:  # the result cannot be sent
+            error = problem
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+
+    def _on_close(self, reason: BaseException | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+def refuse_bytearray(value: Any) -> Any:
+    """The ``dump_object`` of data-only results: a bytearray is data too."""
+    if type(value) is bytearray:
+        return dump_result(value)
+    return refuse_objects(value)
+
+
+def empty(size: int) -> Any:
+    """Memory for an array, without the zeroing that ``bytearray`` does."""
+    return np.empty(size, np.uint8)
+
+
+def set_threads(threads: int) -> None:
+    """Bound the threads of the numeric libraries. Only has effect before they are imported; an own setting is respected.
+
+    Args:
+        threads: For each of them, at least 1.
+    """
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, str(threads))
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
