@@ -1,0 +1,113 @@
+"""Batches for ``Model.fit`` in a given order of the samples. Runs where a model trains or is evaluated.
+
+The samples are gathered by index batch by batch, so the data set is never copied. The order is set anew for each epoch.
+
+With TensorFlow the batches come from a ``tf.data`` pipeline that is built once and used in every round, with its autotuning off. Autotuning is on
+when ``fit`` is given arrays, and then the end of ``fit`` can wait for the autotuning thread's next wake-up, as long again as the training itself
+took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it can see that it was cancelled). ``docs/performance.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Feed(Protocol):
+    """Batches in a settable order.
+
+    Attributes:
+        dataset: What ``fit`` or ``evaluate`` gets as ``x``.
+    """
+
+    dataset: Any
+
+    def set_order(self, order: np.ndarray[Any, Any]) -> None:
+        """Give the indices of the samples for the next pass, shape ``(n,)``, any integer type."""
+
+
+def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
+    """Apply to an array, or to each in a list, tuple or dict of them."""
+    if isinstance(data, dict):
+        return {key: tree_map(function, value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(tree_map(function, value) for value in data)
+    return function(data)
+
+
+def first_array(data: Any) -> Any:
+    """One array of a tree; all have the same length."""
+    while isinstance(data, dict | list | tuple):
+        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+    return data
+
+
+def make_feed(data: Any, batch_size: int) -> Feed:
+    """The feed for the Keras backend in use.
+
+    Args:
+        data: What ``fit`` takes of one batch, as ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays.
+        batch_size: Samples in a batch; the last one of a pass may be smaller.
+    """
+    import keras
+
+    return (TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed)(data, batch_size)
+
+
+class TensorFlowFeed:
+    """A ``tf.data`` pipeline over indices in a variable."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        import tensorflow as tf
+
+        count = len(first_array(data))
+        order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+        with tf.device("CPU:0"):
+            tensors = tree_map(tf.convert_to_tensor, data)
+
+        def batch(number: Any) -> Any:
+            rows = order[number * batch_size : (number + 1) * batch_size]
+            return tree_map(lambda tensor: tf.gather(tensor, rows), tensors)
+
+        def steps(_: Any) -> Any:
+            samples = tf.size(order, tf.int64)
+            return tf.data.Dataset.range((samples + batch_size - 1) // batch_size)
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.threading.private_threadpool_size = 1
+        options.deterministic = True
+        # The number of steps is only known when the pass begins, hence the flat_map over one element.
+        numbers = tf.data.Dataset.range(1).flat_map(steps)
+        self.dataset = numbers.map(batch).prefetch(1).with_options(options)
+        self.steps = count
+
+    def set_order(self, order: np.ndarray[Any, Any]) -> None:
+        """See ``Feed``."""
+        self._order.assign(order.astype(np.int64))
+
+
+class ArrayFeed:
+    """A ``keras.utils.PyDataset`` over NumPy arrays, for JAX and PyTorch."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        import keras
+
+        feed = self
+
+        class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+            def __len__(self) -> int:
+                return -(-len(feed._order) // batch_size)
+
+            def __getitem__(self, number: int) -> Any:
+                rows = feed._order[number * batch_size : (number + 1) * batch_size]
+                return tuple(tree_map(lambda array: array[rows], data))
+
+        self._order: np.ndarray[Any, Any] = np.arange(0)
+        self.dataset = Batches(workers=0)
+
+    def set_order(self, order: np.ndarray[Any, Any]) -> None:
+        """See ``Feed``."""
+        self._order = order

@@ -1,0 +1,87 @@
+"""What a round was like. Made on the master; returned to the user, given to ``is_convergent`` and printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One round of synchronous training, or one arrival of an update in asynchronous training.
+
+    Args:
+        round: From 1. In asynchronous training each slot counts its own rounds.
+        rounds: Of the whole run.
+        slot: Whose update it was, from 1; None in synchronous training, where it is all of them.
+        version: Applied merges so far.
+        staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
+        epochs: Local epochs in this round.
+        samples: Trained on in this round, each counted once.
+        seconds: From sending the weights to having the new ones.
+        compute_s: Of that, local training on the slowest worker.
+        transfer_s: Of that, moving weights and updates: the slowest worker's time that was not computation.
+        merge_s: Of that, merging on the master after the last update came.
+        wait_s: Mean time that workers had nothing to do because another one was slower.
+        bytes_out: Sent to all workers.
+        bytes_back: Received from all workers.
+        metrics: Of local training in its last epoch, mean over slots weighted by samples.
+        test: Metrics of the test data with the weights before this round's, when they are evaluated on the way.
+    """
+
+    round: int
+    rounds: int
+    slot: int | None = None
+    version: int
+    staleness: int = 0
+    epochs: int
+    samples: int
+    seconds: float
+    compute_s: float
+    transfer_s: float
+    merge_s: float
+    wait_s: float = 0.0
+    bytes_out: int
+    bytes_back: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """Training loss; NaN when the model reports none."""
+        return self.metrics.get("loss", float("nan"))
+
+    @property
+    def accuracy(self) -> float:
+        """Training accuracy under whichever name the model has for it; NaN when it reports none."""
+        return accuracy(self.metrics)
+
+    def __str__(self) -> str:
+        """The one line that is printed for it."""
+        who = "" if self.slot is None else f"  slot {self.slot}"
+        width = len(str(self.rounds))
+        parts = [
+            f"round {self.round:>{width}}/{self.rounds}{who}",
+            f"{self.seconds:6.2f} s",
+            *(f"{name} {value:.4f}" for name, value in self.metrics.items()),
+            f"{self.samples:,} samples",
+            f"{size(self.bytes_out)} out, {size(self.bytes_back)} back",
+            f"{self.seconds - self.compute_s:.2f} s not computing",
+        ]
+        if self.slot is not None:
+            parts.append(f"staleness {self.staleness}")
+        if self.test:
+            parts.append("test before it: " + ", ".join(f"{name} {value:.4f}" for name, value in self.test.items()))
+        return "  ".join(parts)
+
+
+def accuracy(metrics: dict[str, float]) -> float:
+    """The accuracy among metrics, whatever the model calls it; NaN when there is none."""
+    return next((value for name, value in metrics.items() if "acc" in name), float("nan"))
+
+
+def size(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"

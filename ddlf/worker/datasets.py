@@ -1,0 +1,178 @@
+"""Well-known data sets as arrays, each node reading its own copy. Runs on the master and in executors.
+
+Sources, in this order: the folder ``$DDLF_DATA`` (``mnist.npz``, ``cifar10.npz``), this user's cache on disk (checked by hash), Keras's download,
+whose result goes into the cache. The npz files are of Keras's form: uint8 ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import DatasetError
+
+Arrays = tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+
+SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+CLASSES = 10
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def load_mnist() -> Arrays:
+    """MNIST: 70,000 handwritten digits.
+
+    Returns:
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (60000, 28, 28, 1) and (10000, 28, 28, 1), y
+        one-hot float32 of shape (60000, 10) and (10000, 10).
+
+    Raises:
+        DatasetError: No source has it, or the file is damaged.
+    """
+    return load("mnist")
+
+
+def load_cifar10() -> Arrays:
+    """CIFAR-10: 60,000 colour pictures of 10 classes.
+
+    Returns:
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (50000, 32, 32, 3) and (10000, 32, 32, 3), y
+        one-hot float32 of shape (50000, 10) and (10000, 10).
+
+    Raises:
+        DatasetError: No source has it, or the file is damaged.
+    """
+    return load("cifar10")
+
+
+def load(name: str) -> Arrays:
+    """Load by name, ``"mnist"`` or ``"cifar10"``."""
+    raw = _raw(name)
+    return (
+        (_scaled(raw["x_train"], name), _one_hot(raw["y_train"])),
+        (_scaled(raw["x_test"], name), _one_hot(raw["y_test"])),
+    )
+
+
+def _scaled(images: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    scaled = np.multiply(images.reshape(-1, *SHAPES[name]), np.float32(1 / 255), dtype=np.float32)
+    scaled -= np.float32(0.5)
+    return scaled
+
+
+def _one_hot(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.eye(CLASSES, dtype=np.float32)[labels.reshape(-1)]
+
+
+def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    folder = os.environ.get("DDLF_DATA")
+    if folder:
+        path = Path(folder).expanduser() / f"{name}.npz"
+        if path.is_file():
+            return _read(path)
+        if not path.parent.is_dir():
+            raise DatasetError(f"DDLF_DATA is {folder!r}, which is no folder", hint=f"set it to the folder of {name}.npz")
+    cached = _cache_dir() / f"{name}.npz"
+    if _intact(cached):
+        return _read(cached)
+    return _download(name, cached)
+
+
+def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            raw = {part: archive[part] for part in PARTS}
+    except KeyError as error:
+        raise DatasetError(f"{path} has no array {error}", hint=f"it must hold {', '.join(PARTS)}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DatasetError(f"{path} cannot be read ({error})", hint="copy it again") from None
+    for split in ("train", "test"):
+        if len(raw[f"x_{split}"]) != len(raw[f"y_{split}"]):
+            raise DatasetError(f"{path}: x_{split} has {len(raw[f'x_{split}'])} rows, y_{split} {len(raw[f'y_{split}'])}")
+    return raw
+
+
+def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
+    import keras
+
+    try:
+        # Keras draws its progress bar on stdout, which belongs to the program's own output.
+        with contextlib.redirect_stdout(sys.stderr):
+            (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+    except Exception as error:  # Keras raises a bare Exception when a download fails
+        raise DatasetError(
+            f"{name} is neither in DDLF_DATA nor in the cache, and cannot be downloaded ({error})",
+            hint=f"put {name}.npz into a folder and set DDLF_DATA to it, on every machine",
+        ) from None
+    raw = dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
+    with contextlib.suppress(OSError):  # a full disk only costs the next start
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = cached.with_name(f".{name}-{os.getpid()}.npz")
+        np.savez_compressed(temporary, **raw)
+        _hash_file(cached).write_text(_sha256(temporary))
+        temporary.replace(cached)
+    return raw
+
+
+def _intact(path: Path) -> bool:
+    """Whether a cached file is there and has the hash it was written with."""
+    try:
+        return _hash_file(path).read_text() == _sha256(path)
+    except OSError:
+        return False
+
+
+def _hash_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cache_dir() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("ddlf")) / "datasets"
+
+
+def fingerprint(*data: Any) -> str:
+    """The content of arrays as 16 hex digits: types, shapes, order and every byte.
+
+    Args:
+        data: Arrays, or lists, tuples and dicts of arrays.
+
+    Raises:
+        DatasetError: Something else is in there.
+    """
+    digest = hashlib.sha256()
+    for part in data:
+        _update(digest, part)
+    return digest.hexdigest()[:16]
+
+
+def _update(digest: Any, part: Any) -> None:
+    if isinstance(part, np.ndarray):
+        digest.update(f"{part.dtype.str}{part.shape}".encode())
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+    elif isinstance(part, list | tuple):
+        digest.update(f"{len(part)}[".encode())
+        for item in part:
+            _update(digest, item)
+    elif isinstance(part, dict):
+        digest.update(f"{len(part)}{{".encode())
+        for key in sorted(part):
+            digest.update(str(key).encode())
+            _update(digest, part[key])
+    else:
+        raise DatasetError(
+            f"training data must be NumPy arrays, or lists or dicts of them, got a {type(part).__name__}",
+            hint="convert it in load_dataset, for instance with numpy.asarray",
+        )
