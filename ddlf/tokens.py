@@ -18,6 +18,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ddlf.errors import AuthError
 
@@ -71,10 +72,12 @@ def derive_key(token: bytes) -> bytes:
 
 
 def default_path() -> Path:
-    """Return where a user's token lives: ``~/.config/ddlf/token``, or below ``$XDG_CONFIG_HOME``."""
-    from platformdirs import user_config_path
+    """Return where a user's token lives: ``~/.config/ddlf/token``, or below ``$XDG_CONFIG_HOME``.
 
-    return user_config_path("ddlf", appauthor=False) / "token"
+    Raises:
+        AuthError: This user has no home folder, as in a container with a foreign user id.
+    """
+    return _user_folder("config") / "token"
 
 
 def write_token(path: str | Path | None = None) -> Path:
@@ -125,7 +128,11 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
     if (token := _FROM_ENVIRONMENT.get("DDLF_TOKEN")) is not None:
         return Tokens(_parse(token.encode("utf-8", "surrogateescape"), "DDLF_TOKEN"), "DDLF_TOKEN")
     try:
-        return _read(default_path(), "token file")
+        path = default_path()
+    except AuthError:
+        return None  # no home, so no token in it
+    try:
+        return _read(path, "token file")
     except FileNotFoundError:
         return None
 
@@ -139,17 +146,33 @@ def loopback_tokens() -> Tokens:
     Raises:
         AuthError: The file cannot be made, or is not usable.
     """
-    from platformdirs import user_state_path
-
-    path = user_state_path("ddlf", appauthor=False) / "loopback-token"
+    path = _user_folder("state") / "loopback-token"
     if not os.path.lexists(path):
         with suppress(FileExistsError):  # another process was faster: its token is the one
             _create(path, new_token())
     return _read_named(path, "loopback token")
 
 
+def _user_folder(kind: Literal["config", "state"]) -> Path:
+    """Return this user's folder for our files of one kind; it need not exist.
+
+    Raises:
+        AuthError: This user has no home.
+    """
+    import platformdirs
+
+    find = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
+    try:
+        folder = find("ddlf", appauthor=False)
+    except RuntimeError:  # newer versions of platformdirs; older ones return a folder that begins with a literal ~
+        folder = Path("~")
+    if not folder.is_absolute():
+        raise AuthError("this user has no home folder to keep a token in", hint="set HOME, or name a token file")
+    return folder
+
+
 def _expanded(path: str | Path) -> Path:
-    """Return ``path`` with ~ replaced; it stays where there is no home, as in a container with a foreign user id."""
+    """Return ``path`` with ~ replaced; unlike `Path.expanduser`, without an error where there is no home."""
     return Path(os.path.expanduser(path))
 
 
@@ -162,8 +185,6 @@ def _create(path: Path, token: str) -> None:
         FileExistsError: ``path`` exists.
         AuthError: It cannot be written.
     """
-    if path.parts[:1] == ("~",):
-        raise AuthError(f"no home directory to put {path} in", hint="set HOME, or name a token file")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
