@@ -1,0 +1,167 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ddlf.algorithms.merge import RunningMerge, non_finite, weighted_mean
+from ddlf.errors import ConfigError
+
+floats = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+def updates_of(slots, seed=0):
+    random = np.random.default_rng(seed)
+    shapes = [(3, 4), (5,), (), (0,), (2, 1, 3)]
+    return [[np.asarray(random.normal(size=shape), np.float32) for shape in shapes] for _ in range(slots)]
+
+
+def bits(tensors):
+    return [(tensor.dtype.str, tensor.shape, tensor.tobytes()) for tensor in tensors]
+
+
+@given(
+    stacked=hnp.arrays(np.float32, hnp.array_shapes(min_dims=1, max_dims=3), elements=st.floats(-10, 10, width=32)),
+    data=st.data(),
+)
+def test_the_merge_is_the_mean_weighted_by_samples(stacked, data):
+    counts = data.draw(st.lists(st.integers(1, 10**6), min_size=len(stacked), max_size=len(stacked)))
+    (merged,) = weighted_mean([[np.asarray(tensor)] for tensor in stacked], counts)
+    expected = np.average(stacked.astype(np.float64), axis=0, weights=counts)
+    assert merged.dtype == np.float32
+    np.testing.assert_allclose(merged, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_a_mean_computed_by_hand():
+    (merged,) = weighted_mean([[np.float32([1, -2])], [np.float32([5, 2])]], [3, 1])
+    assert merged.tolist() == [2.0, -1.0]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_result_has_the_same_bits_in_any_order_of_arrival(order):
+    updates, counts = updates_of(4), [1, 20, 300, 7]
+    merge = RunningMerge(4, like=updates[0])
+    for slot in order:
+        merge.add(slot, updates[slot], counts[slot])
+    assert bits(merge.result()) == bits(weighted_mean(updates, counts))
+
+
+def test_summing_in_another_order_would_give_other_bits():
+    """Otherwise the test above would prove nothing."""
+    updates = [[np.float32([1e30])], [np.float32([-1e30])], [np.float32([1.0])]]
+    assert weighted_mean(updates, [1, 1, 1])[0] != weighted_mean(updates[::-1], [1, 1, 1])[0]
+
+
+@given(
+    update=hnp.arrays(np.float32, 5, elements=floats), counts=st.lists(st.integers(1, 10**6), min_size=1, max_size=5)
+)
+def test_slots_that_all_sent_the_same_get_exactly_that_back(update, counts):
+    assert bits(weighted_mean([[update]] * len(counts), counts)) == bits([update])
+
+
+def test_updates_are_summed_as_soon_as_their_turn_comes():
+    updates = updates_of(3)
+    merge = RunningMerge(3, like=updates[0])
+    merge.add(2, updates[2], 1)
+    assert merge.missing == [0, 1]
+    merge.add(0, updates[0], 1)
+    assert merge.missing == [1]
+    for tensor in updates[0]:
+        tensor.fill(np.float32(1e9))  # slot 0 was summed already, so its memory may be used again
+    merge.add(1, updates[1], 1)
+    assert merge.missing == []
+    assert bits(merge.result()) == bits(weighted_mean([updates_of(3)[0], *updates[1:]], [1, 1, 1]))
+
+
+def test_the_updates_are_not_modified_and_the_result_can_be_read_twice():
+    updates = updates_of(2)
+    merge = RunningMerge(2, like=updates[0])
+    merge.add(0, updates[0], 3)
+    merge.add(1, updates[1], 4)
+    assert bits(merge.result()) == bits(merge.result())
+    assert [bits(update) for update in updates] == [bits(update) for update in updates_of(2)]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.int8, np.bool_])
+def test_counters_and_seeds_keep_the_masters_value(dtype):
+    (merged,) = weighted_mean([[np.array([1, 1], dtype)], [np.array([0, 1], dtype)]], [1, 1])
+    assert merged.dtype == dtype
+    assert not merged.any()
+
+
+@given(
+    before=hnp.arrays(np.float32, 4, elements=st.floats(0, 2.0**100, width=32)),
+    after=hnp.arrays(np.float32, (3, 4), elements=st.floats(0, 2.0**100, width=32)),
+)
+def test_a_batchnorm_variance_never_becomes_negative(before, after):
+    (merged,) = weighted_mean([[before - tensor] for tensor in after], [5, 1, 3])
+    assert (before - merged >= 0).all()
+
+
+def test_a_lost_worker_does_not_shrink_the_merge():
+    """A public implementation divides on the worker by the number of workers that there should be."""
+    update = [np.float32([4.0])]
+    assert weighted_mean([update] * 3, [10] * 3)[0] == weighted_mean([update] * 4, [10] * 4)[0] == 4.0
+
+
+def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent_again():
+    updates = updates_of(2)
+    broken = [tensor.copy() for tensor in updates[0]]
+    broken[1][2:4] = np.nan, np.inf
+    merge = RunningMerge(2, like=updates[0])
+    merge.add(1, updates[1], 1)
+    with pytest.raises(ConfigError, match="slot 0, tensor 1: 2 of 5 values are NaN or infinite"):
+        merge.add(0, broken, 1)
+    merge.add(0, updates[0], 1)
+    assert bits(merge.result()) == bits(weighted_mean(updates, [1, 1]))
+
+
+def test_non_finite_values_are_counted_per_tensor():
+    assert non_finite([np.float32([1, np.nan, np.inf]), np.arange(3), np.float32([])]) == {0: 2}
+    assert non_finite(updates_of(1)[0]) == {}
+
+
+def test_missing_slots_are_named():
+    merge = RunningMerge(4, like=updates_of(1)[0])
+    merge.add(2, updates_of(1)[0], 1)
+    with pytest.raises(ConfigError, match=r"no update from slots \[0, 1, 3\] of 4"):
+        merge.result()
+
+
+@pytest.mark.parametrize(("first", "again"), [(0, 0), (1, 1)])
+def test_a_second_update_of_a_slot_is_refused_whether_or_not_the_first_is_summed(first, again):
+    merge = RunningMerge(2, like=updates_of(1)[0])
+    merge.add(first, updates_of(1)[0], 1)
+    with pytest.raises(ConfigError, match=f"slot {again} was merged already"):
+        merge.add(again, updates_of(1)[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("slot", "update", "count", "message"),
+    [
+        (2, [np.zeros(3, np.float32)], 1, "slot 2 is not one of the 2 slots"),
+        (-1, [np.zeros(3, np.float32)], 1, "slot -1 is not one"),
+        (0, [np.zeros(3, np.float32)], 0, "slot 0 trained on 0 samples"),
+        (0, [np.zeros(3, np.float32)], -4, "slot 0 trained on -4 samples"),
+        (0, [], 1, "slot 0 sent 0 tensors, but the model has 1"),
+        (0, [np.zeros(1, np.float32)], 1, r"slot 0, tensor 0: expected float32 \(3,\), got float32 \(1,\)"),
+        (0, [np.zeros(3)], 1, r"expected float32 \(3,\), got float64 \(3,\)"),
+    ],
+)
+def test_an_update_that_does_not_fit_is_refused(slot, update, count, message):
+    merge = RunningMerge(2, like=[np.zeros(3, np.float32)])
+    with pytest.raises(ConfigError, match=message):
+        merge.add(slot, update, count)
+
+
+@pytest.mark.parametrize(("updates", "counts"), [([], []), ([[np.zeros(1, np.float32)]], [1, 2])])
+def test_a_merge_of_nothing_or_without_counts_is_refused(updates, counts):
+    with pytest.raises(ConfigError):
+        weighted_mean(updates, counts)
+
+
+def test_a_merge_over_no_slots_is_refused():
+    with pytest.raises(ConfigError):
+        RunningMerge(0, like=[])

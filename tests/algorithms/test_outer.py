@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.errors import ConfigError
+
+values = hnp.arrays(np.float32, 4, elements=st.floats(-100, 100, width=32))
+optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov()])
+
+
+def run(outer, weights, updates, trainable=None):
+    trainable = [True] * len(weights) if trainable is None else trainable
+    state, history = outer.init(weights), []
+    for update in updates:
+        state, weights = outer.update(state, weights, update, trainable)
+        history.append(weights)
+    return history
+
+
+def test_nesterov_gives_the_numbers_computed_by_hand():
+    """v1 = 0.1, step 0.7 (0.1 + 0.09) = 0.133; v2 = 0.19, step 0.7 (0.1 + 0.171) = 0.1897."""
+    history = run(Nesterov(learning_rate=0.7, momentum=0.9), [np.array([1.0])], [[np.array([0.1])]] * 2)
+    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.867, 0.6773], abs=1e-12)
+
+
+@given(w=values, updates=st.lists(values, min_size=1, max_size=6), rate=st.floats(0.01, 2), momentum=st.floats(0, 0.99))
+def test_nesterov_equals_the_form_with_the_learning_rate_inside_the_velocity(w, updates, rate, momentum):
+    """Keras's SGD(nesterov=True): v <- m v - lr g, w <- w + m v - lr g; the same as long as the rate is constant."""
+    history = run(Nesterov(learning_rate=rate, momentum=momentum), [w], [[g] for g in updates])
+    expected, v = w.astype(np.float64), np.zeros(4)
+    for g, (found,) in zip(updates, history, strict=True):
+        v = momentum * v - rate * g
+        expected = expected + momentum * v - rate * g
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+
+
+@given(w=values, g=values)
+def test_nesterov_without_momentum_is_subtraction(w, g):
+    plain = run(Subtract(), [w], [[g]] * 3)
+    for found, expected in zip(run(Nesterov(learning_rate=1, momentum=0), [w], [[g]] * 3), plain, strict=True):
+        assert np.array_equal(found[0], expected[0])
+
+
+@given(w=values, g=values)
+def test_subtract_takes_the_step_times_the_learning_rate(w, g):
+    assert np.array_equal(run(Subtract(), [w], [[g]])[0][0], w - g)
+    np.testing.assert_allclose(run(Subtract(learning_rate=0.25), [w], [[g]])[0][0], w - g / 4, atol=1e-4)
+
+
+@optimizers
+def test_batchnorm_statistics_become_the_plain_mean_and_get_no_momentum(outer):
+    """Public implementations push moving variances through momentum, so that they turn negative."""
+    weights = [np.float32([1.0]), np.float32([1.0])]
+    history = run(
+        outer, weights, [[np.float32([0.9]), np.float32([0.9])], [np.float32([0.0]), np.float32([0.0])]], [True, False]
+    )
+    assert [float(after[1][0]) for after in history] == pytest.approx([0.1, 0.1])
+    assert float(history[1][0][0]) != pytest.approx(0.1)
+
+
+@optimizers
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.bool_])
+def test_counters_and_seeds_stay_the_masters(outer, dtype):
+    weights, merged = [np.array([1, 0], dtype)], [np.zeros(2, dtype)]
+    (after,) = run(outer, weights, [merged], [False])[0]
+    assert after.dtype == dtype
+    assert np.array_equal(after, weights[0])
+
+
+@optimizers
+def test_arguments_are_not_modified_and_shapes_and_types_stay(outer):
+    weights = [np.ones((2, 3), np.float32), np.ones((), np.float32), np.ones(0, np.float32)]
+    merged = [np.full_like(w, 0.5) for w in weights]
+    trainable = [True, True, False]
+    state = outer.init(weights)
+    for _ in range(3):
+        state, after = outer.update(state, weights, merged, trainable)
+        assert [(type(w), w.dtype, w.shape) for w in after] == [(type(w), w.dtype, w.shape) for w in weights]
+        assert all(isinstance(v, np.ndarray) and v.dtype == np.float32 for v in state)
+    assert all((w == 1).all() for w in weights)
+    assert all((g == 0.5).all() for g in merged)
+
+
+@optimizers
+@pytest.mark.parametrize("merged", [[], [np.zeros(1, np.float32)], [np.zeros(3)]])
+def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
+    weights = [np.zeros(3, np.float32)]
+    with pytest.raises(ConfigError):
+        outer.update(outer.init(weights), weights, merged, [True])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Subtract(learning_rate=0),
+        lambda: Subtract(learning_rate=float("nan")),
+        lambda: Nesterov(learning_rate=-1),
+        lambda: Nesterov(momentum=1),
+        lambda: Nesterov(momentum=-0.1),
+    ],
+)
+def test_hyperparameters_out_of_range_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_an_optimizer_is_a_value_that_can_be_printed_and_compared():
+    assert repr(Nesterov()) == "Nesterov(learning_rate=0.7, momentum=0.9)"
+    assert Subtract() == Subtract(learning_rate=1.0)
