@@ -165,12 +165,16 @@ class ProxyWorker(IWorker):
             AuthError: The worker holds another token.
             VersionError: The worker runs another protocol or another minor version of Python.
         """
+        await self.connect_control(timeout_s=timeout_s)
+        await self._open_data(timeout_s)
+
+    async def connect_control(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Open only the connection to the daemon: enough for ``ping``, ``status``, ``restart`` and ``shutdown``, also while the executor is busy."""
         if not self.connected:
             sock, hello = await self._dial(Role.CONTROL, timeout_s)
             control = Channel(refuse_loading, self._on_event, self._on_control_end)
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
             self._control = control
-        await self._open_data(timeout_s)
 
     async def close(self) -> None:
         """Leave the worker; it goes on. Safe to call again."""

@@ -1,0 +1,413 @@
+"""``IApp``: what a user subclasses to train a Keras model on a cluster.
+
+The same object lives on both sides. On the master it leads: it holds the cluster and starts training. A copy of it, without data and model, goes to every
+worker, where ``load_dataset``, ``create_model`` and ``train`` run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ddlf.errors import AppError, ConfigError, DatasetMismatch
+from ddlf.training.record import RoundRecord, accuracy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ddlf.algorithms.outer import OuterOptimizer
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.training.replica import Replica
+    from ddlf.training.slots import Job
+    from ddlf.worker.worker import Worker
+
+EVALUATION_BATCH = 512
+MASTER_ONLY = frozenset({"cluster", "model", "worker", "replica", "indices", "x_train", "y_train", "x_test", "y_test", "history"})
+"""Attributes that do not travel from the master to the workers; nor do those that begin with an underscore."""
+
+
+class IApp:
+    """Subclass it, write ``load_dataset`` and ``create_model``, and train.
+
+    Class attributes are the defaults of a run; attributes of the object win over them, arguments and command-line flags over both.
+
+    Args:
+        cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, and without such a file two new ones on this machine.
+
+    Attributes:
+        mode: ``"sync"`` or ``"async"``: what ``train_model`` does.
+        master_epochs: Local epochs of the whole run.
+        worker_epochs: Local epochs in a round, between two exchanges of weights.
+        batch_size: Of each worker, as in the papers: two workers with 64 each step on 128 samples.
+        seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
+        evaluate_every: Evaluate the test data after every so many rounds while the workers compute the next; 0 for never.
+        callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``.
+        outer: How a merged update changes the weights; by default it is subtracted.
+        verbose: Whether to print a line for each step.
+
+    Example::
+
+        class App(IApp):
+            async def load_dataset(self):
+                (self.x_train, self.y_train), (self.x_test, self.y_test) = load_mnist()
+
+            async def create_model(self):
+                self.model = keras.Sequential([...])
+                self.model.compile(...)
+
+        app = App(Cluster.local(2))
+        await app.train_sync(master_epochs=10)
+        await app.evaluate_model()
+    """
+
+    mode: Literal["sync", "async"] = "sync"
+    master_epochs: int = 10
+    worker_epochs: int = 1
+    batch_size: int = 32
+    seed: int = 0
+    evaluate_every: int = 0
+    verbose: bool = True
+    outer: OuterOptimizer | None = None
+    callbacks: tuple[Any, ...] | list[Any] = ()
+
+    model: Any
+    x_train: Any
+    y_train: Any
+    x_test: Any
+    y_test: Any
+    indices: np.ndarray[Any, Any]
+    worker: Worker
+    replica: Replica
+
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self.cluster = cluster
+        self.history: list[RoundRecord] = []
+
+    # -- what a user writes -----------------------------------------------------------------------------------------
+
+    async def load_dataset(self) -> None:
+        """Set ``x_train``, ``y_train`` and, for the test, ``x_test``, ``y_test``. Runs on the master and on every worker; must be written.
+
+        Arrays, or lists or dicts of arrays for a model of several inputs. All nodes must get equal training data.
+        """
+        raise AppError(f"{type(self).__name__} has no load_dataset", hint="write one that sets self.x_train and self.y_train")
+
+    async def create_model(self) -> None:
+        """Set ``model`` to a compiled Keras model. Runs on the master and on every worker; must be written."""
+        raise AppError(f"{type(self).__name__} has no create_model", hint="write one that sets self.model to a compiled Keras model")
+
+    # -- what a user may override -----------------------------------------------------------------------------------
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """What a worker does in a round. Runs on the worker, on the thread that Keras lives on; may be async.
+
+        ``self.indices`` holds the partition: the samples of this round, in their order.
+
+        Args:
+            weights: The global weights, one array for each of ``model.weights``.
+            worker_epochs: Local epochs in this round.
+            batch_size: Samples in a batch.
+
+        Returns:
+            The update, weights before minus weights after, one array each; or a tuple of it and a dict of metrics.
+        """
+        self.model.set_weights(weights)
+        metrics = self.replica.fit(worker_epochs, batch_size, list(self.callbacks))
+        return [before - after for before, after in zip(weights, self.model.get_weights(), strict=True)], metrics
+
+    def is_convergent(self, record: RoundRecord) -> bool:
+        """Whether training can stop. Called on the master after every round (every update in asynchronous training)."""
+        return False
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Called on the master after every round; prints its line."""
+        self.say(str(record))
+
+    def say(self, text: str) -> None:
+        """Print a line, if ``verbose``."""
+        if self.verbose:
+            print(text, flush=True)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect to the workers. Safe to call again."""
+        if self.cluster is None:
+            self.cluster = default_cluster()
+        await self.cluster.connect()
+
+    async def close(self) -> None:
+        """Leave the workers; they keep their data for the next run. Safe to call again."""
+        if self.cluster is not None:
+            await self.cluster.close()
+
+    async def __aenter__(self) -> IApp:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    async def train_model(self) -> list[RoundRecord]:
+        """Train as the attributes say, ``mode`` among them."""
+        if self.mode not in ("sync", "async"):
+            raise ConfigError(f"mode must be 'sync' or 'async', got {self.mode!r}")
+        return await (self.train_sync() if self.mode == "sync" else self.train_async())
+
+    async def train_sync(
+        self,
+        master_epochs: int | None = None,
+        worker_epochs: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> list[RoundRecord]:
+        """Train synchronously: in each round every worker trains on its part, then the updates are merged.
+
+        Args:
+            master_epochs: Local epochs of the whole run; so are the others, by default the attributes of the same names.
+            worker_epochs: Local epochs in a round.
+            batch_size: Per worker.
+            seed: Of everything random.
+
+        Returns:
+            A record for each round. ``model`` has the final weights.
+
+        Raises:
+            DatasetMismatch: Two nodes hold different training data; nothing was trained.
+            AppError: The app lacks something.
+            RemoteError: The app raised on a worker.
+        """
+        from ddlf.training import sync
+
+        return await self._train(sync.train, master_epochs, worker_epochs, batch_size, seed)
+
+    async def train_async(
+        self,
+        master_epochs: int | None = None,
+        worker_epochs: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> list[RoundRecord]:
+        """Train asynchronously: each worker's update is merged when it comes, and nobody waits. Otherwise as ``train_sync``.
+
+        Returns:
+            A record for each update, in the order in which they were applied.
+        """
+        from ddlf.training import asynchronous
+
+        return await self._train(asynchronous.train, master_epochs, worker_epochs, batch_size, seed)
+
+    async def _train(self, algorithm: Any, *given: int | None) -> list[RoundRecord]:
+        names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+        settings = {
+            name: getattr(self, name) if value is None else value for name, value in zip(names, given, strict=True)
+        }
+        for name, value in settings.items():
+            low = 0 if name == "seed" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
+        samples = await self.prepare()
+        job = self._job(samples, **settings)
+        try:
+            self.history = await algorithm(job)
+        finally:
+            self.model.set_weights(job.weights)
+        return self.history
+
+    def _job(self, samples: int, **settings: int) -> Job:
+        from ddlf.algorithms.outer import Subtract
+        from ddlf.training.slots import Job
+
+        assert self.cluster is not None
+        trained = {id(weight) for weight in self.model.trainable_weights}
+        job: Job
+
+        async def evaluate_between(number: int) -> dict[str, float]:
+            if not self.evaluate_every or number == 0 or number % self.evaluate_every:
+                return {}
+            weights = job.weights
+            return await self._compute(self._evaluate, weights)
+
+        async def report(record: RoundRecord) -> bool:
+            self.on_round(record)
+            return bool(self.is_convergent(record))
+
+        job = Job(
+            cluster=self.cluster,
+            weights=self.model.get_weights(),
+            trainable=[id(weight) in trained for weight in self.model.weights],
+            samples=samples,
+            outer=self.outer or Subtract(),
+            report=report,
+            evaluate_between=evaluate_between,
+            **settings,
+        )
+        return job
+
+    async def prepare(self) -> int:
+        """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
+
+        Returns:
+            The number of training samples.
+        """
+        from ddlf.training import replica
+        from ddlf.worker.datasets import fingerprint
+
+        for name in ("load_dataset", "create_model"):
+            if getattr(type(self), name) is getattr(IApp, name):
+                await getattr(self, name)()
+        await self.connect()
+        assert self.cluster is not None
+        begin = time.perf_counter()
+        # The workers import Keras and build their models while this side does.
+        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self))
+        await asyncio.sleep(0)
+        try:
+            if not hasattr(self, "x_train"):
+                await _maybe_await(self.load_dataset())
+            if not hasattr(self, "model"):
+                await _maybe_await(self.create_model())
+                if not hasattr(self, "model"):
+                    raise AppError("create_model set no self.model", hint="end it with self.model = ...")
+        except BaseException:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            raise
+        opened = await opening
+        self._check_models([facts["weights"] for facts in opened])
+        self.say(
+            f"model     {self.model.name}: {self.model.count_params():,} parameters, Keras {opened[0]['keras']} on "
+            f"{opened[0]['backend']}, {self.cluster.N} workers ready in {time.perf_counter() - begin:.1f} s"
+        )
+        mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
+        loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
+        self._check_data(mine, loaded)
+        samples: int = loaded[0]["samples"]
+        news = sum(facts["loaded"] for facts in loaded)
+        how = (
+            f"loaded on {news} workers in {max(facts['seconds'] for facts in loaded):.1f} s"
+            if news
+            else f"already on all {len(loaded)} workers, nothing loaded"
+        )
+        self.say(f"data      {samples:,} samples of shape {tuple(loaded[0]['shape'])}, content {loaded[0]['fingerprint']}: {how}")
+        return samples
+
+    def _check_models(self, weights: list[list[list[Any]]]) -> None:
+        from ddlf.training.replica import describe_weights
+
+        mine = [tuple(row[1:]) for row in describe_weights(self.model)]
+        for number, theirs in enumerate(weights, 1):
+            if [tuple(row[1:]) for row in theirs] != mine:
+                raise AppError(
+                    f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
+                    hint="it must not depend on the machine it runs on",
+                )
+
+    def _check_data(self, mine: str, loaded: list[dict[str, Any]]) -> None:
+        contents = {facts["fingerprint"] for facts in loaded} | ({mine} if mine else set())
+        if len(contents) == 1:
+            return
+        rows = [("master", mine, "", "", "")] if mine else []
+        rows += [
+            (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
+            for n, f in enumerate(loaded, 1)
+        ]
+        table = "\n".join(f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows)
+        raise DatasetMismatch(
+            f"the training data differs between nodes, so training was not started:\n  {'node':<10} {'content':<17} "
+            f"{'samples':>9} {'shape':<18} dtype\n{table}\n",
+            hint="give every node the same files, and load them without shuffling by chance",
+        )
+
+    # -- after training ---------------------------------------------------------------------------------------------
+
+    async def evaluate_model(self) -> dict[str, float]:
+        """Evaluate ``model`` on the test data, on the master.
+
+        Returns:
+            Keras's metrics by name, ``"loss"`` among them.
+        """
+        if not hasattr(self, "x_test") or not hasattr(self, "y_test"):
+            raise AppError("there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset")
+        metrics = await self._compute(self._evaluate, None)
+        self.say("test      " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        return metrics
+
+    def _evaluate(self, weights: list[Any] | None) -> dict[str, float]:
+        import numpy as np
+
+        from ddlf.training.feed import first_array, make_feed
+
+        if weights is not None:
+            self.model.set_weights(weights)
+        feed = make_feed((self.x_test, self.y_test), EVALUATION_BATCH)
+        feed.set_order(np.arange(len(first_array(self.x_test))))
+        metrics = self.model.evaluate(feed.dataset, verbose=0, return_dict=True)
+        return {name: float(value) for name, value in metrics.items()}
+
+    async def save_model(self, path: str | Path) -> None:
+        """Save the model in Keras's format; the file is complete or not there.
+
+        Args:
+            path: Ends with ``.keras``.
+        """
+        path = Path(path)
+        if path.suffix != ".keras":
+            raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
+        temporary = path.with_name(f".{path.stem}.new.keras")
+        try:
+            await self._compute(self.model.save, temporary)
+            temporary.replace(path)
+        except FileNotFoundError:
+            raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first") from None
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        self.say(f"saved     {path}")
+
+    async def load_model(self, path: str | Path) -> None:
+        """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
+
+        Args:
+            path: A ``.keras`` file.
+        """
+        import keras
+
+        if not Path(path).is_file():
+            raise ConfigError(f"there is no model file {str(path)!r}")
+        loaded = await self._compute(keras.models.load_model, str(path))
+        if hasattr(self, "model"):
+            self.model.set_weights(loaded.get_weights())
+        else:
+            self.model = loaded
+
+    async def _compute(self, function: Any, *args: Any) -> Any:
+        """Run Keras on a thread of its own, so that connections are served meanwhile."""
+        with ThreadPoolExecutor(1, "compute") as executor:
+            return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in MASTER_ONLY and not name.startswith("_")}
+
+
+def default_cluster() -> Cluster:
+    """The cluster that is used when none is named: of the configuration if there is one, else two workers on this machine."""
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.config import find_config
+
+    path = find_config()
+    return Cluster.from_config(path) if path is not None else Cluster.local(2)
+
+
+async def _maybe_await(result: Any) -> None:
+    if hasattr(result, "__await__"):
+        await result
+
+
+__all__ = ["IApp", "RoundRecord", "accuracy"]

@@ -1,0 +1,176 @@
+"""``ddlf``: the master's commands. Each imports what it needs when it runs; ``ddlf --help`` imports nothing of weight."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf import __version__
+from ddlf.cli.parsing import Parser, number
+from ddlf.cli.run import add_options, run_file
+from ddlf.errors import DDLFError
+
+if TYPE_CHECKING:
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.proxy import ProxyWorker
+
+
+def parser() -> Parser:
+    """All commands and their options."""
+    result = Parser(
+        prog="ddlf",
+        description="Train unchanged Keras models on the machines you have.",
+        epilog="first steps:\n"
+        "  ddlf run apps/digits_cnn.py --local 2      two workers on this machine\n"
+        "  ddlf-worker --port 9000                    a worker, on each machine\n"
+        "  ddlf run apps/mnist_cnn.py -c cluster.yaml",
+    )
+    result.add_argument("--version", action="version", version=f"ddlf {__version__}")
+    commands = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    run = commands.add_parser("run", help="run an app on a cluster", description="Run an app on a cluster.")
+    run.add_argument("app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)")
+    add_options(run)
+
+    status = commands.add_parser("status", help="show what the workers do", description="Show what the workers do.")
+    _add_cluster(status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+    stop = commands.add_parser("stop", help="end workers, or what they run", description="End the workers of a cluster.")
+    _add_cluster(stop)
+    stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
+
+    token = commands.add_parser("token", help="make or show the token", description="The secret that master and workers share.")
+    actions = token.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
+    new = actions.add_parser("new", help="write a new token", description="Write a new token for this user.")
+    new.add_argument("--token-file", type=Path, help="where to (default: this user's configuration folder)")
+    show = actions.add_parser("show", help="show the token to copy it", description="Show where the token is, and the token itself.")
+    show.add_argument("--token-file", type=Path, help="where it is")
+    return result
+
+
+def _add_cluster(parser: Parser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file (default: $DDLF_CONFIG, ./cluster.yaml)")
+    one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    parser.add_argument("--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The entry point of the command."""
+    argv = sys.argv[1:] if argv is None else argv
+    top = parser()
+    names = ("run", "status", "stop", "token")
+    if argv and not argv[0].startswith("-") and argv[0] not in names:
+        near = difflib.get_close_matches(argv[0], names, 1)
+        top.error(f"unknown command {argv[0]!r}" + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"))
+    options = top.parse_args(argv)
+    if options.command is None:
+        top.print_help()
+        sys.exit(2)
+    if options.command == "run":
+        sys.exit(run_file(options.app, options))
+    try:
+        commands = {"status": _status, "stop": _stop}
+        code = _token(options) if options.command == "token" else asyncio.run(commands[options.command](options))
+    except DDLFError as error:
+        if getattr(options, "debug", False):
+            raise
+        print(f"error  {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    sys.exit(code)
+
+
+def _token(options: argparse.Namespace) -> int:
+    from ddlf import tokens
+    from ddlf.errors import AuthError
+
+    if options.action == "new":
+        path = tokens.write_token(options.token_file)
+        print(f"A new token is in {path}. Whoever has it can run code on your workers.")
+        print(f"Copy it to the same place on every other machine, for instance: scp {path} HOST:{path}")
+        print("Then restart the workers.")
+        return 0
+    found = tokens.find_tokens(options.token_file)
+    if found is None:
+        raise AuthError("there is no token", hint="make one with: ddlf token new")
+    print(f"# {found.source}, fingerprint {found.fingerprint}", file=sys.stderr)
+    for secret in found.all:
+        print(secret.decode())
+    return 0
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.config import parse_address
+
+    if options.hosts:
+        addresses = [parse_address(part) for part in options.hosts.split(",") if part]
+        return Cluster([host for host, _ in addresses], [port for _, port in addresses], token_file=options.token_file)
+    return Cluster.from_config(options.config)
+
+
+async def _status(options: argparse.Namespace) -> int:
+    """Ask each daemon; a worker whose executor is busy answers too."""
+    workers = _cluster(options).workers
+    answers = await asyncio.gather(*(_ask(worker, "status", options.timeout) for worker in workers))
+    if options.json:
+        print(
+            json.dumps(
+                [
+                    {"address": f"{worker.host}:{worker.port}", **(answer if isinstance(answer, dict) else {"error": str(answer)})}
+                    for worker, answer in zip(workers, answers, strict=True)
+                ]
+            )
+        )
+    else:
+        for worker, answer in zip(workers, answers, strict=True):
+            print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {_describe(answer)}")
+    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+def _describe(answer: Any) -> str:
+    if isinstance(answer, DDLFError):
+        answer.worker = ""
+        return f"unreachable: {answer}"
+    busy = answer["busy"]
+    doing = f"busy with {busy['method']!r} since {busy['seconds']:.1f} s" if busy else "idle"
+    state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
+    restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
+    plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
+    return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
+
+
+async def _stop(options: argparse.Namespace) -> int:
+    workers = _cluster(options).workers
+    command = "restart" if options.restart else "shutdown"
+    answers = await asyncio.gather(*(_ask(worker, command, options.timeout) for worker in workers))
+    for worker, answer in zip(workers, answers, strict=True):
+        done = "restarted" if options.restart else "stopped"
+        print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {answer if isinstance(answer, DDLFError) else done}")
+    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+async def _ask(worker: ProxyWorker, command: str, timeout_s: float) -> Any:
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+        return await worker.ask(command, timeout_s=timeout_s)
+    except DDLFError as error:
+        return error
+    finally:
+        await worker.close()
+
+
+if __name__ == "__main__":
+    main()
