@@ -1,7 +1,7 @@
 """Remote calls: one function on all workers, with the same or with different arguments.
 
-    python apps/calculate.py --local 3
-    ddlf run apps/calculate.py --config cluster.yaml
+python apps/calculate.py --local 3
+ddlf run apps/calculate.py --config cluster.yaml
 """
 
 import ddlf

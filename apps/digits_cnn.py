@@ -1,6 +1,6 @@
 """Train a small CNN on scikit-learn's handwritten digits: real data that comes with the package, so nothing is downloaded.
 
-    python apps/digits_cnn.py --local 2
+python apps/digits_cnn.py --local 2
 """
 
 import ddlf

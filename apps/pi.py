@@ -1,6 +1,6 @@
 """Any work, not only training: estimate pi by throwing random points on all workers at once.
 
-    python apps/pi.py --local 2 -p points=20_000_000
+python apps/pi.py --local 2 -p points=20_000_000
 """
 
 import math

@@ -38,9 +38,25 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022
-    *("Cluster", "DDLFError", "ExecutorCrashed", "IApp", "IWorker", "ProxyWorker", "RemoteError", "Request", "RequestTimeout"),
-    *("Response", "Worker", "WorkerLost", "concurrent", "load_cifar10", "load_mnist", "main", "read_config", "run"),
+__all__ = [
+    "Cluster",
+    "DDLFError",
+    "ExecutorCrashed",
+    "IApp",
+    "IWorker",
+    "ProxyWorker",
+    "RemoteError",
+    "Request",
+    "RequestTimeout",
+    "Response",
+    "Worker",
+    "WorkerLost",
+    "concurrent",
+    "load_cifar10",
+    "load_mnist",
+    "main",
+    "read_config",
+    "run",
 ]
 
 

@@ -1,7 +1,7 @@
 """``IApp``: what a user subclasses to train a Keras model on a cluster.
 
-The same object lives on both sides. On the master it leads: it holds the cluster and starts training. A copy of it, without data and model, goes to every
-worker, where ``load_dataset``, ``create_model`` and ``train`` run.
+The same object lives on both sides. On the master it leads: it holds the cluster and starts training. A copy of it, without
+data and model, goes to every worker, where ``load_dataset``, ``create_model`` and ``train`` run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError, ConfigError, DatasetMismatch
-from ddlf.training.record import RoundRecord, accuracy
+from ddlf.training.record import RoundRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 EVALUATION_BATCH = 512
-MASTER_ONLY = frozenset({"cluster", "model", "worker", "replica", "indices", "x_train", "y_train", "x_test", "y_test", "history"})
+MASTER_ONLY = frozenset(
+    {"cluster", "model", "worker", "replica", "indices", "x_train", "y_train", "x_test", "y_test", "history"}
+)
 """Attributes that do not travel from the master to the workers; nor do those that begin with an underscore."""
 
 
@@ -94,11 +96,16 @@ class IApp:
 
         Arrays, or lists or dicts of arrays for a model of several inputs. All nodes must get equal training data.
         """
-        raise AppError(f"{type(self).__name__} has no load_dataset", hint="write one that sets self.x_train and self.y_train")
+        raise AppError(
+            f"{type(self).__name__} has no load_dataset", hint="write one that sets self.x_train and self.y_train"
+        )
 
     async def create_model(self) -> None:
         """Set ``model`` to a compiled Keras model. Runs on the master and on every worker; must be written."""
-        raise AppError(f"{type(self).__name__} has no create_model", hint="write one that sets self.model to a compiled Keras model")
+        raise AppError(
+            f"{type(self).__name__} has no create_model",
+            hint="write one that sets self.model to a compiled Keras model",
+        )
 
     # -- what a user may override -----------------------------------------------------------------------------------
 
@@ -231,8 +238,8 @@ class IApp:
         async def evaluate_between(number: int) -> dict[str, float]:
             if not self.evaluate_every or number == 0 or number % self.evaluate_every:
                 return {}
-            weights = job.weights
-            return await self._compute(self._evaluate, weights)
+            metrics: dict[str, float] = await self._compute(self._evaluate, job.weights)
+            return metrics
 
         async def report(record: RoundRecord) -> bool:
             self.on_round(record)
@@ -295,7 +302,9 @@ class IApp:
             if news
             else f"already on all {len(loaded)} workers, nothing loaded"
         )
-        self.say(f"data      {samples:,} samples of shape {tuple(loaded[0]['shape'])}, content {loaded[0]['fingerprint']}: {how}")
+        self.say(
+            f"data      {samples:,} samples of shape {tuple(loaded[0]['shape'])}, content {loaded[0]['fingerprint']}: {how}"
+        )
         return samples
 
     def _check_models(self, weights: list[list[list[Any]]]) -> None:
@@ -318,7 +327,9 @@ class IApp:
             (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
             for n, f in enumerate(loaded, 1)
         ]
-        table = "\n".join(f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows)
+        table = "\n".join(
+            f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows
+        )
         raise DatasetMismatch(
             f"the training data differs between nodes, so training was not started:\n  {'node':<10} {'content':<17} "
             f"{'samples':>9} {'shape':<18} dtype\n{table}\n",
@@ -334,8 +345,10 @@ class IApp:
             Keras's metrics by name, ``"loss"`` among them.
         """
         if not hasattr(self, "x_test") or not hasattr(self, "y_test"):
-            raise AppError("there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset")
-        metrics = await self._compute(self._evaluate, None)
+            raise AppError(
+                "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
+            )
+        metrics: dict[str, float] = await self._compute(self._evaluate, None)
         self.say("test      " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         return metrics
 
@@ -379,7 +392,7 @@ class IApp:
         """
         import keras
 
-        if not Path(path).is_file():
+        if not Path(path).is_file():  # noqa: ASYNC240
             raise ConfigError(f"there is no model file {str(path)!r}")
         loaded = await self._compute(keras.models.load_model, str(path))
         if hasattr(self, "model"):
@@ -393,7 +406,9 @@ class IApp:
             return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in MASTER_ONLY and not name.startswith("_")}
+        return {
+            name: value for name, value in vars(self).items() if name not in MASTER_ONLY and not name.startswith("_")
+        }
 
 
 def default_cluster() -> Cluster:
@@ -408,6 +423,3 @@ def default_cluster() -> Cluster:
 async def _maybe_await(result: Any) -> None:
     if hasattr(result, "__await__"):
         await result
-
-
-__all__ = ["IApp", "RoundRecord", "accuracy"]

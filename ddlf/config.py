@@ -173,6 +173,7 @@ class SecurityConfig(_Section):
 class RunConfig(_Section):
     """Defaults of a run. An app's own attributes, arguments and command-line flags win over them."""
 
+    min_workers: Count | None = Field(default=None, description="Start with this many workers if some do not answer.")
     connect_timeout_s: float = Field(
         default=10.0, gt=0, allow_inf_nan=False, description="How long to try to reach all workers, in seconds."
     )

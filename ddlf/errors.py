@@ -7,6 +7,7 @@ error says what happened, where, and what to do next (``hint``); the facts are a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "AppError",
@@ -202,7 +203,7 @@ class RemoteError(DDLFError):
         return f"{text}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
 
 
-class SeveralErrors(DDLFError, ExceptionGroup):  # type: ignore[type-arg]
+class SeveralErrors(DDLFError, ExceptionGroup[Exception]):
     """More than one worker failed in one call; ``exceptions`` holds an error for each, in worker order."""
 
     def __new__(cls, message: str, exceptions: Sequence[Exception]) -> SeveralErrors:
@@ -223,6 +224,6 @@ class SeveralErrors(DDLFError, ExceptionGroup):  # type: ignore[type-arg]
             seen.setdefault(text, []).append(worker)
         return "\n".join([self.message, *(f"{', '.join(filter(None, who))}: {text}" for text, who in seen.items())])
 
-    def derive(self, excs: Sequence[Exception]) -> SeveralErrors:
+    def derive(self, excs: Sequence[Any]) -> Any:
         """Keep the type when ``except*`` splits the group."""
         return SeveralErrors(self.message, excs)

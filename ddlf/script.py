@@ -1,7 +1,7 @@
 """For scripts and notebooks: run something that is awaited from code that is not. Runs on the master.
 
-``main`` gives a script the command line of ``ddlf run``. ``run`` waits for a coroutine, also in a notebook whose cell already runs inside an event loop:
-it uses one loop of its own on a background thread, so a cluster that one call opened can be used by the next one.
+``main`` gives a script the command line of ``ddlf run``. ``run`` waits for a coroutine, also in a notebook whose cell already
+runs inside an event loop: it uses one loop of its own on a background thread, so a cluster that one call opened can be used by the next one.
 """
 
 from __future__ import annotations
@@ -86,4 +86,6 @@ def _running_here() -> asyncio.AbstractEventLoop | None:
 async def _settle() -> None:
     """Let every cancelled task of this loop end."""
     mine = asyncio.current_task()
-    await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True)
+    await asyncio.gather(
+        *(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True
+    )

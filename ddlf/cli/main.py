@@ -34,32 +34,44 @@ def parser() -> Parser:
     commands = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     run = commands.add_parser("run", help="run an app on a cluster", description="Run an app on a cluster.")
-    run.add_argument("app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)")
+    run.add_argument(
+        "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
+    )
     add_options(run)
 
     status = commands.add_parser("status", help="show what the workers do", description="Show what the workers do.")
     _add_cluster(status)
     status.add_argument("--json", action="store_true", help="print JSON")
 
-    stop = commands.add_parser("stop", help="end workers, or what they run", description="End the workers of a cluster.")
+    stop = commands.add_parser(
+        "stop", help="end workers, or what they run", description="End the workers of a cluster."
+    )
     _add_cluster(stop)
     stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
 
-    token = commands.add_parser("token", help="make or show the token", description="The secret that master and workers share.")
+    token = commands.add_parser(
+        "token", help="make or show the token", description="The secret that master and workers share."
+    )
     actions = token.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
     new = actions.add_parser("new", help="write a new token", description="Write a new token for this user.")
     new.add_argument("--token-file", type=Path, help="where to (default: this user's configuration folder)")
-    show = actions.add_parser("show", help="show the token to copy it", description="Show where the token is, and the token itself.")
+    show = actions.add_parser(
+        "show", help="show the token to copy it", description="Show where the token is, and the token itself."
+    )
     show.add_argument("--token-file", type=Path, help="where it is")
     return result
 
 
 def _add_cluster(parser: Parser) -> None:
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file (default: $DDLF_CONFIG, ./cluster.yaml)")
+    one.add_argument(
+        "-c", "--config", type=Path, metavar="PATH", help="cluster file (default: $DDLF_CONFIG, ./cluster.yaml)"
+    )
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
-    parser.add_argument("--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)")
+    parser.add_argument(
+        "--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -70,7 +82,10 @@ def main(argv: list[str] | None = None) -> None:
     names = ("run", "status", "stop", "token")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         near = difflib.get_close_matches(argv[0], names, 1)
-        top.error(f"unknown command {argv[0]!r}" + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"))
+        top.error(
+            f"unknown command {argv[0]!r}"
+            + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}")
+        )
     options = top.parse_args(argv)
     if options.command is None:
         top.print_help()
@@ -129,7 +144,10 @@ async def _status(options: argparse.Namespace) -> int:
         print(
             json.dumps(
                 [
-                    {"address": f"{worker.host}:{worker.port}", **(answer if isinstance(answer, dict) else {"error": str(answer)})}
+                    {
+                        "address": f"{worker.host}:{worker.port}",
+                        **(answer if isinstance(answer, dict) else {"error": str(answer)}),
+                    }
                     for worker, answer in zip(workers, answers, strict=True)
                 ]
             )
@@ -158,7 +176,9 @@ async def _stop(options: argparse.Namespace) -> int:
     answers = await asyncio.gather(*(_ask(worker, command, options.timeout) for worker in workers))
     for worker, answer in zip(workers, answers, strict=True):
         done = "restarted" if options.restart else "stopped"
-        print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {answer if isinstance(answer, DDLFError) else done}")
+        print(
+            f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {answer if isinstance(answer, DDLFError) else done}"
+        )
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 

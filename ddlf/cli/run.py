@@ -39,11 +39,18 @@ def add_options(parser: Parser) -> None:
     train.add_argument("--mode", choices=("sync", "async"))
     train.add_argument("--master-epochs", type=number("epochs", 1), metavar="N", help="local epochs of the whole run")
     train.add_argument("--worker-epochs", type=number("epochs", 1), metavar="N", help="local epochs in a round")
-    train.add_argument("--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker")
+    train.add_argument(
+        "--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker"
+    )
     train.add_argument("--seed", type=number("seed", 0, 2**32 - 1), metavar="N")
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="set an attribute of the app; may be repeated"
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set an attribute of the app; may be repeated",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -125,7 +132,10 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     count = options.local or 2
     threads = threads_for(count)
     why = "" if options.local else "no cluster file: "
-    return Cluster.local(count), f"{why}{count} local {'worker' if count == 1 else 'workers'}, {threads} {'thread' if threads == 1 else 'threads'} each"
+    return (
+        Cluster.local(count),
+        f"{why}{count} local {'worker' if count == 1 else 'workers'}, {threads} {'thread' if threads == 1 else 'threads'} each",
+    )
 
 
 def _workers(count: int) -> str:

@@ -32,16 +32,22 @@ def parser() -> Parser:
         "  ddlf token new                            once, then copy the file to the other machines\n"
         "  ddlf-worker --host ADDRESS --insecure-plaintext --port 9000",
     )
-    result.add_argument("--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)")
+    result.add_argument(
+        "--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)"
+    )
     result.add_argument("--host", help=f"address to listen on (default: {LOOPBACK})")
     result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
     result.add_argument(
-        "--insecure-plaintext", action="store_true", help="allow an address beyond this machine without encryption: private links only"
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow an address beyond this machine without encryption: private links only",
     )
     result.add_argument("--state-dir", type=Path, help="folder for persistent methods and the executor's log")
     result.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     # For programs that start workers: the token comes on stdin, whose end is the parent's end; readiness goes to a descriptor as one line of JSON.
-    result.add_argument("--exit-with-parent", action="store_true", help="read the token from stdin, and end when stdin ends")
+    result.add_argument(
+        "--exit-with-parent", action="store_true", help="read the token from stdin, and end when stdin ends"
+    )
     result.add_argument("--ready-fd", type=int, help="descriptor to write one line of JSON to when ready")
     return result
 
@@ -60,12 +66,12 @@ def _run(options: argparse.Namespace) -> int:
     from ddlf.tokens import Tokens, find_tokens, loopback_tokens
     from ddlf.worker.daemon import Daemon, Options
 
-    say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    tokens: Tokens | None
-    if options.exit_with_parent:
-        tokens = Tokens((_token_from_stdin(),), source="stdin")
-    else:
-        tokens = find_tokens(options.token_file)
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(line, flush=True)
+
+    given = options.exit_with_parent
+    tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)
     host = options.host or LOOPBACK
     beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
     if beyond and tokens is None:

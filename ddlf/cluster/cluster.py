@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,6 +23,8 @@ from ddlf.wire.messages import Request
 if TYPE_CHECKING:
     from ddlf.launch.local import LocalWorkers
 
+log = logging.getLogger(__name__)
+
 LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -34,6 +37,8 @@ class Cluster:
         token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
         threads: For computation on each worker; None divides the cores of a machine by its workers, for workers on this machine.
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
+        connect_timeout_s: For each worker; all are tried at once.
+        min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
 
     Raises:
         ConfigError: The addresses cannot be used.
@@ -53,8 +58,12 @@ class Cluster:
         threads: int | None = None,
         pickle_results: bool = False,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        min_workers: int | None = None,
     ) -> None:
         self._setup(_addresses(hosts, ports), find_tokens(token_file), threads, pickle_results, connect_timeout_s)
+        if min_workers is not None and not 1 <= min_workers <= len(self._workers):
+            raise ConfigError(f"min_workers must be 1-{len(self._workers)}, got {min_workers}")
+        self._min_workers = min_workers
 
     def _setup(
         self,
@@ -67,7 +76,8 @@ class Cluster:
         here = sum(_is_loopback(host) for host, _ in addresses)
         if tokens is None and here < len(addresses):
             raise ConfigError(
-                "no token for workers on other machines", hint="run 'ddlf token new' and copy the file to the other machines"
+                "no token for workers on other machines",
+                hint="run 'ddlf token new' and copy the file to the other machines",
             )
         tokens = tokens or loopback_tokens()
         self._workers = [
@@ -86,6 +96,7 @@ class Cluster:
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._local: LocalWorkers | None = None
+        self._min_workers: int | None = None
 
     @classmethod
     def from_config(cls, path: str | Path | None = None) -> Self:
@@ -102,6 +113,7 @@ class Cluster:
             [worker.port for worker in config.workers],
             token_file=config.security.token_file,
             connect_timeout_s=config.run.connect_timeout_s,
+            min_workers=config.run.min_workers,
         )
 
     @classmethod
@@ -152,7 +164,9 @@ class Cluster:
         """
         if on_error not in (None, "raise", "return"):
             raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
-        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s < 0):
+        if timeout_s is not None and (
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s < 0
+        ):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
         view = copy.copy(self)
         view._on_error = on_error or self._on_error
@@ -182,24 +196,42 @@ class Cluster:
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
+        # First every daemon, so that all are known before the workers learn their numbers.
+        outcomes = await asyncio.gather(
+            *(worker.connect_control(timeout_s=self._connect_timeout_s) for worker in self._workers),
+            return_exceptions=True,
+        )
+        await self._check_reached(outcomes)
+        for number, worker in enumerate(self._workers, 1):
+            worker.id, worker.N = number, len(self._workers)
         outcomes = await asyncio.gather(
             *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
         )
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if not failures:
-            return self
-        await self.close()
+        await self._check_reached(outcomes)
+        return self
+
+    async def _check_reached(self, outcomes: Sequence[BaseException | None]) -> None:
+        """Go on with the workers that were reached, if they are enough; else say which were not, and why."""
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        reached = [worker for worker, outcome in zip(self._workers, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
+                await self.close()
                 raise failure
-        if len(self._workers) == 1:
-            raise failures[0]
-        rows = [
-            f"  {worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {outcome}"
-            for worker, outcome in zip(self._workers, outcomes, strict=True)
-            if isinstance(outcome, DDLFError) and not setattr(outcome, "worker", "")
-        ]
-        error = ConnectError("\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows]))
+        if not failures:
+            return
+        rows = []
+        for worker, outcome in zip(self._workers, outcomes, strict=True):
+            if isinstance(outcome, DDLFError):
+                outcome.worker = ""  # the row says which
+                rows.append(f"  {worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {outcome}")
+        text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
+        if len(reached) >= (self._min_workers or len(self._workers)):
+            log.warning("%s\ngoing on with %d workers", text, len(reached))
+            self._workers = reached
+            return
+        await self.close()
+        error = ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
@@ -247,7 +279,9 @@ class Cluster:
         request = Request(command, *args, **kwargs)
         return await self.gather([worker.rpc(request, self._timeout_s) for worker in self._workers])
 
-    async def _each(self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]) -> list[Any]:
+    async def _each(
+        self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
+    ) -> list[Any]:
         if not per_worker:
             return await self._all(command, method, **same)
         if same:
@@ -256,7 +290,9 @@ class Cluster:
             raise ValueError(f"{len(per_worker)} sets of arguments for {len(self._workers)} workers")
         for given in per_worker:
             if not isinstance(given, dict):
-                raise TypeError(f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}")
+                raise TypeError(
+                    f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}"
+                )
         return await self.gather(
             [
                 worker.rpc(Request(command, method, **given), self._timeout_s)
@@ -285,14 +321,18 @@ class Cluster:
             All workers are waited for before the error is raised, and the cluster stays usable.
         """
         if not callable(method):
-            raise TypeError(f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run")
+            raise TypeError(
+                f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
+            )
         return await self._each("run_method", method, per_worker, kwargs)
 
     async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``."""
         return await self._each("run", method_name(method), per_worker, kwargs)
 
-    async def run_at(self, worker: ProxyWorker | int, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def run_at(
+        self, worker: ProxyWorker | int, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Run a hosted method on one worker.
 
         Args:
@@ -387,7 +427,9 @@ def _is_loopback(host: str) -> bool:
 
 def _addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[tuple[str, int]]:
     if isinstance(hosts, str):
-        raise ConfigError(f"hosts must be a list of names or addresses, got the text {hosts!r}", hint=f"write [{hosts!r}]")
+        raise ConfigError(
+            f"hosts must be a list of names or addresses, got the text {hosts!r}", hint=f"write [{hosts!r}]"
+        )
     ports = [ports] * len(hosts) if isinstance(ports, int) else list(ports)
     if not hosts:
         raise ConfigError("a cluster needs at least one worker", hint="name one, or use Cluster.local(2)")

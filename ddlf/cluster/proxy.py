@@ -15,7 +15,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.errors import ConnectError, DDLFError, ExecutorCrashed, ProtocolError, RequestTimeout, VersionError, WorkerLost
+from ddlf.errors import (
+    ConnectError,
+    DDLFError,
+    ExecutorCrashed,
+    ProtocolError,
+    RequestTimeout,
+    VersionError,
+    WorkerLost,
+)
 from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
@@ -34,7 +42,9 @@ CODE_MISSING = "ddlf.wire.code.CodeMissing"
 class Channel:
     """One connection of a proxy, with the requests that are open on it."""
 
-    def __init__(self, load_object: Callable[..., Any], on_event: Callable[[Frame], None], on_end: Callable[..., None]) -> None:
+    def __init__(
+        self, load_object: Callable[..., Any], on_event: Callable[[Frame], None], on_end: Callable[..., None]
+    ) -> None:
         self.pending: dict[int, asyncio.Future[Any]] = {}
         self.code = CodeSender()
         self.connection: Connection
@@ -223,9 +233,7 @@ class ProxyWorker(IWorker):
             if self._data is not None:
                 self._bytes_before = (self.bytes_sent, self.bytes_received)
             self._data = data
-            session = Request(
-                "connect", id=self.id, N=self.N, threads=self.threads, pickle_results=self.pickle_results
-            )
+            session = Request("connect", id=self.id, N=self.N, threads=self.threads, pickle_results=self.pickle_results)
             self.facts = (await self._call(data, session, timeout_s)).unwrap()
             mine = f"{sys.version_info.major}.{sys.version_info.minor}"
             if self.facts["python"].rsplit(".", 1)[0] != mine:
@@ -420,6 +428,3 @@ class ProxyWorker(IWorker):
 def method_name(method: str | Callable[..., Any]) -> Any:
     """A hosted method may be named by the function that was added."""
     return method if isinstance(method, str) else getattr(method, "__name__", method)
-
-
-

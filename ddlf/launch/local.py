@@ -76,7 +76,8 @@ class LocalWorkers:
             raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
         if not line:
             raise ConnectError(
-                f"a local worker ended with exit code {await process.wait()} before it was ready", hint="see its lines above"
+                f"a local worker ended with exit code {await process.wait()} before it was ready",
+                hint="see its lines above",
             )
         return int(json.loads(line)["port"])
 

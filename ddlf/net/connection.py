@@ -144,7 +144,9 @@ class Connection:
                 count = self._sock.recv_into(memory)
                 if count == 0:
                     reason = "in the middle of a message" if decoder.mid_frame else None
-                    self._close(ConnectionResetError(f"the other side closed the connection {reason}") if reason else None)
+                    self._close(
+                        ConnectionResetError(f"the other side closed the connection {reason}") if reason else None
+                    )
                     return
                 self.bytes_received += count
                 for frame in decoder.received(count):

@@ -100,7 +100,9 @@ async def dial(
             hint="check the address, that the machine is on, and that a firewall lets the port through",
         ) from None
     except socket.gaierror as error:
-        raise ConnectError(f"the name {host!r} cannot be resolved ({error.strerror})", hint="check its spelling") from None
+        raise ConnectError(
+            f"the name {host!r} cannot be resolved ({error.strerror})", hint="check its spelling"
+        ) from None
     except OSError as error:
         raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port)) from None
     try:
@@ -111,10 +113,14 @@ async def dial(
             sock.close()
         if isinstance(error, AuthError | VersionError):
             error.message = f"{where}: {error.message}"
-            error.hint = error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"
+            error.hint = (
+                error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"
+            )
             raise
         if isinstance(error, ProtocolError):
-            raise ConnectError(f"{where}: another program listens there, not a DDLF worker", hint="check the port") from None
+            raise ConnectError(
+                f"{where}: another program listens there, not a DDLF worker", hint="check the port"
+            ) from None
         if isinstance(error, TimeoutError):
             raise ConnectError(
                 f"{where}: connected, but no DDLF handshake within {HANDSHAKE_TIMEOUT_S:g} s",

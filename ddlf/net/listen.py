@@ -49,7 +49,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use", hint="stop the program that uses it, or choose another with --port"
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ListenError(f"{host} is not an address of this machine", hint="choose one of it with --host") from None
+            raise ListenError(
+                f"{host} is not an address of this machine", hint="choose one of it with --host"
+            ) from None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise ListenError(
                 f"cannot listen on {where}: permission denied", hint="ports below 1024 need root, try 9000"
@@ -60,7 +62,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def answer(
-    sock: socket.socket, preamble: bytes, tokens: tuple[bytes, ...], max_message_bytes: int, *, delay_s: float = REFUSAL_DELAY_S
+    sock: socket.socket,
+    preamble: bytes,
+    tokens: tuple[bytes, ...],
+    max_message_bytes: int,
+    *,
+    delay_s: float = REFUSAL_DELAY_S,
 ) -> Hello:
     """The worker's side of the handshake; the caller has read and checked the preamble and bounds the time.
 

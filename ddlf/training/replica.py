@@ -50,7 +50,9 @@ class Replica:
         call(self.app.create_model)
         model = getattr(self.app, "model", None)
         if model is None:
-            raise AppError("create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)")
+            raise AppError(
+                "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
+            )
         return {"weights": describe_weights(model), "keras": keras.__version__, "backend": keras.backend.backend()}
 
     def load(self) -> dict[str, Any]:
@@ -138,7 +140,9 @@ def call(function: Any, *args: Any) -> Any:
 def describe_weights(model: Any) -> list[list[Any]]:
     """Path, shape and type of each of ``model.weights``, to compare nodes by."""
     if not model.built:
-        raise AppError(f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call model.build(...)")
+        raise AppError(
+            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call model.build(...)"
+        )
     return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
 
 
@@ -225,7 +229,9 @@ def fingerprint_of(app: Any) -> str:
     """
     for name in ("x_train", "y_train"):
         if not hasattr(app, name):
-            raise AppError(f"load_dataset set no self.{name}", hint="set x_train, y_train and, for the test, x_test, y_test")
+            raise AppError(
+                f"load_dataset set no self.{name}", hint="set x_train, y_train and, for the test, x_test, y_test"
+            )
     x, y = len(first_array(app.x_train)), len(first_array(app.y_train))
     if x != y:
         raise AppError(f"x_train has {x} rows, y_train {y}", hint="give every sample its label")

@@ -155,7 +155,7 @@ def _own_modules_by_value() -> Iterator[None]:
 _INSTALLED = tuple(
     {
         f"{Path(path).resolve()}{os.sep}"
-        for path in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, Path(__file__).parents[1])
+        for path in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
         # A prefix such as /usr would make every script below it count as installed.
         if len(Path(path).parts) > 2
     }
@@ -174,7 +174,12 @@ def _own_modules() -> list[Any]:
 
 def _is_own(module: Any) -> bool:
     name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
-    if not isinstance(name, str) or not isinstance(file, str) or name == "__main__" or sys.modules.get(name) is not module:
+    if (
+        not isinstance(name, str)
+        or not isinstance(file, str)
+        or name == "__main__"
+        or sys.modules.get(name) is not module
+    ):
         return False
     if file not in _own:
         path = str(Path(file).resolve())

@@ -235,7 +235,12 @@ class FrameDecoder:
         if type(header) is not list or len(header) != 5:
             raise ProtocolError("header is not an array of 5 fields")
         kind, id, name, sizes, _ = header
-        for field, value, kind_of in (("kind", kind, int), ("id", id, int), ("name", name, str), ("sizes", sizes, list)):
+        for field, value, kind_of in (
+            ("kind", kind, int),
+            ("id", id, int),
+            ("name", name, str),
+            ("sizes", sizes, list),
+        ):
             if type(value) is not kind_of:
                 raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
         if len(sizes) > self.limits.max_buffers:

@@ -76,14 +76,17 @@ def describe(error: BaseException) -> dict[str, Any]:
     Nothing of the exception itself is sent, so one that cannot be pickled, or whose ``__str__`` raises, arrives like any other. Frames of
     DDLF itself before the first one of the user are left out.
     """
-    chain, seen = [], set()
+    chain: list[list[Any]] = []
+    seen: set[int] = set()
     current: BaseException | None = error
     link = ""
     while current is not None and id(current) not in seen and len(chain) < 20:
         seen.add(id(current))
-        frames = [[f.filename, f.lineno or 0, f.name, f.line or ""] for f in traceback.extract_tb(current.__traceback__)]
+        frames = [
+            [f.filename, f.lineno or 0, f.name, f.line or ""] for f in traceback.extract_tb(current.__traceback__)
+        ]
         if not chain:
-            own = next((index for index, frame in enumerate(frames) if not _is_machinery(frame[0])), len(frames))
+            own = next((index for index, frame in enumerate(frames) if not _is_machinery(str(frame[0]))), len(frames))
             frames = frames[own:]
         chain.append([type_name(current), _text(current), frames[-100:], link])
         if current.__cause__ is not None:

@@ -224,7 +224,7 @@ def _dump_array(
         return msgpack.ExtType(Tag.INLINE_ARRAY, pack([memory, number, order, *array.shape]))
     flat = array.T if order == "F" else array
     # A bfloat16 array cannot be exported as a buffer; its bytes can.
-    buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))
+    buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
     return msgpack.ExtType(Tag.ARRAY, pack([len(buffers) - 1, number, order, *array.shape]))
 
 
@@ -292,7 +292,11 @@ def dumps_one(value: Any, dump_object: DumpObject) -> None:
     if isinstance(value, bool | int | float | complex | str | bytes | bytearray | None):
         return
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and _dtype_number(value.dtype) is not None:
+    if (
+        numpy is not None
+        and isinstance(value, numpy.ndarray | numpy.generic)
+        and _dtype_number(value.dtype) is not None
+    ):
         return
     if type(value) in (set, frozenset):
         for item in value:

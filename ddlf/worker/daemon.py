@@ -330,7 +330,9 @@ class Executor:
             if len(self._starts) == MAX_RESTARTS and time.monotonic() - self._starts[0] < RESTART_WINDOW_S:
                 self.state = "failed"
                 self._wanted.clear()
-                self._log(f"executor ended {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s: given up, see {self._log_path}")
+                self._log(
+                    f"executor ended {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s: given up, see {self._log_path}"
+                )
             self._on_exit({**facts, "state": self.state})
 
     async def _start(self) -> None:
@@ -380,7 +382,9 @@ class Executor:
         text = f"was ended by {name}" if name else f"ended with exit code {code}"
         hint = ""
         if name == "SIGKILL":
-            hint = "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers"
+            hint = (
+                "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers"
+            )
         elif name:
             hint = "the fault is in native code that the method called"
         running = self.activity.running()

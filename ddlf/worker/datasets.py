@@ -61,13 +61,14 @@ def load(name: str) -> Arrays:
 
 
 def _scaled(images: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    scaled = np.multiply(images.reshape(-1, *SHAPES[name]), np.float32(1 / 255), dtype=np.float32)
+    scaled: np.ndarray[Any, Any] = np.multiply(images.reshape(-1, *SHAPES[name]), np.float32(1 / 255), dtype=np.float32)
     scaled -= np.float32(0.5)
     return scaled
 
 
 def _one_hot(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.eye(CLASSES, dtype=np.float32)[labels.reshape(-1)]
+    rows: np.ndarray[Any, Any] = np.eye(CLASSES, dtype=np.float32)[labels.reshape(-1)]
+    return rows
 
 
 def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -77,7 +78,9 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
         if path.is_file():
             return _read(path)
         if not path.parent.is_dir():
-            raise DatasetError(f"DDLF_DATA is {folder!r}, which is no folder", hint=f"set it to the folder of {name}.npz")
+            raise DatasetError(
+                f"DDLF_DATA is {folder!r}, which is no folder", hint=f"set it to the folder of {name}.npz"
+            )
     cached = _cache_dir() / f"{name}.npz"
     if _intact(cached):
         return _read(cached)
@@ -94,7 +97,9 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise DatasetError(f"{path} cannot be read ({error})", hint="copy it again") from None
     for split in ("train", "test"):
         if len(raw[f"x_{split}"]) != len(raw[f"y_{split}"]):
-            raise DatasetError(f"{path}: x_{split} has {len(raw[f'x_{split}'])} rows, y_{split} {len(raw[f'y_{split}'])}")
+            raise DatasetError(
+                f"{path}: x_{split} has {len(raw[f'x_{split}'])} rows, y_{split} {len(raw[f'y_{split}'])}"
+            )
     return raw
 
 

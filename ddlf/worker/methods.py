@@ -91,9 +91,11 @@ class Methods:
         Raises:
             ValueError: The name cannot be used.
         """
-        name = name or getattr(function, "__name__", "")
+        name = name or str(getattr(function, "__name__", ""))
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for a method; give one with name=..., of letters, digits and underscores")
+            raise ValueError(
+                f"{name!r} is no name for a method; give one with name=..., of letters, digits and underscores"
+            )
         method = Method(name, function, takes_self(function), concurrent or getattr(function, "concurrent", False))
         folder = self._persist_dir if persist else self._session_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

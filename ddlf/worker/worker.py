@@ -30,12 +30,12 @@ import numpy as np
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
-from ddlf.worker import methods as hosting
-from ddlf.worker.activity import Activity
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
 from ddlf.wire.messages import Kind, Request, Response, describe
 from ddlf.wire.values import dumps, loads, refuse_objects
+from ddlf.worker import methods as hosting
+from ddlf.worker.activity import Activity
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
@@ -173,7 +173,9 @@ class Worker(IWorker):
             if self._activity is not None and job.id > 0:
                 self._activity.begin(job.id, method.name)
         if job.deadline is not None and asyncio.get_running_loop().time() > job.deadline:
-            self._finish(job, Response(error=RequestTimeout("its time was over before its turn came", may_have_run=False)))
+            self._finish(
+                job, Response(error=RequestTimeout("its time was over before its turn came", may_have_run=False))
+            )
             return
         args = (self, *job.request.args[1:]) if method.takes_self else job.request.args[1:]
         self._start(job, method.function, args)
@@ -189,7 +191,7 @@ class Worker(IWorker):
         else:
             if inspect.isawaitable(result):
                 self._blocking_id = 0
-                job.task = asyncio.ensure_future(self._complete(job, result))  # type: ignore[arg-type]
+                job.task = asyncio.ensure_future(self._complete(job, result))
                 return
             response = Response(result)
         self._blocking_id = 0
@@ -306,11 +308,13 @@ class Worker(IWorker):
         file = f"<run_code {abs(hash(code)) % 10**6}>"
         linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
         tree = ast.parse(code, file)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        parts: list[ast.Module | ast.Expression] = [tree]
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+            parts.append(ast.Expression(last.value))
         value = None
-        for part in (tree, last and ast.Expression(last.value)):
-            if part is None:
-                continue
+        for part in parts:
             mode = "eval" if isinstance(part, ast.Expression) else "exec"
             compiled = compile(part, file, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             value = eval(compiled, self._namespace)
@@ -349,7 +353,9 @@ class Worker(IWorker):
     def _check_variable(self, name: str) -> None:
         if name not in self.variables:
             near = difflib.get_close_matches(str(name), self.variables, 1)
-            guess = f"; did you mean {near[0]!r}?" if near else f"; set are: {', '.join(sorted(self.variables)) or 'none'}"
+            guess = (
+                f"; did you mean {near[0]!r}?" if near else f"; set are: {', '.join(sorted(self.variables)) or 'none'}"
+            )
             raise KeyError(f"no variable {name!r} here{guess}")
 
     async def list_variables(self) -> dict[str, str]:
