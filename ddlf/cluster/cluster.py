@@ -80,6 +80,7 @@ class Cluster:
                 hint="run 'ddlf token new' and copy the file to the other machines",
             )
         tokens = tokens or loopback_tokens()
+        self._min_workers: int | None = None
         self._workers = [
             ProxyWorker(
                 host,
@@ -96,7 +97,6 @@ class Cluster:
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._local: LocalWorkers | None = None
-        self._min_workers: int | None = None
 
     @classmethod
     def from_config(cls, path: str | Path | None = None) -> Self:
