@@ -288,9 +288,10 @@ class IApp:
             raise
         opened = await opening
         self._check_models([facts["weights"] for facts in opened])
+        threads = sorted({worker.facts["threads"] for worker in self.cluster.workers})
         self.say(
             f"model     {self.model.name}: {self.model.count_params():,} parameters, Keras {opened[0]['keras']} on "
-            f"{opened[0]['backend']}, {self.cluster.N} workers ready in {time.perf_counter() - begin:.1f} s"
+            f"{opened[0]['backend']}, {self.cluster.N} workers with {'-'.join(map(str, threads))} threads each, ready in {time.perf_counter() - begin:.1f} s"
         )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
         loaded = await self.cluster.run_method(replica.load_data, wanted=mine)

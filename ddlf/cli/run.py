@@ -114,7 +114,7 @@ async def _run(target: Any, options: argparse.Namespace) -> int:
 
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     """The cluster that the options name, and how to describe it."""
-    from ddlf.cluster.cluster import Cluster, threads_for
+    from ddlf.cluster.cluster import Cluster
 
     if options.hosts:
         from ddlf.config import parse_address
@@ -130,12 +130,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             cluster = Cluster.from_config(path)
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
-    threads = threads_for(count)
     why = "" if options.local else "no cluster file: "
-    return (
-        Cluster.local(count),
-        f"{why}{count} local {'worker' if count == 1 else 'workers'}, {threads} {'thread' if threads == 1 else 'threads'} each",
-    )
+    return Cluster.local(count), f"{why}{_workers(count)} on this machine"
 
 
 def _workers(count: int) -> str:

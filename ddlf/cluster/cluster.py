@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = ("localhost", "127.", "::1")
+LOOPBACK = "loopback"
 
 
 class Cluster:
@@ -35,7 +34,7 @@ class Cluster:
         hosts: Names or addresses of the workers' machines.
         ports: One for each host, or one for all.
         token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
-        threads: For computation on each worker; None divides the cores of a machine by its workers, for workers on this machine.
+        threads: For computation on each worker; None divides the cores of each machine by the workers on it.
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
         connect_timeout_s: For each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
@@ -60,10 +59,11 @@ class Cluster:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
     ) -> None:
-        self._setup(_addresses(hosts, ports), find_tokens(token_file), threads, pickle_results, connect_timeout_s)
-        if min_workers is not None and not 1 <= min_workers <= len(self._workers):
-            raise ConfigError(f"min_workers must be 1-{len(self._workers)}, got {min_workers}")
-        self._min_workers = min_workers
+        addresses = _addresses(hosts, ports)
+        if min_workers is not None and not 1 <= min_workers <= len(addresses):
+            raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
+        tokens = find_tokens(token_file)
+        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers)
 
     def _setup(
         self,
@@ -71,16 +71,17 @@ class Cluster:
         tokens: Tokens | None,
         threads: int | None,
         pickle_results: bool,
-        connect_timeout_s: float,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        min_workers: int | None = None,
     ) -> None:
-        here = sum(_is_loopback(host) for host, _ in addresses)
-        if tokens is None and here < len(addresses):
+        machines = Counter(_machine(host) for host, _ in addresses)
+        if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
                 hint="run 'ddlf token new' and copy the file to the other machines",
             )
         tokens = tokens or loopback_tokens()
-        self._min_workers: int | None = None
+        self._min_workers = min_workers
         self._workers = [
             ProxyWorker(
                 host,
@@ -88,7 +89,8 @@ class Cluster:
                 tokens.primary,
                 id=number,
                 N=len(addresses),
-                threads=threads or (threads_for(here) if _is_loopback(host) else None),
+                threads=threads,
+                share=machines[_machine(host)],
                 pickle_results=pickle_results,
             )
             for number, (host, port) in enumerate(addresses, 1)
@@ -131,7 +133,7 @@ class Cluster:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self = cls.__new__(cls)
         local = LocalWorkers(n)
-        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads or threads_for(n), pickle_results, CONNECT_TIMEOUT_S)
+        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results)
         self._local = local
         return self
 
@@ -415,14 +417,9 @@ class Cluster:
         return await self.gather([worker.status() for worker in self._workers])
 
 
-def threads_for(workers_here: int) -> int:
-    """Computing threads for each of the workers on this machine, so that together they fill its cores and no more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // workers_here)
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith(LOOPBACK)
+def _machine(host: str) -> str:
+    """What workers share when they are on the same machine."""
+    return LOOPBACK if host == "::1" or host.startswith(("localhost", "127.")) else host
 
 
 def _addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[tuple[str, int]]:

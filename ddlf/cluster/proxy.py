@@ -101,7 +101,8 @@ class ProxyWorker(IWorker):
         token: The shared secret.
         id: Number of the worker in its cluster, from 1.
         N: Number of workers in the cluster.
-        threads: For computation on the worker; None leaves it to the libraries.
+        threads: For computation on the worker; None takes its share of the machine's cores.
+        share: How many workers share that machine.
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
 
@@ -118,6 +119,7 @@ class ProxyWorker(IWorker):
         id: int = 1,
         N: int = 1,
         threads: int | None = None,
+        share: int = 1,
         pickle_results: bool = False,
         max_message_bytes: int = MAX_BODY_BYTES,
     ) -> None:
@@ -126,6 +128,7 @@ class ProxyWorker(IWorker):
         self.id = id
         self.N = N
         self.threads = threads
+        self.share = share
         self.pickle_results = pickle_results
         self.facts: dict[str, Any] = {}
         self._token = token
@@ -233,7 +236,14 @@ class ProxyWorker(IWorker):
             if self._data is not None:
                 self._bytes_before = (self.bytes_sent, self.bytes_received)
             self._data = data
-            session = Request("connect", id=self.id, N=self.N, threads=self.threads, pickle_results=self.pickle_results)
+            session = Request(
+                "connect",
+                id=self.id,
+                N=self.N,
+                threads=self.threads,
+                share=self.share,
+                pickle_results=self.pickle_results,
+            )
             self.facts = (await self._call(data, session, timeout_s)).unwrap()
             mine = f"{sys.version_info.major}.{sys.version_info.minor}"
             if self.facts["python"].rsplit(".", 1)[0] != mine:

@@ -237,7 +237,8 @@ class Worker(IWorker):
         """Begin a session.
 
         Args:
-            session: ``id`` and ``N`` of this worker; ``threads``, for computation; ``pickle_results``, whether the master unpickles.
+            session: ``id`` and ``N`` of this worker; ``threads``, for computation, or ``share``, the number of workers that share
+                this machine's cores; ``pickle_results``, whether the master unpickles.
 
         Returns:
             Versions, process id and host name.
@@ -245,14 +246,15 @@ class Worker(IWorker):
         self.id = session.get("id", 0)
         self.N = session.get("N", 0)
         self.pickle_results = session.get("pickle_results", False)
-        if session.get("threads"):
-            set_threads(session["threads"])
+        threads = session.get("threads") or max(1, cores() // session.get("share", 1))
+        set_threads(threads)
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "pid": os.getpid(),
             "host": platform.node(),
-            "threads": session.get("threads"),
+            "cores": cores(),
+            "threads": int(os.environ["OMP_NUM_THREADS"]),
         }
 
     async def close(self) -> None:
@@ -463,6 +465,11 @@ def refuse_bytearray(value: Any) -> Any:
 def empty(size: int) -> Any:
     """Memory for an array, without the zeroing that ``bytearray`` does."""
     return np.empty(size, np.uint8)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(threads: int) -> None:
