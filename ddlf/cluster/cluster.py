@@ -99,6 +99,7 @@ class Cluster:
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._local: LocalWorkers | None = None
+        self._is_view = False
 
     @classmethod
     def from_config(cls, path: str | Path | None = None) -> Self:
@@ -171,6 +172,7 @@ class Cluster:
         ):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
         view = copy.copy(self)
+        view._is_view = True
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if workers is not None:
@@ -195,6 +197,9 @@ class Cluster:
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
         """
+        if self._is_view:  # starting workers and numbering them is for the whole cluster
+            await self.gather([worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers])
+            return self
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
@@ -240,7 +245,7 @@ class Cluster:
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
-        if self._local is not None:
+        if self._local is not None and not self._is_view:
             await self._local.stop()
 
     async def shutdown(self) -> None:
