@@ -119,9 +119,7 @@ async def test_train_can_be_overridden_plain_and_async_with_and_without_metrics(
         await made.prepare()
         before = made.model.get_weights()
         records = await made.train_sync(master_epochs=2)
-        assert all(
-            np.allclose(a, b - 0.5, atol=1e-6) for a, b in zip(made.model.get_weights(), before, strict=True)
-        )
+        assert all(np.allclose(a, b - 0.5, atol=1e-6) for a, b in zip(made.model.get_weights(), before, strict=True))
     assert records[0].loss == (102 * 102 + 101 * 101) / 203
 
 

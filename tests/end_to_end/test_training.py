@@ -47,26 +47,24 @@ def stand_in_for_mnist(folder: Path) -> Path:
 
 
 @pytest.fixture
-def workers(environment, tmp_path):
-    """Two ``ddlf-worker`` commands, and the cluster file that names them."""
-    processes, ports = [], []
-    for _ in range(2):
-        process = subprocess.Popen(
-            (sys.executable, "-m", "ddlf.cli.worker", "--port", "0"),
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            cwd=tmp_path,
-        )
-        processes.append(process)
-    for process in processes:
-        for line in process.stdout:
-            if line.startswith("ready on "):
-                ports.append(int(re.search(r":(\d+) ", line)[1]))
-                break
-    config = tmp_path / "cluster.yaml"
-    config.write_text("workers:\n" + "".join(f"  - 127.0.0.1:{port}\n" for port in ports))
-    yield config, processes
+def start_workers(environment, tmp_path):
+    """Starts ``ddlf-worker`` commands, one for each given addition to the environment, and returns the cluster file that names them."""
+    processes = []
+
+    def start(*additions):
+        for addition in additions:
+            command = (sys.executable, "-m", "ddlf.cli.worker", "--port", "0")
+            options = dict(stdout=subprocess.PIPE, env={**environment, **addition}, text=True, cwd=tmp_path)
+            processes.append(subprocess.Popen(command, **options))
+        ports = []
+        for process in processes:
+            ready = next(line for line in process.stdout if line.startswith("ready on "))
+            ports.append(re.search(r":(\d+) ", ready)[1])
+        config = tmp_path / "cluster.yaml"
+        config.write_text("workers:\n" + "".join(f"  - 127.0.0.1:{port}\n" for port in ports))
+        return config
+
+    yield start
     for process in processes:
         process.terminate()
     for process in processes:
@@ -93,8 +91,8 @@ def accuracy(output: str) -> float:
     return float(re.search(r"^test .*accuracy (\S+)", output, re.M)[1])
 
 
-def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, workers):
-    config, _ = workers
+def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers):
+    config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"
     options = ("--config", config, "--batch-size", 64, "-p", "learning_rate=0.05", "--master-epochs", 1)
     first = run(environment, "run", app, *options)
@@ -159,3 +157,12 @@ def test_an_app_runs_as_a_script_too(environment):
     assert result.returncode == 0, result.stderr
     assert "batch 64 per worker x 1 workers" in result.stdout
     assert 0 < accuracy(result.stdout) <= 1
+
+
+def test_workers_may_run_another_keras_backend_than_the_master_and_than_each_other(environment, start_workers):
+    config = start_workers({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "tensorflow"})
+    for backend in ("tensorflow", "jax"):
+        result = run({**environment, "KERAS_BACKEND": backend}, "run", "apps/digits_cnn.py", "--config", config)
+        assert result.returncode == 0, result.stderr
+        assert accuracy(result.stdout) >= 0.95
+        assert "on jax" in result.stdout
