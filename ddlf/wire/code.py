@@ -77,8 +77,6 @@ class CodeSender:
 
     def dump(self, value: Any) -> tuple[Tag, bytes]:
         """Functions and classes by content address, other objects pickled."""
-        if type(value) is bytearray:
-            return Tag.BYTEARRAY, bytes(value)
         data = pickle_object(value)
         if not isinstance(value, types.FunctionType | type):
             return Tag.OBJECT, data
@@ -128,7 +126,7 @@ class CodeCache:
 
 def dump_result(value: Any) -> tuple[Tag, bytes]:
     """The ``dump_object`` of a worker whose master allows pickled results."""
-    return (Tag.BYTEARRAY, bytes(value)) if type(value) is bytearray else (Tag.OBJECT, pickle_object(value))
+    return Tag.OBJECT, pickle_object(value)
 
 
 def load_result(tag: Tag, data: bytes) -> Any:

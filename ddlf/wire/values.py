@@ -1,8 +1,9 @@
 """What a message holds: Python values to bytes and back, exactly. Pure; runs on both sides.
 
 None, bool, int, float, complex, str, bytes, list, tuple, dict, set and NumPy scalars and arrays come out as they went in: a tuple stays a tuple,
-an int of any size its size. The value tree is msgpack with the extension types of ``Tag``; arrays lie beside it as raw memory, so nothing copies
-them here. Everything else is *an object*: ``dump_object`` decides what becomes of it (``code`` pickles it, or a worker refuses).
+an int of any size its size. Other kinds of memory (bytearray, memoryview) arrive as bytes. The value tree is msgpack with the extension types of
+``Tag``; arrays lie beside it as raw memory, so nothing copies them here. Everything else is *an object*: ``dump_object`` decides what becomes of
+it (``code`` pickles it, or a worker refuses).
 
 NumPy is imported when the first array comes: a daemon's connections carry none.
 """
@@ -50,7 +51,6 @@ class Tag(IntEnum):
     INTEGER = 8  # two's complement, little-endian, for what msgpack's 64 bits do not hold
     OBJECT = 9  # what ``code`` makes of it
     CODE = 10  # a function: what ``code`` makes of it
-    BYTEARRAY = 11
 
 
 DumpObject = Callable[[Any], tuple[Tag, bytes]]
@@ -174,8 +174,6 @@ def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
             return complex(*struct.unpack("<dd", data))
         if code == Tag.INTEGER:
             return int.from_bytes(data, "little", signed=True)
-        if code == Tag.BYTEARRAY:
-            return bytearray(data)
         if code in (Tag.OBJECT, Tag.CODE):
             return load_object(Tag(code), data)
         raise ProtocolError(f"extension type {code} not allowed")

@@ -439,7 +439,7 @@ class Session:
             return
         try:
             if response.error is None:
-                dump = dump_result if self._worker.pickle_results else refuse_bytearray
+                dump = dump_result if self._worker.pickle_results else refuse_objects
                 self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
                 return
             error = response.error
@@ -453,13 +453,6 @@ class Session:
     def _on_close(self, reason: BaseException | None) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
-
-
-def refuse_bytearray(value: Any) -> Any:
-    """The ``dump_object`` of data-only results: a bytearray is data too."""
-    if type(value) is bytearray:
-        return dump_result(value)
-    return refuse_objects(value)
 
 
 def empty(size: int) -> Any:
