@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 """Nesting of tuples, sets and arrays in one value."""
+MAX_DIMENSIONS = 32
+"""Of an array: what every version of NumPy can hold."""
 INLINE_ARRAY_BYTES = 512
 """Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
 
@@ -195,12 +198,36 @@ def _items(value: Any) -> list[Any]:
 
 
 def _dtype_number(dtype: np.dtype[Any]) -> int | None:
-    try:
-        number = DTYPES.index(dtype.name)
-    except ValueError:
-        return None
-    big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
-    return number | BIG_ENDIAN if big else number
+    """The number on the wire of an element type; None when it has none."""
+    number = _numbers.get(dtype)
+    if number is None and dtype.name in DTYPES:
+        # Kept, because NumPy makes the name of a type anew each time: it would be most of the cost of a scalar.
+        big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
+        number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if big else 0)
+    return number
+
+
+@cache
+def _dtype(number: int) -> np.dtype[Any]:
+    """The inverse of ``_dtype_number``.
+
+    Raises:
+        NotPicklable: It is bfloat16, and the package that defines it is not installed here.
+    """
+    import numpy as np
+
+    name = DTYPES[number & ~BIG_ENDIAN]
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise NotPicklable("a bfloat16 array cannot be read here", hint="pip install ml-dtypes") from None
+        name = ml_dtypes.bfloat16
+    dtype = np.dtype(name)
+    return dtype.newbyteorder() if bool(number & BIG_ENDIAN) != (sys.byteorder == "big") else dtype
+
+
+_numbers: dict[np.dtype[Any], int] = {}
 
 
 def _dump_array(
@@ -209,7 +236,7 @@ def _dump_array(
     import numpy as np
 
     number = _dtype_number(array.dtype)
-    if number is None:
+    if number is None or array.ndim > MAX_DIMENSIONS:
         return None
     order = "C"
     if not array.flags.c_contiguous:
@@ -234,15 +261,9 @@ def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
     number, order, *shape = description
     if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
         raise ProtocolError(f"dtype {number!r} not allowed")
-    name = DTYPES[number & ~BIG_ENDIAN]
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = np.dtype(name).newbyteorder(">" if number & BIG_ENDIAN else "<")
+    name, dtype = DTYPES[number & ~BIG_ENDIAN], _dtype(number)
     expected = dtype.itemsize
-    if len(shape) > 32:
+    if len(shape) > MAX_DIMENSIONS:
         raise ProtocolError(f"bad shape of {len(shape)} dimensions")
     for size in shape:
         if type(size) is not int or not 0 <= size <= 2**48:
