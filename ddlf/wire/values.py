@@ -87,6 +87,17 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
         NotPicklable: The value contains itself, or nests too deeply.
         ResultNotData: By ``refuse_objects``; the text says where in the value the object is.
     """
+    try:
+        return _encode(value, dump_object)
+    except DDLFError as error:
+        path = _find(value, dump_object)
+        if path:
+            error.message += f" (at {path} of the value)"
+        raise
+
+
+def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
+    """``dumps``, without the place in the error."""
     buffers: list[Buffer] = [b""]
     depth = 0
 
@@ -124,12 +135,10 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
 
     try:
         buffers[0] = pack(value)
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, DDLFError):
-            raise _with_path(error, value, dump_object) from error.__cause__
+    except DDLFError:
+        raise
+    except (RecursionError, ValueError):
         raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
-    except DDLFError as error:
-        raise _with_path(error, value, dump_object) from error.__cause__
     return buffers
 
 
@@ -197,6 +206,9 @@ def _items(value: Any) -> list[Any]:
     return value
 
 
+_numbers: dict[np.dtype[Any], int] = {}
+
+
 def _dtype_number(dtype: np.dtype[Any]) -> int | None:
     """The number on the wire of an element type; None when it has none."""
     number = _numbers.get(dtype)
@@ -225,9 +237,6 @@ def _dtype(number: int) -> np.dtype[Any]:
         name = ml_dtypes.bfloat16
     dtype = np.dtype(name)
     return dtype.newbyteorder() if bool(number & BIG_ENDIAN) != (sys.byteorder == "big") else dtype
-
-
-_numbers: dict[np.dtype[Any], int] = {}
 
 
 def _dump_array(
@@ -277,48 +286,20 @@ def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
     return np.frombuffer(memory, dtype).reshape(shape, order=order)
 
 
-def _with_path(error: DDLFError, value: Any, dump_object: DumpObject) -> DDLFError:
-    """Say where in a value the object is that cannot be sent. Runs only after a failure, so it may be slow."""
-    path = _find(value, dump_object, "", 0)
-    if path:
-        error.message += f" (at {path} of the value)"
-    return error
+def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> str:
+    """The path to the first part of ``value`` that cannot be sent, or that is one of its own containers (``within``, by identity).
 
-
-def _find(value: Any, dump_object: DumpObject, path: str, depth: int) -> str | None:
-    """The path of the first part of ``value`` that cannot be sent; None when all can."""
-    if depth > 8:
-        return None
+    Runs only after a failure, so it may be slow.
+    """
+    parts: list[tuple[str, Any]] = []
     if type(value) is dict:
         parts = [(f"[{key!r}]", item) for key, item in value.items()]
     elif type(value) in (list, tuple):
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
-    else:
+    within = (*within, id(value))
+    for suffix, item in parts if len(within) <= 8 else ():
         try:
-            dumps_one(value, dump_object)
-        except Exception:
-            return path
-        return None
-    for suffix, item in parts:
-        found = _find(item, dump_object, path + suffix, depth + 1)
-        if found is not None:
-            return found
-    return None
-
-
-def dumps_one(value: Any, dump_object: DumpObject) -> None:
-    """Try whether one value that is no list, tuple or dict can be sent."""
-    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | None):
-        return
-    numpy = sys.modules.get("numpy")
-    if (
-        numpy is not None
-        and isinstance(value, numpy.ndarray | numpy.generic)
-        and _dtype_number(value.dtype) is not None
-    ):
-        return
-    if type(value) in (set, frozenset):
-        for item in value:
-            dumps_one(item, dump_object)
-        return
-    dump_object(value)
+            _encode(item, dump_object)
+        except DDLFError:
+            return suffix if id(item) in within else suffix + _find(item, dump_object, within)
+    return ""
