@@ -84,7 +84,7 @@ class Connection:
         """Whether a frame has begun to come and not ended."""
         return self._decoder.mid_frame
 
-    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
+    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
         """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns.
 
         Raises:
@@ -127,7 +127,7 @@ class Connection:
             self._drained.append(waiter)
             await waiter
 
-    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
+    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
         """``send``, then ``drain``."""
         self.send(kind, id, name, buffers, extra)
         await self.drain()
