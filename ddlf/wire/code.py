@@ -159,14 +159,15 @@ _INSTALLED = tuple(
     }
 )
 _own: dict[str, bool] = {}
-_scan: tuple[int, list[Any]] = (0, [])
+_scan: tuple[tuple[int, str], list[Any]] = ((0, ""), [])
 
 
 def _own_modules() -> list[Any]:
     """The imported modules that are not installed. Thousands of modules are looked at again only when some were imported."""
     global _scan
-    if _scan[0] != len(sys.modules):
-        _scan = len(sys.modules), [module for module in list(sys.modules.values()) if _is_own(module)]
+    state = len(sys.modules), next(reversed(sys.modules))  # the last one too: one may have gone when another came
+    if _scan[0] != state:
+        _scan = state, [module for module in list(sys.modules.values()) if _is_own(module)]
     return _scan[1]
 
 
