@@ -200,9 +200,12 @@ UNSENDABLE = {
     "frame": (sys._getframe, "frame (a builtins.frame)"),
     "unwilling object": (
         Unwilling,
-        "Unwilling (a test_code.Unwilling) cannot be sent to a worker (ValueError: not me)",
+        f"Unwilling (a {__name__}.Unwilling) cannot be sent to a worker (ValueError: not me)",
     ),
-    "error without text": (Speechless, "Speechless (a test_code.Speechless) cannot be sent to a worker (Odd: no text)"),
+    "error without text": (
+        Speechless,
+        f"Speechless (a {__name__}.Speechless) cannot be sent to a worker (Odd: no text)",
+    ),
 }
 
 
@@ -251,10 +254,10 @@ def test_corrupt_code_is_refused(data):
 
 
 def test_code_that_needs_a_missing_module_says_which():
-    data = pickle.dumps(Model).replace(b"test_code", b"test_gone")
-    with pytest.raises(
-        NotPicklable, match=r"No module named 'test_gone'.*install what is missing on the worker, and use"
-    ):
+    gone = __name__.replace("test_code", "test_gone")
+    data = pickle.dumps(Model).replace(__name__.encode(), gone.encode())
+    advice = "install what is missing on the worker, and use the same Python version on all machines"
+    with pytest.raises(NotPicklable, match=rf"No module named '{gone}'\); {advice}$"):
         unpickle(data)
 
 
