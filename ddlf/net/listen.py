@@ -16,7 +16,7 @@ REFUSAL_DELAY_S = 0.5
 """A wrong proof is answered this late, so that guessing is slow."""
 
 HTTP_ANSWER = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: 85\r\n\r\n"
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: 86\r\n\r\n"
     b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
 )
 
@@ -34,7 +34,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # a label that no name can have is a UnicodeError
         raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
     sock = socket.socket(family, kind, protocol)
     try:
