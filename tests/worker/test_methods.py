@@ -19,6 +19,9 @@ class Counter:
     def __call__(self, x):
         return x
 
+    def count(self, x):
+        return x
+
 
 @pytest.fixture
 def folders(tmp_path):
@@ -36,6 +39,7 @@ def folders(tmp_path):
         (lambda: None, False),
         (lambda x, self=1: x, False),
         (Counter(), False),
+        (Counter().count, False),
         (print, False),
         (max, False),
     ],
