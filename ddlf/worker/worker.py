@@ -162,7 +162,8 @@ class Worker(IWorker):
             self._waiting.remove(job)
             job.reply(Response(error=RequestCancelled("cancelled before it started")))
         elif job.task is not None:
-            job.task.cancel()
+            # Not at once: a task that is cancelled before its first step never runs, and nobody would answer the request.
+            asyncio.get_running_loop().call_soon(job.task.cancel)
 
     def _run(self, job: Job) -> None:
         method = job.method

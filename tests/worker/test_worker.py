@@ -297,3 +297,11 @@ async def test_arrays_come_and_go_unchanged(master):
     assert kind == Kind.RESULT
     assert result.dtype == np.float32
     assert np.array_equal(result, 2 * array)
+
+
+async def test_a_running_request_that_awaits_is_cancelled_in_place(master):
+    master.send(1, "run_method", wait_for_ever)
+    master.send(2, "run_method", double, 4)
+    master.cancel(1)
+    assert await master.answer(1) == (Kind.ERROR, "RequestCancelled")
+    assert await master.answer(2) == (Kind.RESULT, 8)
