@@ -129,8 +129,18 @@ class Worker(IWorker):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response] = loop.create_future()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        self.submit(Job(-1, request, answer.set_result, deadline))
-        return await answer
+
+        def reply(response: Response) -> None:
+            if not answer.done():
+                answer.set_result(response)
+
+        job = Job(-1, request, reply, deadline)
+        self.submit(job)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
 
     def submit(self, job: Job) -> None:
         """Run a request now or when its turn comes; ``job.reply`` is called exactly once."""

@@ -1,12 +1,13 @@
 """The worker that methods see, without its processes: a ``Worker`` in this process, asked directly or over a socket pair."""
 
 import asyncio
+import contextlib
 import traceback
 
 import numpy as np
 import pytest
 
-from ddlf.errors import ProtocolError, RequestTimeout
+from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.net.connection import Connection
 from ddlf.net.memory import socket_pair
 from ddlf.wire.code import CodeSender
@@ -305,3 +306,12 @@ async def test_a_running_request_that_awaits_is_cancelled_in_place(master):
     master.cancel(1)
     assert await master.answer(1) == (Kind.ERROR, "RequestCancelled")
     assert await master.answer(2) == (Kind.RESULT, 8)
+
+
+async def test_handle_can_be_cancelled_by_its_caller(worker):
+    waiting = asyncio.ensure_future(worker.handle(Request("run_method", wait_for_ever)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
+        await waiting
+    assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
