@@ -161,7 +161,7 @@ class Worker(IWorker):
         except Exception as error:
             job.reply(Response(error=error))
         else:
-            if self._running is not None and not job.method.concurrent:
+            if (self._running is not None or self._waiting) and not job.method.concurrent:
                 self._waiting.append(job)
             else:
                 self._run(job)

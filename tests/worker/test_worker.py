@@ -15,7 +15,7 @@ from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Kind, Request
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.methods import concurrent
-from ddlf.worker.worker import Worker
+from ddlf.worker.worker import Job, Worker
 
 LIMITS = Limits()
 
@@ -315,3 +315,16 @@ async def test_handle_can_be_cancelled_by_its_caller(worker):
     with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
         await waiting
     assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
+
+
+async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(worker):
+    log = []
+    late = Job(-1, Request("run_method", lambda: log.append("late")), lambda response: None, None)
+
+    async def first():
+        await asyncio.sleep(0)
+
+    worker.submit(Job(-1, Request("run_method", first), lambda response: worker.submit(late), None))
+    await run(worker, lambda: log.append("waiting"))
+    await run(worker, lambda: None)
+    assert log == ["waiting", "late"]
