@@ -456,7 +456,7 @@ class Session:
             error = response.error
         except ConnectionError:
             return
-        except DDLFError as problem:  # the result cannot be sent
+        except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
             error = problem
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))

@@ -10,7 +10,7 @@ import pytest
 from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.net.connection import Connection
 from ddlf.net.memory import socket_pair
-from ddlf.wire.code import CodeSender
+from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Kind, Request
 from ddlf.wire.values import dumps, loads
@@ -36,7 +36,7 @@ class Master:
         self.connection = Connection(sock, self._on_frame, lambda reason: self.closed.set(), limits=LIMITS)
 
     def _on_frame(self, frame):
-        self.future(frame.id).set_result((frame.kind, loads(frame.buffers)))
+        self.future(frame.id).set_result((frame.kind, loads(frame.buffers, load_result)))
 
     def future(self, id):
         return self.answers.setdefault(id, asyncio.get_running_loop().create_future())
@@ -328,3 +328,42 @@ async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one
     await run(worker, lambda: log.append("waiting"))
     await run(worker, lambda: None)
     assert log == ["waiting", "late"]
+
+
+@pytest.mark.parametrize("function", ["return_a_ring", "return_a_ring_later"])
+async def test_a_result_that_cannot_be_encoded_is_an_error_and_never_silence(master, function):
+    master.send(1, "run_method", globals()[function])
+    kind, _ = await master.answer(1)
+    assert kind == Kind.ERROR
+    master.send(2, "run_method", double, 1)
+    assert await master.answer(2) == (Kind.RESULT, 2)
+
+
+def return_a_ring():
+    ring = []
+    ring.append(ring)
+    return ring
+
+
+async def return_a_ring_later():
+    await asyncio.sleep(0)
+    return return_a_ring()
+
+
+async def test_an_object_whose_pickling_raises_anything_is_an_error_and_never_silence(master):
+    master.send(1, "connect", pickle_results=True)
+    await master.answer(1)
+    master.send(2, "run_method", return_what_raises)
+    kind, _ = await master.answer(2)
+    assert kind == Kind.ERROR
+
+
+def return_what_raises():
+    class Stubborn(dict):
+        def items(self):
+            raise RuntimeError("no items here")
+
+        def __reduce__(self):
+            raise RuntimeError("no pickle here")
+
+    return Stubborn(a=1)
