@@ -82,7 +82,6 @@ class Worker(IWorker):
         self.variables: dict[str, Any] = {}
         self.datasets: dict[str, Any] = {}
         self.methods = hosting.Methods(session_dir, persist_dir)
-        self.pickle_results = False
         self._namespace: dict[str, Any] = {"self": self}
         self._activity = activity
         self._code = CodeCache()
@@ -256,7 +255,6 @@ class Worker(IWorker):
         """
         self.id = session.get("id", 0)
         self.N = session.get("N", 0)
-        self.pickle_results = session.get("pickle_results", False)
         threads = session.get("threads") or max(1, cores() // session.get("share", 1))
         set_threads(threads)
         return {
@@ -412,6 +410,7 @@ class Session:
     def __init__(self, worker: Worker, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self._pickle_results = False
         self.jobs: dict[int, Job] = {}
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
@@ -434,6 +433,9 @@ class Session:
         except (CodeMissing, NotPicklable) as error:
             self._answer(frame.id, Response(error=error))
             return
+        if frame.name == "connect":
+            # Of this connection alone: another master may have chosen otherwise.
+            self._pickle_results = bool(value[1].get("pickle_results"))
         timeout_s = frame.extra
         deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
         job = Job(frame.id, Request(frame.name, *value[0], **value[1]), lambda r: self._answer(frame.id, r), deadline)
@@ -450,7 +452,7 @@ class Session:
             return
         try:
             if response.error is None:
-                dump = dump_result if self._worker.pickle_results else refuse_bytearray
+                dump = dump_result if self._pickle_results else refuse_bytearray
                 self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
                 return
             error = response.error

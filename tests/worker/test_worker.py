@@ -367,3 +367,23 @@ def return_what_raises():
             raise RuntimeError("no pickle here")
 
     return Stubborn(a=1)
+
+
+async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(worker, master):
+    mine, theirs = socket_pair()
+    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    other = Master(mine)
+    other.send(1, "connect", pickle_results=True)
+    await other.answer(1)
+    master.send(1, "connect", pickle_results=False)
+    await master.answer(1)
+    master.send(2, "run_method", return_an_object)
+    assert await master.answer(2) == (Kind.ERROR, "ResultNotData")
+    other.send(2, "run_method", return_an_object)
+    assert (await other.answer(2))[0] == Kind.RESULT
+    other.connection.close()
+    await asyncio.wait_for(serving, 5)
+
+
+def return_an_object():
+    return object()
