@@ -359,6 +359,7 @@ class ProxyWorker(IWorker):
             raise WorkerLost(f"the connection was lost ({error})", worker=self.name, may_have_run=False) from None
         except (asyncio.CancelledError, RequestTimeout):
             if channel.is_open:
+                channel.connection.detach()  # the caller goes on, and may change the arrays it gave
                 self._spawn(self._end_remote(channel, id))
             raise
         finally:

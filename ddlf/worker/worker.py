@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import DDLFError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.errors import NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
@@ -88,6 +88,7 @@ class Worker(IWorker):
         self._running: Job | None = None
         self._waiting: deque[Job] = deque()
         self._blocking_id = 0
+        self._sessions: set[Session] = set()
         self._compute: ThreadPoolExecutor | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             name: getattr(self, name)
@@ -119,7 +120,9 @@ class Worker(IWorker):
             peer_limits: What the other side accepts.
         """
         session = Session(self, sock, limits, peer_limits)
+        self._sessions.add(session)
         await session.closed
+        self._sessions.discard(session)
         for job in list(session.jobs.values()):
             self.cancel(job)
 
@@ -178,6 +181,8 @@ class Worker(IWorker):
         method = job.method
         assert method is not None
         assert method.function is not None
+        for session in self._sessions:
+            session.keep_answers()
         if not method.concurrent:
             self._running = job
             if self._activity is not None and job.id > 0:
@@ -463,7 +468,13 @@ class Session:
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
+    def keep_answers(self) -> None:
+        """Let the arrays of answers that are still being sent change: the method that runs next may do that."""
+        self._connection.detach()
+
     def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            print(f"ddlf-worker: closed a connection: {reason}", file=sys.stderr, flush=True)
         if not self.closed.done():
             self.closed.set_result(None)
 

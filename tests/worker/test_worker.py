@@ -387,3 +387,25 @@ async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(wor
 
 def return_an_object():
     return object()
+
+
+async def test_an_answer_has_the_arrays_as_they_were_when_its_method_returned(worker, master):
+    worker.weights = np.zeros(16_000_000, np.float32)  # more than the kernel's buffers hold
+    master.connection.pause_reading()
+    master.send(1, "run_method", return_weights)
+    master.send(2, "run_method", change_weights)
+    changed = asyncio.ensure_future(run(worker, lambda: None))
+    await changed
+    master.connection.resume_reading()
+    _, weights = await master.answer(1)
+    await master.answer(2)
+    assert worker.weights[0] == 1
+    assert not weights.any()
+
+
+def return_weights(self):
+    return self.weights
+
+
+def change_weights(self):
+    self.weights += 1
