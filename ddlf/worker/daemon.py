@@ -39,6 +39,7 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 """An executor that ends more often than this is not started again until somebody asks for it."""
 CANCEL_GRACE_S = 5.0
+INTERRUPT_EVERY_S = 0.5
 STDERR_TAIL_BYTES = 4096
 STDERR_TAIL_LINES = 20
 LOG_EVERY_S = 60.0
@@ -205,7 +206,7 @@ class Daemon:
             grace_s: Between the two, in seconds.
 
         Returns:
-            ``"idle"`` when it does not run, ``"interrupted"`` or ``"killed"``.
+            ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
         """
         return await self._executor.cancel(id, grace_s)
 
@@ -416,15 +417,17 @@ class Executor:
 
     async def cancel(self, id: int, grace_s: float) -> str:
         """See ``Daemon.cancel``."""
+        self.activity.ask_end(id)
         if not self._runs(id):
             return "idle"
-        self.activity.ask_interrupt(id)
         deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline:
-            if self._process is not None and self._process.returncode is None:
-                # Again and again: one signal can be swallowed by an `except:` in the method's loop.
+        signal_at = 0.0
+        while (now := time.monotonic()) < deadline:
+            if now >= signal_at and self._process is not None and self._process.returncode is None:
+                # Again, but not at once: one signal can be swallowed by an `except:` in the method's loop, and a `finally:` needs its time.
                 self._process.send_signal(signal.SIGINT)
-            await asyncio.sleep(0.05)
+                signal_at = now + INTERRUPT_EVERY_S
+            await asyncio.sleep(0.02)
             if not self._runs(id):
                 return "interrupted"
         self._kill_group()

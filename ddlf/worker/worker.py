@@ -41,6 +41,10 @@ MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
 
 
+QUEUED = frozenset({"run_code", "load_mnist", "load_cifar10", "clean"})
+"""Commands that wait for their turn as methods do: they run user code, or change what a running method uses."""
+
+
 class Interrupted(BaseException):
     """Raised by a signal inside a method that blocks, so that a loop in plain Python ends."""
 
@@ -153,6 +157,8 @@ class Worker(IWorker):
             elif request.command == "run":
                 name = request.args[0]
                 job.method = self.methods.get(getattr(name, "__name__", name))
+            elif request.command in QUEUED:
+                job.method = hosting.Method(request.command, self._commands[request.command])
             elif request.command in self._commands:
                 self._start(job, self._commands[request.command], request.args)
                 return
@@ -185,38 +191,51 @@ class Worker(IWorker):
             session.keep_answers()
         if not method.concurrent:
             self._running = job
-            if self._activity is not None and job.id > 0:
-                self._activity.begin(job.id, method.name)
         if job.deadline is not None and asyncio.get_running_loop().time() > job.deadline:
             self._finish(
                 job, Response(error=RequestTimeout("its time was over before its turn came", may_have_run=False))
             )
             return
-        args = (self, *job.request.args[1:]) if method.takes_self else job.request.args[1:]
-        self._start(job, method.function, args)
+        beside = None
+        if self._activity is not None and job.id > 0:
+            beside = self._activity.shown() if method.concurrent else None
+            self._activity.begin(job.id, method.name)
+            # Asked after saying that it runs: the daemon asks first and then looks at what runs, so one of the two sees the other.
+            if self._activity.is_to_end(job.id):
+                if beside is not None:
+                    self._activity.show(beside)
+                self._finish(job, Response(error=RequestCancelled("cancelled before it started")))
+                return
+        args = job.request.args if job.request.command in QUEUED else job.request.args[1:]
+        self._start(job, method.function, (self, *args) if method.takes_self else args)
+        if beside is not None and self._activity is not None:
+            self._activity.show(beside)
 
     def _start(self, job: Job, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._blocking_id = job.id
         try:
-            result = function(*args, **job.request.kwargs)
+            try:
+                self._blocking_id = job.id
+                result = function(*args, **job.request.kwargs)
+            finally:
+                self._blocking_id = 0  # in here, so that a signal just before it is caught below
         except Interrupted:
             response = Response(error=RequestCancelled("interrupted while it ran"))
         except BaseException as error:  # also SystemExit: a method must not end the worker
             response = Response(error=error)
         else:
             if inspect.isawaitable(result):
-                self._blocking_id = 0
                 job.task = asyncio.ensure_future(self._complete(job, result))
                 return
             response = Response(result)
-        self._blocking_id = 0
         self._finish(job, response)
 
     async def _complete(self, job: Job, result: Any) -> None:
         try:
-            # The signal handler finds no blocking method here: a coroutine is cancelled through its task.
-            response = Response(await result)
-        except asyncio.CancelledError:
+            try:
+                response = Response(await result)
+            finally:
+                job.task = None  # in here, so that a signal just before it is caught below
+        except (asyncio.CancelledError, Interrupted):
             response = Response(error=RequestCancelled("cancelled while it ran"))
         except BaseException as error:
             response = Response(error=error)
@@ -237,9 +256,14 @@ class Worker(IWorker):
             self._run(self._waiting.popleft())
 
     def interrupt(self, *_: Any) -> None:
-        """Handle SIGINT: end the blocking method it is meant for, and nothing else."""
-        if self._activity is not None and self._blocking_id and self._activity.interrupted() == self._blocking_id:
-            self._blocking_id = 0
+        """Handle SIGINT: end the method it is meant for if that runs in this moment, and nothing else.
+
+        A coroutine that waits is cancelled through its task; one that computes between two awaits is ended here.
+        """
+        id, job = self._blocking_id, self._running
+        if job is not None and job.task is not None and asyncio.current_task(job.task.get_loop()) is job.task:
+            id = job.id
+        if self._activity is not None and id > 0 and self._activity.is_to_end(id):
             raise Interrupted
 
     def install_interrupt(self) -> None:

@@ -53,3 +53,21 @@ def test_clearing_forgets_what_ran(page):
 
 def test_the_page_has_no_name_in_the_file_system(page, own_folders):
     assert os.fstat(page).st_nlink == 0
+
+
+def test_the_executor_knows_the_last_64_requests_that_are_to_end(page):
+    daemon, executor = Activity(page), Activity(page)
+    for id in range(1, 101):
+        daemon.ask_end(id)
+    assert [id for id in range(1, 200) if executor.is_to_end(id)] == list(range(37, 101))
+    daemon.clear()
+    assert not executor.is_to_end(100)
+
+
+def test_what_a_concurrent_method_came_between_is_shown_again(page):
+    executor = Activity(page)
+    executor.begin(1, "train")
+    shown = executor.shown()
+    executor.begin(2, "look")
+    executor.show(shown)
+    assert executor.running()[:2] == (1, "train")
