@@ -96,10 +96,12 @@ def _run(options: argparse.Namespace) -> int:
     )
 
     def ready() -> None:
-        say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+        if not daemon.failure:
+            say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
         if options.ready_fd is not None:
-            with open(options.ready_fd, "w") as pipe:
-                print(json.dumps({"host": daemon.host, "port": daemon.port, "pid": os.getpid()}), file=pipe)
+            facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
+            with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
+                print(json.dumps(facts), file=pipe)
 
     if beyond:
         print(

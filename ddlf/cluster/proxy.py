@@ -217,7 +217,18 @@ class ProxyWorker(IWorker):
             try:
                 sock, hello = await self._dial(Role.DATA, timeout_s)
             except ConnectError:
-                busy = (await self.status()).get("busy")
+                status = await self.status()
+                if status["executor"] == "failed":
+                    last = status["last_exit"]
+                    raise ExecutorCrashed(
+                        f"it cannot start its executor, the last one {last['text']}",
+                        worker=self.name,
+                        hint="repair the cause, then: ddlf stop --restart",
+                        exit_code=last["exit_code"],
+                        signal=last["signal"],
+                        stderr_tail=last["stderr_tail"],
+                    ) from None
+                busy = status["busy"]
                 if busy:
                     raise ConnectError(
                         f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",

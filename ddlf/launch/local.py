@@ -79,7 +79,10 @@ class LocalWorkers:
                 f"a local worker ended with exit code {await process.wait()} before it was ready",
                 hint="see its lines above",
             )
-        return int(json.loads(line)["port"])
+        facts = json.loads(line)
+        if facts["failure"]:
+            raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
+        return int(facts["port"])
 
     async def stop(self) -> None:
         """End them all and wait until they have. Safe to call again."""

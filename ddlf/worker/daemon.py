@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +35,13 @@ from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 
 MAX_HALF_OPEN = 64
-MAX_RESTARTS = 5
-RESTART_WINDOW_S = 60.0
-"""An executor that ends more often than this is not started again until somebody asks for it."""
+MAX_START_FAILURES = 5
+"""So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 CANCEL_GRACE_S = 5.0
 INTERRUPT_EVERY_S = 0.5
-STDERR_TAIL_BYTES = 4096
-STDERR_TAIL_LINES = 20
+STDERR_TAIL_BYTES = 8192
+STDERR_TAIL_LINES = 40
+"""A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
 LOG_EVERY_S = 60.0
 """One line for each address and reason in this time: a port scanner must not fill the disk."""
 
@@ -93,12 +93,12 @@ class Daemon:
         """Serve until ``stop`` is called.
 
         Args:
-            ready: Called once, when the executor has started.
+            ready: Called once, when the executor has started or was given up.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._executor.keep_running()), tasks.create_task(self._accept())]
-                waiting = tasks.create_task(self._executor.ready.wait())
+                waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
                 for task in (*running, waiting, *self._greetings):
@@ -109,6 +109,11 @@ class Daemon:
                 session.close()
             await self._executor.end()
             shutil.rmtree(self._session_dir, ignore_errors=True)
+
+    @property
+    def failure(self) -> str:
+        """Why there is no executor and none will be started; empty while all is well."""
+        return self._executor.given_up
 
     def stop(self) -> None:
         """End ``run``."""
@@ -191,6 +196,7 @@ class Daemon:
             "executor_pid": self._executor.pid,
             "executor": self._executor.state,
             "restarts": self._executor.restarts,
+            "last_exit": self._executor.last_exit or None,
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._sessions),
@@ -281,9 +287,10 @@ class Executor:
         log: Takes a line for the terminal.
 
     Attributes:
-        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often).
-        ready: Set while there is one that takes connections.
+        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
+        settled: Set while the state is not ``"starting"``.
         restarts: How often one was started after the first.
+        last_exit: How the last one ended; empty before that.
     """
 
     def __init__(
@@ -305,12 +312,19 @@ class Executor:
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
-        self._starts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._start_failures = 0
+        self._served = False
         self._wanted = asyncio.Event()
         self._wanted.set()
         self.state = "starting"
-        self.ready = asyncio.Event()
+        self.settled = asyncio.Event()
         self.restarts = -1
+        self.last_exit: dict[str, Any] = {}
+
+    @property
+    def given_up(self) -> str:
+        """How the last executor ended, if no other one is started; else empty."""
+        return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
 
     @property
     def pid(self) -> int | None:
@@ -323,22 +337,26 @@ class Executor:
             await self._wanted.wait()
             await self._start()
             code = await self._wait()
-            self.ready.clear()
-            facts = self._facts(code)
+            self.settled.clear()
+            self.last_exit = facts = self._facts(code)
             self.activity.clear()
             self.state = "starting"
-            self._log(f"executor {facts['text']}; starting a new one")
-            if len(self._starts) == MAX_RESTARTS and time.monotonic() - self._starts[0] < RESTART_WINDOW_S:
+            self._start_failures = 0 if self._served else self._start_failures + 1
+            if self._start_failures < MAX_START_FAILURES:
+                self._log(f"executor {facts['text']}; starting a new one")
+            else:
                 self.state = "failed"
                 self._wanted.clear()
+                self.settled.set()
                 self._log(
-                    f"executor ended {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s: given up, see {self._log_path}"
+                    f"executor {facts['text']}, the {MAX_START_FAILURES}th one at its start: given up. "
+                    f"Its last words:\n{facts['stderr_tail']}"
                 )
             self._on_exit({**facts, "state": self.state})
 
     async def _start(self) -> None:
         self.restarts += 1
-        self._starts.append(time.monotonic())
+        self._served = False
         self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mine, theirs = socket.socketpair()
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
@@ -368,12 +386,12 @@ class Executor:
             await loop.sock_sendall(mine, len(settings).to_bytes(4, "little") + settings)
             if await loop.sock_recv(mine, 1):
                 self.state = "ready"
-                self.ready.set()
+                self.settled.set()
 
     async def _wait(self) -> int:
         assert self._process is not None
         code = await self._process.wait()
-        self._kill_group()  # what user code started
+        self._kill_group(also_ended=True)  # what user code started
         self._close_channel()
         return code
 
@@ -409,11 +427,17 @@ class Executor:
 
     async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
         """Give a data connection to the executor, as soon as there is one."""
-        if self.state == "failed":
-            raise ProtocolError("the executor was given up")
-        await self.ready.wait()
-        assert self._channel is not None
-        socket.send_fds(self._channel, [preamble], [sock.fileno()])
+        while True:
+            await self.settled.wait()
+            if self.state == "failed" or self._channel is None:
+                raise ProtocolError("there is no executor, see above")
+            self._served = True
+            try:
+                socket.send_fds(self._channel, [preamble], [sock.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
+            else:
+                return
 
     async def cancel(self, id: int, grace_s: float) -> str:
         """See ``Daemon.cancel``."""
@@ -439,7 +463,10 @@ class Executor:
 
     async def restart(self) -> None:
         """Kill the process if there is one; ``keep_running`` starts another."""
-        self._starts.clear()
+        if self.state == "failed":
+            self.state = "starting"
+            self.settled.clear()
+        self._start_failures = 0
         self._wanted.set()
         self._kill_group()
 
@@ -453,9 +480,10 @@ class Executor:
             self._stderr.close()
         os.close(self._activity_fd)
 
-    def _kill_group(self) -> None:
-        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM.
-        if self._process is not None:
+    def _kill_group(self, *, also_ended: bool = False) -> None:
+        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM. Long after its end the
+        # number may be that of somebody else's process.
+        if self._process is not None and (also_ended or self._process.returncode is None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
