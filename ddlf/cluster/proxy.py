@@ -137,7 +137,8 @@ class ProxyWorker(IWorker):
         self.facts: dict[str, Any] = {}
         self._token = token
         self._max_message_bytes = max_message_bytes
-        self._ids = itertools.count(secrets.randbits(48) + 1)
+        self._first_id = secrets.randbits(48) + 1
+        self._ids = itertools.count(self._first_id)
         self._control: Channel | None = None
         self._data: Channel | None = None
         self._control_lock = asyncio.Lock()
@@ -196,6 +197,8 @@ class ProxyWorker(IWorker):
             sock, hello = await self._dial(Role.CONTROL, timeout_s)
             control = Channel(refuse_loading, self._on_event, self._on_control_end)
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
+            # When this side is gone, however that comes, the daemon ends what runs of its requests.
+            (await self._call(control, Request("claim", self._first_id), timeout_s)).unwrap()
             self._control = control
             self._spawn(self._watch(control))
 
@@ -246,27 +249,7 @@ class ProxyWorker(IWorker):
             self._check_connected()
             self._exit = None
             self._exit_news.clear()
-            try:
-                sock, hello = await self._dial(Role.DATA, timeout_s)
-            except ConnectError:
-                status = await self.status()
-                if status["executor"] == "failed":
-                    last = status["last_exit"]
-                    raise ExecutorCrashed(
-                        f"it cannot start its executor, the last one {last['text']}",
-                        worker=self.name,
-                        hint="repair the cause, then: ddlf stop --restart",
-                        exit_code=last["exit_code"],
-                        signal=last["signal"],
-                        stderr_tail=last["stderr_tail"],
-                    ) from None
-                busy = status["busy"]
-                if busy:
-                    raise ConnectError(
-                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
-                        hint="wait, or end it with: ddlf stop --restart",
-                    ) from None
-                raise
+            sock, hello = await self._dial_executor(timeout_s)
             import numpy as np
 
             data = Channel(load_result if self.pickle_results else refuse_loading, self._on_event, self._on_data_end)
@@ -301,6 +284,34 @@ class ProxyWorker(IWorker):
                     hint=f"code can only be sent between equal minor versions: install {mine} there",
                 )
             return data
+
+    async def _dial_executor(self, timeout_s: float) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            try:
+                return await self._dial(Role.DATA, timeout_s)
+            except ConnectError:
+                status = await self.status()
+                if status["executor"] == "failed":
+                    last = status["last_exit"]
+                    raise ExecutorCrashed(
+                        f"it cannot start its executor, the last one {last['text']}",
+                        worker=self.name,
+                        hint="repair the cause, then: ddlf stop --restart",
+                        exit_code=last["exit_code"],
+                        signal=last["signal"],
+                        stderr_tail=last["stderr_tail"],
+                    ) from None
+                busy = status["busy"]
+                if busy:
+                    raise ConnectError(
+                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
+                        hint="wait, or end it with: ddlf stop --restart",
+                    ) from None
+                if loop.time() > deadline or (status["executor"] == "ready" and not self._exit_news.is_set()):
+                    raise
+                self._exit_news.clear()  # it ended while it was dialled, or the next one takes long to start
 
     def _check_connected(self) -> None:
         if self.connected:

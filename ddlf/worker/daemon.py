@@ -39,6 +39,9 @@ MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 CANCEL_GRACE_S = 5.0
 INTERRUPT_EVERY_S = 0.5
+ORPHAN_GRACE_S = 30.0
+"""Between interrupt and kill for a method whose master is gone: nobody waits, and a kill loses the data that the next master would use."""
+CLAIMED_IDS = 2**32
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
@@ -84,6 +87,7 @@ class Daemon:
         self._executor = Executor(options, self.port, self._session_dir, self._announce, log)
         self._sessions: set[ControlSession] = set()
         self._greetings: set[asyncio.Task[None]] = set()
+        self._orphans: set[asyncio.Task[None]] = set()
         self._logged: Counter[tuple[str, str]] = Counter()
         self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
@@ -101,7 +105,7 @@ class Daemon:
                 waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
-                for task in (*running, waiting, *self._greetings):
+                for task in (*running, waiting, *self._greetings, *self._orphans):
                     task.cancel()
         finally:
             self._listener.close()
@@ -182,8 +186,20 @@ class Daemon:
             session.event("executor_exited", facts)
 
     def drop(self, session: ControlSession) -> None:
-        """Forget a session that ended."""
+        """Forget a session that ended, and end what runs of its master's requests."""
         self._sessions.discard(session)
+        if session.claimed and not self._stop.is_set():
+            task = asyncio.get_running_loop().create_task(self._end_orphans(session.claimed))
+            self._orphans.add(task)
+            task.add_done_callback(self._orphans.discard)
+
+    async def _end_orphans(self, claimed: range) -> None:
+        # A few times: the executor may start a waiting request before it reads that the connection has ended.
+        for _ in range(5):
+            running = self._executor.activity.running()
+            if running is not None and running.id in claimed:
+                await self._executor.cancel(running.id, ORPHAN_GRACE_S)
+            await asyncio.sleep(0.1)
 
     # -- the commands of a control connection -----------------------------------------------------------------------
 
@@ -222,10 +238,15 @@ class Daemon:
 
 
 class ControlSession:
-    """One control connection: requests of a few commands, answered at once."""
+    """One control connection: requests of a few commands, answered at once.
+
+    Attributes:
+        claimed: The ids of the requests that the same master sends to the executor.
+    """
 
     def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
         self._daemon = daemon
+        self.claimed = range(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
@@ -251,6 +272,9 @@ class ControlSession:
             result: Any = None
         elif frame.name == "status":
             result = self._daemon.status()
+        elif frame.name == "claim":
+            self.claimed = range(args[0], args[0] + CLAIMED_IDS)
+            result = None
         elif frame.name == "shutdown":
             self._daemon.stop()
             result = None
