@@ -194,7 +194,17 @@ class Cluster:
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
+
+        On failure:
+            Nothing is left open, also when the caller is cancelled.
         """
+        try:
+            return await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> Self:
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
@@ -218,7 +228,6 @@ class Cluster:
         reached = [worker for worker, outcome in zip(self._workers, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
-                await self.close()
                 raise failure
         if not failures:
             return
@@ -232,7 +241,6 @@ class Cluster:
             log.warning("%s\ngoing on with %d workers", text, len(reached))
             self._workers = reached
             return
-        await self.close()
         error = ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
