@@ -37,3 +37,8 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
         timeout=60,
         **options,
     )
+
+
+def python(code: str) -> str:
+    """What a new Python process prints that runs this code."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -495,6 +495,8 @@ class ProxyWorker(IWorker):
     async def restart(self) -> None:
         """Start the executor anew. Variables and data are lost, hosted methods stay."""
         await self.ask("restart")
+        if self._data is not None:
+            self._data.connection.close()  # its other end is gone, which this side may not have read yet
 
     async def shutdown(self) -> None:
         """End the worker's processes, and this side's connections."""

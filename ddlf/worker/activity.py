@@ -45,6 +45,10 @@ class Activity:
         self._page = mmap.mmap(fd, PAGE_BYTES)
         self._asked = 0
 
+    def close(self) -> None:
+        """Let go of the page."""
+        self._page.close()
+
     @staticmethod
     def create() -> int:
         """Make an empty page and return its descriptor. It has no name in the file system."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.errors import AuthError, DDLFError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError
 from ddlf.net.connection import Connection
 from ddlf.net.dial import receive_exactly
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
@@ -57,7 +57,7 @@ class Options:
         host: Address to listen on.
         port: 0 for any free one.
         tokens: Accepted ones, the one to prove with first.
-        state_dir: Folder for what survives the daemon, and for the executor's log.
+        state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
         insecure_plaintext: Whether it listens beyond loopback without encryption.
         max_message_bytes: The largest message body accepted.
     """
@@ -65,7 +65,7 @@ class Options:
     host: str
     port: int
     tokens: tuple[bytes, ...] = field(repr=False)
-    state_dir: Path
+    state_dir: Path | None
     insecure_plaintext: bool = False
     max_message_bytes: int = MAX_BODY_BYTES
 
@@ -84,7 +84,16 @@ class Daemon:
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
-        self._executor = Executor(options, self.port, self._session_dir, self._announce, log)
+        try:
+            state_dir = self._make_state_dir()
+        except OSError as error:
+            self._listener.close()
+            shutil.rmtree(self._session_dir, ignore_errors=True)
+            raise ConfigError(
+                f"the state folder {options.state_dir} cannot be used: {error.strerror}",
+                hint="choose another with --state-dir",
+            ) from None
+        self._executor = Executor(options, self._session_dir, state_dir, self._announce, log)
         self._sessions: set[ControlSession] = set()
         self._greetings: set[asyncio.Task[None]] = set()
         self._orphans: set[asyncio.Task[None]] = set()
@@ -92,6 +101,12 @@ class Daemon:
         self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+
+    def _make_state_dir(self) -> Path:
+        """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
+        folder = (self._options.state_dir or self._session_dir) / f"port-{self.port}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is called.
@@ -305,8 +320,8 @@ class Executor:
 
     Args:
         options: How the worker was started.
-        port: It listens on; names the state folder.
         session_dir: Folder that lives as long as the daemon.
+        state_dir: Folder for persistent methods and the executor's log.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
 
@@ -320,15 +335,15 @@ class Executor:
     def __init__(
         self,
         options: Options,
-        port: int,
         session_dir: Path,
+        state_dir: Path,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
     ) -> None:
         self._options = options
         self._session_dir = session_dir
-        self._persist_dir = options.state_dir / f"port-{port}" / "methods"
-        self._log_path = options.state_dir / f"port-{port}" / "executor.log"
+        self._persist_dir = state_dir / "methods"
+        self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
         self._log = log
         self._activity_fd = Activity.create()
@@ -381,22 +396,20 @@ class Executor:
     async def _start(self) -> None:
         self.restarts += 1
         self._served = False
-        self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine, theirs = socket.socketpair()
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=self._stderr,
-            pass_fds=(theirs.fileno(), self._activity_fd),
-            env=child_environment(),
-            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
-            start_new_session=True,
-        )
-        theirs.close()
-        mine.setblocking(False)
-        self._channel = mine
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=(theirs.fileno(), self._activity_fd),
+                env=child_environment(),
+                # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+                start_new_session=True,
+            )
         settings = json.dumps(
             {
                 "tokens": [token.decode() for token in self._options.tokens],
@@ -407,8 +420,8 @@ class Executor:
         ).encode()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
-            await loop.sock_sendall(mine, len(settings).to_bytes(4, "little") + settings)
-            if await loop.sock_recv(mine, 1):
+            await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
+            if await loop.sock_recv(self._channel, 1):
                 self.state = "ready"
                 self.settled.set()
 
@@ -486,13 +499,15 @@ class Executor:
         return running is not None and running.id == id
 
     async def restart(self) -> None:
-        """Kill the process if there is one; ``keep_running`` starts another."""
+        """Kill the process if there is one and wait for its end; ``keep_running`` starts another."""
         if self.state == "failed":
             self.state = "starting"
             self.settled.clear()
         self._start_failures = 0
         self._wanted.set()
         self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
 
     async def end(self) -> None:
         """End the process for good."""
@@ -502,6 +517,7 @@ class Executor:
         self._close_channel()
         if self._stderr is not None:
             self._stderr.close()
+        self.activity.close()
         os.close(self._activity_fd)
 
     def _kill_group(self, *, also_ended: bool = False) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from ddlf.errors import ExecutorCrashed, RemoteError, RequestTimeout
 from ddlf.wire.messages import Request
+from tests.processes import end_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -223,7 +224,8 @@ def use_up_memory():
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(open("/proc/self/statm").read().split()[0])
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 64 * 1024**2, limit[1]))
     try:
         return len(bytearray(1024**3))
@@ -237,9 +239,7 @@ async def test_processes_that_user_code_started_end_with_a_crashed_executor(clus
     with pytest.raises(ExecutorCrashed):
         await worker.run_method(kill_itself)
     assert await worker.run_method(add, a=1, b=2) == 3
-    with pytest.raises(psutil.NoSuchProcess):
-        psutil.Process(child).wait(5)
-        raise psutil.NoSuchProcess(child)
+    end_of(child)
 
 
 def start_a_child():
