@@ -488,7 +488,7 @@ class Session:
         except ConnectionError:
             return
         except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
-            error = problem
+            error = problem.with_traceback(None)  # its frames are ours and those of the encoder
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
