@@ -2,7 +2,7 @@
 
     python -m benchmarks.unequal [--slowdown 3] [--rounds 8] [--samples 60000]
 
-The second worker's executor is stopped and continued by signals, so that it runs 1/slowdown of the time. The ideal round is the one in which both workers
+The second worker is stopped and continued by signals, so that it runs 1/slowdown of the time. The ideal round is the one in which both workers
 compute all the time: undisturbed round x 2 / (1 + 1 / slowdown).
 """
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, SeveralErrors
+from ddlf.errors import ConfigError, ConnectError, DDLFError, NotPicklable, SeveralErrors
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.messages import Request
 
@@ -99,7 +100,7 @@ class Cluster:
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._local: LocalWorkers | None = None
-        self._is_view = False
+        self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
     def from_config(cls, path: str | Path | None = None) -> Self:
@@ -168,11 +169,11 @@ class Cluster:
         if on_error not in (None, "raise", "return"):
             raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
         if timeout_s is not None and (
-            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s < 0
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf
         ):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
         view = copy.copy(self)
-        view._is_view = True
+        view._whole = self._whole or self
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if workers is not None:
@@ -192,14 +193,24 @@ class Cluster:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect to all workers at once. Safe to call again.
+        """Connect to all workers at once. Safe to call again. A view connects and closes the whole cluster.
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
+
+        On failure:
+            Nothing is left open, also when the caller is cancelled.
         """
-        if self._is_view:  # starting workers and numbering them is for the whole cluster
-            await self.gather([worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers])
+        if self._whole is not None:
+            await self._whole.connect()
             return self
+        try:
+            return await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> Self:
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
@@ -223,7 +234,6 @@ class Cluster:
         reached = [worker for worker, outcome in zip(self._workers, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
-                await self.close()
                 raise failure
         if not failures:
             return
@@ -231,27 +241,31 @@ class Cluster:
         for worker, outcome in zip(self._workers, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
-                rows.append(f"  {worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {outcome}")
+                where = f"{worker.host}:{worker.port}"
+                reason = str(outcome).removeprefix(where).lstrip(": ")
+                rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
         text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
         if len(reached) >= (self._min_workers or len(self._workers)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
             self._workers = reached
             return
-        await self.close()
         error = ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
+        if self._whole is not None:
+            await self._whole.close()
+            return
         await asyncio.gather(*(worker.close() for worker in self._workers))
-        if self._local is not None and not self._is_view:
+        if self._local is not None:
             await self._local.stop()
 
     async def shutdown(self) -> None:
         """End the workers' processes."""
         await asyncio.gather(*(worker.shutdown() for worker in self._workers))
-        if self._local is not None:
+        if self._local is not None and self._whole is None:
             await self._local.stop()
 
     async def __aenter__(self) -> Self:
@@ -275,8 +289,8 @@ class Cluster:
             if not isinstance(failure, Exception):
                 raise failure
         if failures and self._on_error == "raise":
-            if len(failures) == 1:
-                raise failures[0]
+            if len(failures) == 1 or all(isinstance(failure, NotPicklable) for failure in failures):
+                raise failures[0]  # what cannot be sent fails on this side, the same way for each worker
             raise SeveralErrors(
                 f"{len(failures)} of {len(results)} workers failed", [f for f in failures if isinstance(f, Exception)]
             )

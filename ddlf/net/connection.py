@@ -86,7 +86,8 @@ class Connection:
         return self._decoder.mid_frame
 
     def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
-        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns.
+        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns
+        or ``detach`` was called.
 
         Raises:
             FrameTooLarge: Nothing was queued.
@@ -139,6 +140,11 @@ class Connection:
         """``send``, then ``drain``."""
         self.send(kind, id, name, buffers, extra)
         await self.drain()
+
+    def detach(self) -> None:
+        """Copy what the kernel has not taken yet, so that the buffers may change before ``drain`` returns."""
+        if self._queue:
+            self._queue = deque(memoryview(bytes(piece)) for piece in self._queue)
 
     def close(self) -> None:
         """Close at once; what is queued is dropped. Safe to call again."""
