@@ -137,7 +137,7 @@ def test_a_file_with_wrong_content_is_named_with_what_is_wrong(folder, content, 
     assert "mnist.npz" in str(refused.value)
 
 
-@pytest.mark.parametrize("cut", [0, 10, 5000, -30])
+@pytest.mark.parametrize("cut", [0, 10, 2500, -30])
 def test_a_truncated_file_is_named(folder, cut):
     np.savez(folder / "whole.npz", **arrays("mnist", 3, 2))
     (folder / "mnist.npz").write_bytes((folder / "whole.npz").read_bytes()[:cut])
