@@ -444,7 +444,9 @@ async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_f
         assert await asyncio.wait_for(cluster.run_method(without_self, a=1), 5) == [(1, 1)]
 
 
-async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(start_worker, token_file, monkeypatch):
+async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(
+    start_worker, token_file, monkeypatch
+):
     monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1)
     worker = start_worker()
     silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(2)]
