@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-SETTINGS = ("mode", "master_epochs", "worker_epochs", "batch_size", "seed")
+SETTINGS = (
+    "mode",
+    "master_epochs",
+    "worker_epochs",
+    "batch_size",
+    "seed",
+    "precision",
+    "balance",
+    "codec",
+    "weights_codec",
+)
 
 
 def add_options(parser: Parser) -> None:
@@ -43,6 +53,12 @@ def add_options(parser: Parser) -> None:
         "--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker"
     )
     train.add_argument("--seed", type=number("seed", 0, 2**32 - 1), metavar="N")
+    train.add_argument("--precision", choices=("auto", "float32", "mixed_bfloat16", "mixed_float16"))
+    train.add_argument("--balance", choices=("equal", "speed"), help="parts of the data equal, or as workers are fast")
+    train.add_argument(
+        "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
+    )
+    train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",

@@ -35,7 +35,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # a label that no name can have is a UnicodeError
         raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
     sock = socket.socket(family, kind, protocol)
     try:

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError, VersionError
 from ddlf.net.connection import Connection
 from ddlf.net.dial import receive_exactly
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
-from ddlf.wire.messages import Kind, describe
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, version_answer
+from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 
@@ -162,7 +162,12 @@ class Daemon:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 preamble = await receive_exactly(sock, PREAMBLE.size)
-                if read_preamble(preamble) is Role.DATA:
+                try:
+                    role = read_preamble(preamble)
+                except VersionError:
+                    await asyncio.get_running_loop().sock_sendall(sock, version_answer())
+                    raise
+                if role is Role.DATA:
                     await self._executor.hand_over(sock, preamble)
                     return
                 await answer(sock, preamble, self._options.tokens, self._options.max_message_bytes)
@@ -277,7 +282,7 @@ class ControlSession:
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind != Kind.REQUEST:
             return
-        args, kwargs = loads(frame.buffers)
+        args, kwargs = read_arguments(loads(frame.buffers))
         if frame.name in ("cancel", "restart"):
             task = asyncio.get_running_loop().create_task(self._slow(frame, args, kwargs))
             self._tasks.add(task)

@@ -32,7 +32,7 @@ from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
-from ddlf.wire.messages import Kind, Request, Response, describe
+from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker import methods as hosting
 from ddlf.worker.activity import Activity
@@ -456,18 +456,16 @@ class Session:
         if frame.id in self.jobs:
             raise ProtocolError(f"request {frame.id} is open already")
         try:
-            value = loads(frame.buffers, self._worker._code.load)
-            if type(value) is not list or len(value) != 2 or type(value[0]) is not list or type(value[1]) is not dict:
-                raise ProtocolError("a request's value is [arguments, keyword arguments]")
+            args, kwargs = read_arguments(loads(frame.buffers, self._worker._code.load))
         except (CodeMissing, NotPicklable) as error:
             self._answer(frame.id, Response(error=error))
             return
         if frame.name == "connect":
             # Of this connection alone: another master may have chosen otherwise.
-            self._pickle_results = bool(value[1].get("pickle_results"))
+            self._pickle_results = bool(kwargs.get("pickle_results"))
         timeout_s = frame.extra
         deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
-        job = Job(frame.id, Request(frame.name, *value[0], **value[1]), lambda r: self._answer(frame.id, r), deadline)
+        job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline)
         self.jobs[frame.id] = job
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
             self._connection.pause_reading()
@@ -481,7 +479,7 @@ class Session:
             return
         try:
             if response.error is None:
-                dump = dump_result if self._pickle_results else refuse_bytearray
+                dump = dump_result if self._pickle_results else refuse_objects
                 self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
                 return
             error = response.error
@@ -501,13 +499,6 @@ class Session:
             print(f"ddlf-worker: closed a connection: {reason}", file=sys.stderr, flush=True)
         if not self.closed.done():
             self.closed.set_result(None)
-
-
-def refuse_bytearray(value: Any) -> Any:
-    """The ``dump_object`` of data-only results: a bytearray is data too."""
-    if type(value) is bytearray:
-        return dump_result(value)
-    return refuse_objects(value)
 
 
 def empty(size: int) -> Any:
