@@ -30,7 +30,7 @@ START_TIMEOUT_S = 30
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders() -> Iterator[Path]:
-    """Folders that belong to this run of the tests alone."""
+    """Folders that belong to this run of the tests alone, and an environment like most users'."""
     root = Path(tempfile.mkdtemp(prefix="ddlf-tests-"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CONFIG", "STATE", "CACHE", "DATA"):
@@ -39,7 +39,7 @@ def own_folders() -> Iterator[Path]:
         (root / "tmp").mkdir()
         patch.setenv("TMPDIR", str(root / "tmp"))
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))
-        for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_CONFIG"):
+        for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_CONFIG", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
         yield root
     shutil.rmtree(root, ignore_errors=True)

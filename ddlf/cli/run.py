@@ -96,6 +96,8 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
                 traceback.print_exc()
             print(f"error  {error}", file=sys.stderr, flush=True)
             return error.exit_code
+        except BrokenPipeError:
+            raise  # nobody reads the output any more
         except Exception:
             # The user's own code raised on the master: its traceback is what helps.
             traceback.print_exc()

@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ddlf.cli.parsing import Parser, number
+from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ def parser() -> Parser:
 
 def main(argv: list[str] | None = None) -> None:
     """Run until told to stop."""
+    with reader_may_leave():
+        _main(argv)
+
+
+def _main(argv: list[str] | None) -> NoReturn:
     options = parser().parse_args(argv)
     try:
         sys.exit(_run(options))
@@ -70,7 +75,8 @@ def _run(options: argparse.Namespace) -> int:
 
     def say(line: str) -> None:
         if not options.quiet:
-            print(line, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads, but masters still use this worker
+                print(line, flush=True)
 
     given = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)

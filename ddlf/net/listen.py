@@ -9,7 +9,7 @@ import socket
 
 from ddlf.errors import AuthError, ConfigError, ListenError
 from ddlf.net.dial import receive_exactly
-from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake
+from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake, auth_key, key_id
 
 BACKLOG = 128
 REFUSAL_DELAY_S = 0.5
@@ -84,7 +84,14 @@ async def answer(
     handshake = WorkerHandshake(tokens, max_message_bytes)
     hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
     await loop.sock_sendall(sock, reply)
-    if handshake.accepts(await receive_exactly(sock, PROOF_BYTES)):
+    try:
+        proof = await receive_exactly(sock, PROOF_BYTES)
+    except ConnectionResetError:
+        if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
+            raise
+        # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
+        raise AuthError("token mismatch: the client holds another token") from None
+    if handshake.accepts(proof):
         await loop.sock_sendall(sock, bytes([Verdict.ACCEPTED]))
         return hello
     await asyncio.sleep(delay_s)

@@ -37,6 +37,7 @@ from ddlf.worker.activity import Activity
 MAX_HALF_OPEN = 64
 MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
+START_RETRY_S = 0.5
 CANCEL_GRACE_S = 5.0
 INTERRUPT_EVERY_S = 0.5
 ORPHAN_GRACE_S = 30.0
@@ -379,10 +380,15 @@ class Executor:
         """Start the process, and start another one whenever it ends."""
         while True:
             await self._wanted.wait()
-            await self._start()
-            code = await self._wait()
+            try:
+                await self._start()
+                facts = self._facts(await self._wait())
+            except OSError as error:  # no memory or no process number left, which may pass
+                self._close_channel()
+                facts = self._facts(None, f"could not be started: {error.strerror}")
+                await asyncio.sleep(START_RETRY_S)
             self.settled.clear()
-            self.last_exit = facts = self._facts(code)
+            self.last_exit = facts
             self.activity.clear()
             self.state = "starting"
             self._start_failures = 0 if self._served else self._start_failures + 1
@@ -437,10 +443,10 @@ class Executor:
         self._close_channel()
         return code
 
-    def _facts(self, code: int) -> dict[str, Any]:
-        name = signal.Signals(-code).name if code < 0 else None
+    def _facts(self, code: int | None, text: str = "") -> dict[str, Any]:
+        name = signal.Signals(-code).name if code is not None and code < 0 else None
         tail = self._tail()
-        text = f"was ended by {name}" if name else f"ended with exit code {code}"
+        text = text or (f"was ended by {name}" if name else f"ended with exit code {code}")
         hint = ""
         if name == "SIGKILL":
             hint = (
@@ -451,7 +457,7 @@ class Executor:
         running = self.activity.running()
         return {
             "text": text,
-            "exit_code": code if code >= 0 else None,
+            "exit_code": None if name else code,
             "signal": name,
             "stderr_tail": tail,
             "hint": hint,
@@ -460,7 +466,7 @@ class Executor:
         }
 
     def _tail(self) -> str:
-        if self._stderr is None:
+        if self._stderr is None or self._stderr.closed:
             return ""
         with self._stderr as file:
             size = file.seek(0, os.SEEK_END)

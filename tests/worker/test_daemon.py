@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -126,6 +127,8 @@ async def test_what_is_no_handshake_is_closed_without_an_answer(running, no_pars
 async def test_a_wrong_token_is_refused_and_reaches_no_parser(running, no_parser, role):
     with pytest.raises(AuthError, match="holds another token"):
         await dial("127.0.0.1", running.port, role, new_token().encode(), max_message_bytes=1000)
+    if role is Role.CONTROL:
+        await running.line_with("token mismatch: the client holds another token")
 
 
 @pytest.mark.parametrize("role", list(Role))
@@ -264,6 +267,23 @@ async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last
     await worker.connect()
     assert await worker.run_method(add, a=1, b=2) == 3
     await worker.close()
+    await one.end()
+
+
+async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_that_moment(tmp_path, monkeypatch):
+    start, failures = asyncio.create_subprocess_exec, [OSError(errno.EAGAIN, "no more processes")] * 2
+
+    async def fail_at_first(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr("ddlf.worker.daemon.START_RETRY_S", 0)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
+    one = RunningDaemon(tmp_path)
+    await asyncio.wait_for(one.ready.wait(), 20)
+    assert one.daemon.status()["executor"] == "ready"
+    assert [line for line in one.lines if "could not be started: no more processes" in line] == one.lines
     await one.end()
 
 
