@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.app import IApp
-from ddlf.cli.run import find_target, function_arguments, prepare_app
+from ddlf.cli.run import SETTINGS, find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from tests.processes import command
 
@@ -37,7 +37,7 @@ def app(tmp_path):
 
 def options(*parameters, **given):
     """Parsed options as ``ddlf run`` has them."""
-    names = ("mode", "master_epochs", "worker_epochs", "batch_size", "seed", "config", "local", "hosts")
+    names = ("config", "local", "hosts", *SETTINGS)
     values = dict.fromkeys(names) | {"quiet": False, "local": 1, "parameters": list(parameters)}
     return argparse.Namespace(**values | given)
 
