@@ -1,6 +1,5 @@
 """``ddlf run``: finding what to run, the options, exit codes, and how it is interrupted."""
 
-import argparse
 import os
 import signal
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddlf.app import IApp
-from ddlf.cli.run import SETTINGS, find_target, function_arguments, prepare_app
+from ddlf.cli.parsing import Parser
+from ddlf.cli.run import add_options, find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from tests.processes import command
 
@@ -36,10 +36,12 @@ def app(tmp_path):
 
 
 def options(*parameters, **given):
-    """Parsed options as ``ddlf run`` has them."""
-    names = ("config", "local", "hosts", *SETTINGS)
-    values = dict.fromkeys(names) | {"quiet": False, "local": 1, "parameters": list(parameters)}
-    return argparse.Namespace(**values | given)
+    """Options as ``ddlf run`` parses them, with some set."""
+    parser = Parser()
+    add_options(parser)
+    parsed = parser.parse_args(["--local", "1", *(word for pair in parameters for word in ("-p", pair))])
+    vars(parsed).update(given)
+    return parsed
 
 
 # -- what to run --------------------------------------------------------------------------------------------------------
