@@ -135,7 +135,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if options.hosts:
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
         return Cluster([host for host, _ in addresses], [port for _, port in addresses], token_file=options.token_file)
-    return Cluster.from_config(options.config, token_file=options.token_file)
+    return Cluster.from_config(options.config)
 
 
 async def _status(options: argparse.Namespace) -> int:

@@ -44,12 +44,6 @@ def add_options(parser: Parser) -> None:
     one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
     one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
-    where.add_argument(
-        "--threads",
-        type=number("threads", 1, 4096),
-        metavar="N",
-        help="of each worker (default: its share of the cores)",
-    )
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     train.add_argument("--mode", choices=("sync", "async"))
@@ -144,19 +138,18 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         from ddlf.config import parse_address
 
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        hosts, ports = [host for host, _ in addresses], [port for _, port in addresses]
-        cluster = Cluster(hosts, ports, token_file=options.token_file, threads=options.threads)
+        cluster = Cluster([a for a, _ in addresses], [p for _, p in addresses], token_file=options.token_file)
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
         from ddlf.config import find_config
 
         path = find_config(options.config)
         if path is not None:
-            cluster = Cluster.from_config(path, token_file=options.token_file, threads=options.threads)
+            cluster = Cluster.from_config(path)
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
-    return Cluster.local(count, threads=options.threads), f"{why}{_workers(count)} on this machine"
+    return Cluster.local(count), f"{why}{_workers(count)} on this machine"
 
 
 def _workers(count: int) -> str:

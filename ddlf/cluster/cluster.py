@@ -103,15 +103,8 @@ class Cluster:
         self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
-    def from_config(
-        cls, path: str | Path | None = None, *, token_file: str | Path | None = None, threads: int | None = None
-    ) -> Self:
+    def from_config(cls, path: str | Path | None = None) -> Self:
         """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
-
-        Args:
-            path: Of the file.
-            token_file: Instead of the one that the file names.
-            threads: As in ``Cluster``.
 
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
@@ -122,8 +115,7 @@ class Cluster:
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
-            token_file=token_file or config.security.token_file,
-            threads=threads,
+            token_file=config.security.token_file,
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
         )
