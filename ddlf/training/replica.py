@@ -35,11 +35,13 @@ class Replica:
 
     Attributes:
         stopping: Set when training is to end at the next batch.
+        attributes: What ``load_dataset`` set on the app; the worker keeps it for later runs.
     """
 
     def __init__(self, app: IApp) -> None:
         self.app = app
         self.stopping = False
+        self.attributes: dict[str, Any] = {}
         self._feed: tuple[int, Feed] | None = None
         self._task: dict[str, Any] = {}
         self._exchange = WorkerEnd()
@@ -70,15 +72,11 @@ class Replica:
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
-    def load(self) -> dict[str, Any]:
-        """Run the app's ``load_dataset``.
-
-        Returns:
-            The attributes that it set.
-        """
+    def load(self) -> None:
+        """Run the app's ``load_dataset``."""
         before = dict(vars(self.app))
         call(self.app.load_dataset)
-        return {name: value for name, value in vars(self.app).items() if before.get(name, before) is not value}
+        self.attributes = {name: v for name, v in vars(self.app).items() if before.get(name, before) is not v}
 
     def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round.
@@ -123,7 +121,12 @@ class Replica:
 
         replica, indices = self, self.app.indices
         if self._feed is None or self._feed[0] != batch_size:
-            self._feed = batch_size, make_feed((self.app.x_train, self.app.y_train), batch_size)
+            feed = make_feed((self.app.x_train, self.app.y_train), batch_size)
+            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
+            kept = dict(zip(("x_train", "y_train"), feed.data, strict=True))
+            vars(self.app).update(kept)
+            self.attributes.update(kept)
+            self._feed = batch_size, feed
         feed = self._feed[1]
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
@@ -219,12 +222,13 @@ async def load_data(self: Worker, wanted: str) -> dict[str, Any]:
     replica: Replica = self.replica  # type: ignore[attr-defined]
     held = wanted in self.datasets
     if held:
-        vars(replica.app).update(self.datasets[wanted])
+        replica.attributes = self.datasets[wanted]
+        vars(replica.app).update(replica.attributes)
         content = wanted
     else:
-        attributes = await self.compute(replica.load)
+        await self.compute(replica.load)
         content = await self.compute(fingerprint_of, replica.app)
-        self.datasets[content] = attributes
+        self.datasets[content] = replica.attributes
     x = first_array(replica.app.x_train)
     return {
         "fingerprint": content,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import sys
 import zipfile
@@ -62,25 +61,14 @@ def load(name: str) -> Arrays:
 
 
 def _scaled(images: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    scaled = _aligned((len(images), *SHAPES[name]))
-    np.multiply(images.reshape(scaled.shape), np.float32(1 / 255), out=scaled)
+    scaled: np.ndarray[Any, Any] = np.multiply(images.reshape(-1, *SHAPES[name]), np.float32(1 / 255), dtype=np.float32)
     scaled -= np.float32(0.5)
     return scaled
 
 
 def _one_hot(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    rows = _aligned((labels.size, CLASSES))
-    rows[:] = 0
-    rows[np.arange(labels.size), labels.reshape(-1)] = 1
+    rows: np.ndarray[Any, Any] = np.eye(CLASSES, dtype=np.float32)[labels.reshape(-1)]
     return rows
-
-
-def _aligned(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Float32 memory from which TensorFlow makes a tensor without copying it, which it does only at multiples of 64."""
-    size = 4 * math.prod(shape)
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:

@@ -74,14 +74,6 @@ def test_images_are_float32_between_minus_and_plus_a_half_and_labels_one_hot(fol
     assert np.array_equal(y_test.sum(1), np.ones(10_000))
 
 
-def test_tensorflow_takes_the_arrays_without_a_copy(folder):
-    import tensorflow as tf
-
-    np.savez(folder / "mnist.npz", **arrays("mnist", 30, 20))
-    for array in (part for split in ddlf.load_mnist() for part in split):
-        assert np.shares_memory(tf.convert_to_tensor(array).numpy(), array)
-
-
 @pytest.mark.parametrize(("value", "scaled"), [(0, -0.5), (255, 0.5)])
 def test_black_and_white_are_exactly_the_ends_of_the_range(folder, value, scaled):
     np.savez(folder / "mnist.npz", **arrays("mnist", 3, 2, value))
