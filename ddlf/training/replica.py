@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,31 @@ from ddlf.worker.datasets import fingerprint
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
-    from ddlf.app import IApp
     from ddlf.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+
+class App(Protocol):
+    """What a replica needs of an app; ``ddlf.IApp`` has it."""
+
+    precision: str
+    callbacks: Any
+    model: Any
+    x_train: Any
+    y_train: Any
+    indices: np.ndarray[Any, Any]
+    worker: Any
+    replica: Any
+
+    def load_dataset(self) -> Any:
+        """Set ``x_train`` and ``y_train``; plain or async."""
+
+    def create_model(self) -> Any:
+        """Set ``model``; plain or async."""
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """Return the update, or a tuple of it and metrics; plain or async."""
 
 
 class Replica:
@@ -38,7 +59,7 @@ class Replica:
         attributes: What ``load_dataset`` set on the app; the worker keeps it for later runs.
     """
 
-    def __init__(self, app: IApp) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self.stopping = False
         self.attributes: dict[str, Any] = {}
@@ -156,7 +177,7 @@ STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: 5-10 % less time on the MNIST CNN."""
 
 
-def use_fast_steps(model: Any, app: IApp) -> None:
+def use_fast_steps(model: Any, app: App) -> None:
     """Let one call of the compiled function take several batches, unless the user chose a number or has callbacks that may look at batches.
 
     Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
@@ -203,7 +224,7 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 # -- methods that the master runs on a worker -----------------------------------------------------------------------
 
 
-async def open_app(self: Worker, app: IApp) -> dict[str, Any]:
+async def open_app(self: Worker, app: App) -> dict[str, Any]:
     """Take an app and build its model."""
     app.worker = self
     self.replica = app.replica = Replica(app)  # type: ignore[attr-defined]
