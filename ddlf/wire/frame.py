@@ -213,8 +213,8 @@ class FrameDecoder:
             self._buffers.append(memory)
             self._target, self._filled = target, have
             return False
-        self._header = None
         frames.append(Frame(kind, id, name, extra, self._buffers))
+        self._header, self._buffers = None, []  # nothing here holds the arrays from now on
         return True
 
     def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
