@@ -29,6 +29,7 @@ import numpy as np
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
+from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
@@ -121,6 +122,7 @@ class Worker(IWorker):
         """
         session = Session(self, sock, limits, peer_limits)
         await session.closed
+        POOL.clear()
         for job in list(session.jobs.values()):
             self.cancel(job)
 
@@ -402,7 +404,7 @@ class Session:
         self.jobs: dict[int, Job] = {}
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
-            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=empty
+            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=POOL.take
         )
 
     def _on_frame(self, frame: Frame) -> None:
@@ -458,11 +460,6 @@ def refuse_bytearray(value: Any) -> Any:
     if type(value) is bytearray:
         return dump_result(value)
     return refuse_objects(value)
-
-
-def empty(size: int) -> Any:
-    """Memory for an array, without the zeroing that ``bytearray`` does."""
-    return np.empty(size, np.uint8)
 
 
 def set_threads(threads: int) -> None:
