@@ -41,6 +41,9 @@ from ddlf.worker.activity import Activity
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
 
+EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+"""A coroutine runs until it first waits before its task meets the event loop; one that never waits costs as little as a function."""
+
 
 class Interrupted(BaseException):
     """Raised by a signal inside a method that blocks, so that a loop in plain Python ends."""
@@ -193,7 +196,8 @@ class Worker(IWorker):
         else:
             if inspect.isawaitable(result):
                 self._blocking_id = 0
-                job.task = asyncio.ensure_future(self._complete(job, result))
+                task = asyncio.Task(self._complete(job, result), loop=asyncio.get_running_loop(), **EAGER)
+                job.task = None if task.done() else task
                 return
             response = Response(result)
         self._blocking_id = 0
