@@ -48,6 +48,12 @@ class IApp:
         seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
         evaluate_every: Evaluate the test data after every so many rounds while the workers compute the next; 0 for never.
         callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``.
+        precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
+            bfloat16 would gain.
+        balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
+        codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
+        weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
+            the difference to what the worker holds.
         outer: How a merged update changes the weights; by default it is subtracted.
         verbose: Whether to print a line for each step.
 
@@ -72,6 +78,10 @@ class IApp:
     batch_size: int = 32
     seed: int = 0
     evaluate_every: int = 0
+    precision: str = "auto"
+    balance: str = "equal"
+    codec: str = "float32"
+    weights_codec: str = "float32"
     verbose: bool = True
     outer: OuterOptimizer | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
@@ -212,6 +222,9 @@ class IApp:
 
     async def _train(self, algorithm: Any, *given: int | None) -> list[RoundRecord]:
         names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+        from ddlf.training.exchange import check_codecs
+        from ddlf.training.precision import check_precision
+
         settings = {
             name: getattr(self, name) if value is None else value for name, value in zip(names, given, strict=True)
         }
@@ -219,7 +232,11 @@ class IApp:
             low = 0 if name == "seed" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
-        samples = await self.prepare()
+        if self.balance not in ("equal", "speed"):
+            raise ConfigError(f"balance must be 'equal' or 'speed', got {self.balance!r}")
+        check_codecs(self.codec, self.weights_codec)
+        check_precision(self.precision)
+        samples = await self.prepare(settings["seed"])
         job = self._job(samples, **settings)
         try:
             self.history = await algorithm(job)
@@ -229,10 +246,12 @@ class IApp:
 
     def _job(self, samples: int, **settings: int) -> Job:
         from ddlf.algorithms.outer import Subtract
+        from ddlf.training.exchange import WeightsOut
         from ddlf.training.slots import Job
 
         assert self.cluster is not None
         trained = {id(weight) for weight in self.model.trainable_weights}
+        trainable = [id(weight) in trained for weight in self.model.weights]
         job: Job
 
         async def evaluate_between(number: int) -> dict[str, float]:
@@ -248,22 +267,29 @@ class IApp:
         job = Job(
             cluster=self.cluster,
             weights=self.model.get_weights(),
-            trainable=[id(weight) in trained for weight in self.model.weights],
+            trainable=trainable,
             samples=samples,
             outer=self.outer or Subtract(),
+            codec=self.codec,
+            weights_out=WeightsOut(self.weights_codec, [not flag for flag in trainable]),
+            balance=self.balance,
             report=report,
             evaluate_between=evaluate_between,
             **settings,
         )
         return job
 
-    async def prepare(self) -> int:
+    async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
+
+        Args:
+            seed: Of the initial weights, when the model is made here; by default the attribute.
 
         Returns:
             The number of training samples.
         """
         from ddlf.training import replica
+        from ddlf.training.precision import WORTH_SAYING
         from ddlf.worker.datasets import fingerprint
 
         for name in ("load_dataset", "create_model"):
@@ -279,6 +305,9 @@ class IApp:
             if not hasattr(self, "x_train"):
                 await _maybe_await(self.load_dataset())
             if not hasattr(self, "model"):
+                import keras
+
+                keras.utils.set_random_seed(self.seed if seed is None else seed)
                 await _maybe_await(self.create_model())
                 if not hasattr(self, "model"):
                     raise AppError("create_model set no self.model", hint="end it with self.model = ...")
@@ -288,10 +317,16 @@ class IApp:
             raise
         opened = await opening
         self._check_models([facts["weights"] for facts in opened])
+        threads = sorted({worker.facts["threads"] for worker in self.cluster.workers})
         self.say(
             f"model     {self.model.name}: {self.model.count_params():,} parameters, Keras {opened[0]['keras']} on "
-            f"{opened[0]['backend']}, {self.cluster.N} workers ready in {time.perf_counter() - begin:.1f} s"
+            f"{opened[0]['backend']}, threads per worker {'-'.join(map(str, threads))}, "
+            f"ready in {time.perf_counter() - begin:.1f} s"
         )
+        if opened[0]["gain"] > WORTH_SAYING:
+            self.say(
+                f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
+            )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
         loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)

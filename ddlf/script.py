@@ -58,13 +58,13 @@ def main(target: Any) -> None:
     """
     import sys
 
-    from ddlf.cli.parsing import Parser
+    from ddlf.cli.parsing import Parser, reader_may_leave
     from ddlf.cli.run import add_options, execute
 
     parser = Parser(prog=sys.argv[0], description=(target.__doc__ or "").partition("\n")[0])
     add_options(parser)
-    options = parser.parse_args()
-    sys.exit(execute(lambda: target, options))
+    with reader_may_leave():
+        sys.exit(execute(lambda: target, parser.parse_args()))
 
 
 def _shared_loop() -> asyncio.AbstractEventLoop:

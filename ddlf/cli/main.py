@@ -8,10 +8,10 @@ import difflib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddlf import __version__
-from ddlf.cli.parsing import Parser, number
+from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.cli.run import add_options, run_file
 from ddlf.errors import DDLFError
 
@@ -77,7 +77,11 @@ def _add_cluster(parser: Parser) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The entry point of the command."""
-    argv = sys.argv[1:] if argv is None else argv
+    with reader_may_leave():
+        _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> NoReturn:
     top = parser()
     names = ("run", "status", "stop", "token")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
@@ -102,8 +106,6 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(141)
     sys.exit(code)
 
 

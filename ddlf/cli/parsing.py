@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 
@@ -16,12 +19,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but unknown options are explained."""
-        found, unknown = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in argparse, but unknown options are explained, by the command that they were given to."""
+        found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.unknown(unknown[0])
-        return found
+        return found, unknown
 
     def unknown(self, option: str) -> NoReturn:
         """End with exit code 2 because of an option that does not exist."""
@@ -36,6 +39,20 @@ class Parser(argparse.ArgumentParser):
         """One line with the reason, one with the way to help; exit code 2."""
         sys.stderr.write(f"{self.prog}: {message}\nSee: {self.prog} --help\n")
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """End with 141, as other tools do, when nobody reads the output any more: ``ddlf status | head -1``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 def number(name: str, low: int, high: int | None = None) -> Any:

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-SETTINGS = ("mode", "master_epochs", "worker_epochs", "batch_size", "seed")
+SETTINGS = (
+    "mode",
+    "master_epochs",
+    "worker_epochs",
+    "batch_size",
+    "seed",
+    "precision",
+    "balance",
+    "codec",
+    "weights_codec",
+)
 
 
 def add_options(parser: Parser) -> None:
@@ -43,6 +53,12 @@ def add_options(parser: Parser) -> None:
         "--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker"
     )
     train.add_argument("--seed", type=number("seed", 0, 2**32 - 1), metavar="N")
+    train.add_argument("--precision", choices=("auto", "float32", "mixed_bfloat16", "mixed_float16"))
+    train.add_argument("--balance", choices=("equal", "speed"), help="parts of the data equal, or as workers are fast")
+    train.add_argument(
+        "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
+    )
+    train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",
@@ -80,6 +96,8 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
                 traceback.print_exc()
             print(f"error  {error}", file=sys.stderr, flush=True)
             return error.exit_code
+        except BrokenPipeError:
+            raise  # nobody reads the output any more
         except Exception:
             # The user's own code raised on the master: its traceback is what helps.
             traceback.print_exc()
@@ -114,7 +132,7 @@ async def _run(target: Any, options: argparse.Namespace) -> int:
 
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     """The cluster that the options name, and how to describe it."""
-    from ddlf.cluster.cluster import Cluster, threads_for
+    from ddlf.cluster.cluster import Cluster
 
     if options.hosts:
         from ddlf.config import parse_address
@@ -130,12 +148,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             cluster = Cluster.from_config(path)
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
-    threads = threads_for(count)
     why = "" if options.local else "no cluster file: "
-    return (
-        Cluster.local(count),
-        f"{why}{count} local {'worker' if count == 1 else 'workers'}, {threads} {'thread' if threads == 1 else 'threads'} each",
-    )
+    return Cluster.local(count), f"{why}{_workers(count)} on this machine"
 
 
 def _workers(count: int) -> str:

@@ -12,13 +12,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ddlf.cli.parsing import Parser, number
+from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
-    from ddlf.worker.daemon import Daemon
+    from ddlf.worker.daemon import Daemon, Options
 
 LOOPBACK = "127.0.0.1"
 
@@ -54,21 +54,29 @@ def parser() -> Parser:
 
 def main(argv: list[str] | None = None) -> None:
     """Run until told to stop."""
+    with reader_may_leave():
+        _main(argv)
+
+
+def _main(argv: list[str] | None) -> NoReturn:
     options = parser().parse_args(argv)
     try:
         sys.exit(_run(options))
     except DDLFError as error:
         print(f"ddlf-worker: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _run(options: argparse.Namespace) -> int:
     from ddlf.tokens import Tokens, find_tokens, loopback_tokens
-    from ddlf.worker.daemon import Daemon, Options
+    from ddlf.worker.daemon import Options
 
     def say(line: str) -> None:
         if not options.quiet:
-            print(line, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads, but masters still use this worker
+                print(line, flush=True)
 
     given = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)
@@ -84,22 +92,23 @@ def _run(options: argparse.Namespace) -> int:
             f"refusing to listen on {host} without encryption",
             hint="add --insecure-plaintext if the network is private; whoever can read it can then read your data",
         )
-    daemon = Daemon(
-        Options(
-            host=host,
-            port=options.port,
-            tokens=(tokens or loopback_tokens()).all,
-            state_dir=options.state_dir or _state_dir(),
-            insecure_plaintext=beyond,
-        ),
-        log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True),
+    # Nobody would find the state of a port that was chosen by chance.
+    state_dir = options.state_dir or (_state_dir() if options.port else None)
+    settings = Options(
+        host=host,
+        port=options.port,
+        tokens=(tokens or loopback_tokens()).all,
+        state_dir=state_dir,
+        insecure_plaintext=beyond,
     )
 
-    def ready() -> None:
-        say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+    def ready(daemon: Daemon) -> None:
+        if not daemon.failure:
+            say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
         if options.ready_fd is not None:
-            with open(options.ready_fd, "w") as pipe:
-                print(json.dumps({"host": daemon.host, "port": daemon.port, "pid": os.getpid()}), file=pipe)
+            facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
+            with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
+                print(json.dumps(facts), file=pipe)
 
     if beyond:
         print(
@@ -112,10 +121,12 @@ def _run(options: argparse.Namespace) -> int:
             "No token: only masters on this machine can connect. For other machines: 'ddlf token new', copy the file, "
             "then --host ADDRESS --insecure-plaintext"
         )
-    return asyncio.run(_serve(daemon, ready, options.exit_with_parent))
+    return asyncio.run(_serve(settings, ready, options.exit_with_parent))
 
 
-async def _serve(daemon: Daemon, ready: Callable[[], None], exit_with_parent: bool) -> int:
+async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_parent: bool) -> int:
+    from ddlf.worker.daemon import Daemon
+
     loop = asyncio.get_running_loop()
     code = 0
 
@@ -124,8 +135,10 @@ async def _serve(daemon: Daemon, ready: Callable[[], None], exit_with_parent: bo
         code = 130 if number == signal.SIGINT else 0
         daemon.stop()
 
+    # First the signals: from here on every end is a tidy one, which leaves no folder behind.
     for number_ in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number_, stop, number_)
+    daemon = Daemon(settings, log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True))
     if exit_with_parent:
         # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare
         # descriptor: a buffered one is locked while a read waits, and Python would wait for that lock at its end.
@@ -136,7 +149,7 @@ async def _serve(daemon: Daemon, ready: Callable[[], None], exit_with_parent: bo
                 loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()
-    await daemon.run(ready)
+    await daemon.run(lambda: ready(daemon))
     return code
 
 

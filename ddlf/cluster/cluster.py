@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import os
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, SeveralErrors
+from ddlf.errors import ConfigError, ConnectError, DDLFError, NotPicklable, SeveralErrors
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.messages import Request
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = ("localhost", "127.", "::1")
+LOOPBACK = "loopback"
 
 
 class Cluster:
@@ -35,7 +35,7 @@ class Cluster:
         hosts: Names or addresses of the workers' machines.
         ports: One for each host, or one for all.
         token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
-        threads: For computation on each worker; None divides the cores of a machine by its workers, for workers on this machine.
+        threads: For computation on each worker; None divides the cores of each machine by the workers on it.
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
         connect_timeout_s: For each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
@@ -60,10 +60,11 @@ class Cluster:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
     ) -> None:
-        self._setup(_addresses(hosts, ports), find_tokens(token_file), threads, pickle_results, connect_timeout_s)
-        if min_workers is not None and not 1 <= min_workers <= len(self._workers):
-            raise ConfigError(f"min_workers must be 1-{len(self._workers)}, got {min_workers}")
-        self._min_workers = min_workers
+        addresses = _addresses(hosts, ports)
+        if min_workers is not None and not 1 <= min_workers <= len(addresses):
+            raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
+        tokens = find_tokens(token_file)
+        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers)
 
     def _setup(
         self,
@@ -71,16 +72,17 @@ class Cluster:
         tokens: Tokens | None,
         threads: int | None,
         pickle_results: bool,
-        connect_timeout_s: float,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        min_workers: int | None = None,
     ) -> None:
-        here = sum(_is_loopback(host) for host, _ in addresses)
-        if tokens is None and here < len(addresses):
+        machines = Counter(_machine(host) for host, _ in addresses)
+        if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
                 hint="run 'ddlf token new' and copy the file to the other machines",
             )
         tokens = tokens or loopback_tokens()
-        self._min_workers: int | None = None
+        self._min_workers = min_workers
         self._workers = [
             ProxyWorker(
                 host,
@@ -88,7 +90,8 @@ class Cluster:
                 tokens.primary,
                 id=number,
                 N=len(addresses),
-                threads=threads or (threads_for(here) if _is_loopback(host) else None),
+                threads=threads,
+                share=machines[_machine(host)],
                 pickle_results=pickle_results,
             )
             for number, (host, port) in enumerate(addresses, 1)
@@ -97,6 +100,7 @@ class Cluster:
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._local: LocalWorkers | None = None
+        self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
     def from_config(cls, path: str | Path | None = None) -> Self:
@@ -131,7 +135,7 @@ class Cluster:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self = cls.__new__(cls)
         local = LocalWorkers(n)
-        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads or threads_for(n), pickle_results, CONNECT_TIMEOUT_S)
+        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results)
         self._local = local
         return self
 
@@ -165,10 +169,11 @@ class Cluster:
         if on_error not in (None, "raise", "return"):
             raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
         if timeout_s is not None and (
-            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s < 0
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf
         ):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
         view = copy.copy(self)
+        view._whole = self._whole or self
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if workers is not None:
@@ -188,11 +193,24 @@ class Cluster:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect to all workers at once. Safe to call again.
+        """Connect to all workers at once. Safe to call again. A view connects and closes the whole cluster.
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
+
+        On failure:
+            Nothing is left open, also when the caller is cancelled.
         """
+        if self._whole is not None:
+            await self._whole.connect()
+            return self
+        try:
+            return await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> Self:
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
@@ -216,7 +234,6 @@ class Cluster:
         reached = [worker for worker, outcome in zip(self._workers, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
-                await self.close()
                 raise failure
         if not failures:
             return
@@ -224,19 +241,23 @@ class Cluster:
         for worker, outcome in zip(self._workers, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
-                rows.append(f"  {worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {outcome}")
+                where = f"{worker.host}:{worker.port}"
+                reason = str(outcome).removeprefix(where).lstrip(": ")
+                rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
         text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
         if len(reached) >= (self._min_workers or len(self._workers)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
             self._workers = reached
             return
-        await self.close()
         error = ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
+        if self._whole is not None:
+            await self._whole.close()
+            return
         await asyncio.gather(*(worker.close() for worker in self._workers))
         if self._local is not None:
             await self._local.stop()
@@ -244,7 +265,7 @@ class Cluster:
     async def shutdown(self) -> None:
         """End the workers' processes."""
         await asyncio.gather(*(worker.shutdown() for worker in self._workers))
-        if self._local is not None:
+        if self._local is not None and self._whole is None:
             await self._local.stop()
 
     async def __aenter__(self) -> Self:
@@ -268,8 +289,8 @@ class Cluster:
             if not isinstance(failure, Exception):
                 raise failure
         if failures and self._on_error == "raise":
-            if len(failures) == 1:
-                raise failures[0]
+            if len(failures) == 1 or all(isinstance(failure, NotPicklable) for failure in failures):
+                raise failures[0]  # what cannot be sent fails on this side, the same way for each worker
             raise SeveralErrors(
                 f"{len(failures)} of {len(results)} workers failed", [f for f in failures if isinstance(f, Exception)]
             )
@@ -415,14 +436,9 @@ class Cluster:
         return await self.gather([worker.status() for worker in self._workers])
 
 
-def threads_for(workers_here: int) -> int:
-    """Computing threads for each of the workers on this machine, so that together they fill its cores and no more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // workers_here)
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith(LOOPBACK)
+def _machine(host: str) -> str:
+    """What workers share when they are on the same machine."""
+    return LOOPBACK if host == "::1" or host.startswith(("localhost", "127.")) else host
 
 
 def _addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[tuple[str, int]]:

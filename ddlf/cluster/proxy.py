@@ -36,6 +36,10 @@ from ddlf.wire.values import dumps, loads, refuse_loading
 CONNECT_TIMEOUT_S = 10.0
 EXIT_NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
+HEARTBEAT_S = 2.0
+"""How often the daemon is asked whether it is there, while requests are open."""
+DEAD_AFTER_S = 10.0
+"""A daemon that has not answered for so long is gone, or its machine is, or the network to it."""
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
 
 
@@ -101,7 +105,8 @@ class ProxyWorker(IWorker):
         token: The shared secret.
         id: Number of the worker in its cluster, from 1.
         N: Number of workers in the cluster.
-        threads: For computation on the worker; None leaves it to the libraries.
+        threads: For computation on the worker; None takes its share of the machine's cores.
+        share: How many workers share that machine.
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
 
@@ -118,6 +123,7 @@ class ProxyWorker(IWorker):
         id: int = 1,
         N: int = 1,
         threads: int | None = None,
+        share: int = 1,
         pickle_results: bool = False,
         max_message_bytes: int = MAX_BODY_BYTES,
     ) -> None:
@@ -126,14 +132,18 @@ class ProxyWorker(IWorker):
         self.id = id
         self.N = N
         self.threads = threads
+        self.share = share
         self.pickle_results = pickle_results
         self.facts: dict[str, Any] = {}
         self._token = token
         self._max_message_bytes = max_message_bytes
-        self._ids = itertools.count(secrets.randbits(48) + 1)
+        self._first_id = secrets.randbits(48) + 1
+        self._ids = itertools.count(self._first_id)
         self._control: Channel | None = None
         self._data: Channel | None = None
+        self._control_lock = asyncio.Lock()
         self._data_lock = asyncio.Lock()
+        self._closed = False
         self._exit: dict[str, Any] | None = None
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
@@ -180,19 +190,48 @@ class ProxyWorker(IWorker):
 
     async def connect_control(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Open only the connection to the daemon: enough for ``ping``, ``status``, ``restart`` and ``shutdown``, also while the executor is busy."""
-        if not self.connected:
+        async with self._control_lock:
+            self._closed = False
+            if self.connected:
+                return
             sock, hello = await self._dial(Role.CONTROL, timeout_s)
             control = Channel(refuse_loading, self._on_event, self._on_control_end)
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
+            # When this side is gone, however that comes, the daemon ends what runs of its requests.
+            (await self._call(control, Request("claim", self._first_id), timeout_s)).unwrap()
             self._control = control
+            self._spawn(self._watch(control))
 
     async def close(self) -> None:
-        """Leave the worker; it goes on. Safe to call again."""
+        """Leave the worker; it goes on. Safe to call again.
+
+        On failure:
+            Requests that are still open end with ``WorkerLost``; the daemon ends what runs of them.
+        """
+        self._closed = True
         for task in list(self._background):
             task.cancel()
+        self._drop(WorkerLost("the connection was closed on this side", worker=self.name))
+
+    def _drop(self, reason: WorkerLost) -> None:
+        """End both connections, and all open requests with the same reason."""
         for channel in (self._data, self._control):
             if channel is not None:
+                channel.fail(reason)
                 channel.connection.close()
+
+    async def _watch(self, control: Channel) -> None:
+        """Find out that a worker is gone when nothing says so: its machine lost power, or the network in between broke."""
+        while control.is_open:
+            await asyncio.sleep(HEARTBEAT_S)
+            if not control.pending and (self._data is None or not self._data.pending):
+                continue
+            try:
+                await self._call(control, Request("ping"), DEAD_AFTER_S)
+            except RequestTimeout:
+                self._drop(WorkerLost(f"it has not answered for {DEAD_AFTER_S:g} s", worker=self.name))
+            except WorkerLost:
+                return
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
@@ -207,20 +246,10 @@ class ProxyWorker(IWorker):
         async with self._data_lock:
             if self._data is not None and self._data.is_open:
                 return self._data
-            if not self.connected:
-                raise WorkerLost("not connected", worker=self.name, hint="connect first", may_have_run=False)
+            self._check_connected()
             self._exit = None
             self._exit_news.clear()
-            try:
-                sock, hello = await self._dial(Role.DATA, timeout_s)
-            except ConnectError:
-                busy = (await self.status()).get("busy")
-                if busy:
-                    raise ConnectError(
-                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
-                        hint="wait, or end it with: ddlf stop --restart",
-                    ) from None
-                raise
+            sock, hello = await self._dial_executor(timeout_s)
             from ddlf.net.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
 
             data = Channel(load_result if self.pickle_results else refuse_loading, self._on_event, self._on_data_end)
@@ -233,8 +262,19 @@ class ProxyWorker(IWorker):
             if self._data is not None:
                 self._bytes_before = (self.bytes_sent, self.bytes_received)
             self._data = data
-            session = Request("connect", id=self.id, N=self.N, threads=self.threads, pickle_results=self.pickle_results)
-            self.facts = (await self._call(data, session, timeout_s)).unwrap()
+            session = Request(
+                "connect",
+                id=self.id,
+                N=self.N,
+                threads=self.threads,
+                share=self.share,
+                pickle_results=self.pickle_results,
+            )
+            try:
+                self.facts = (await self._call(data, session, timeout_s)).unwrap()
+            except BaseException:
+                data.connection.close()  # or the next request would use a connection without a session
+                raise
             mine = f"{sys.version_info.major}.{sys.version_info.minor}"
             if self.facts["python"].rsplit(".", 1)[0] != mine:
                 await self.close()
@@ -244,6 +284,46 @@ class ProxyWorker(IWorker):
                     hint=f"code can only be sent between equal minor versions: install {mine} there",
                 )
             return data
+
+    async def _dial_executor(self, timeout_s: float) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            try:
+                return await self._dial(Role.DATA, timeout_s)
+            except ConnectError:
+                status = await self.status()
+                if status["executor"] == "failed":
+                    last = status["last_exit"]
+                    raise ExecutorCrashed(
+                        f"it cannot start its executor, the last one {last['text']}",
+                        worker=self.name,
+                        hint="repair the cause, then: ddlf stop --restart",
+                        exit_code=last["exit_code"],
+                        signal=last["signal"],
+                        stderr_tail=last["stderr_tail"],
+                    ) from None
+                busy = status["busy"]
+                if busy:
+                    raise ConnectError(
+                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
+                        hint="wait, or end it with: ddlf stop --restart",
+                    ) from None
+                if loop.time() > deadline or (status["executor"] == "ready" and not self._exit_news.is_set()):
+                    raise
+                self._exit_news.clear()  # it ended while it was dialled, or the next one takes long to start
+
+    def _check_connected(self) -> None:
+        if self.connected:
+            return
+        what = (
+            ("not connected yet", "connect first")
+            if self._control is None
+            else ("the connection was closed on this side", "connect again")
+            if self._closed
+            else ("the connection was lost", "connect again, or look at the worker's terminal")
+        )
+        raise WorkerLost(what[0], worker=self.name, hint=what[1], may_have_run=False)
 
     def _on_event(self, frame: Frame) -> None:
         if frame.name == "executor_exited":
@@ -264,35 +344,29 @@ class ProxyWorker(IWorker):
         task.add_done_callback(self._background.discard)
 
     async def _explain(self, channel: Channel, reason: BaseException | None) -> None:
-        """Find out why the data connection ended, and end its requests with that."""
-        try:
+        """End the requests of a data connection that ended."""
+        channel.fail(await self._why(reason))
+
+    async def _why(self, reason: BaseException | None) -> DDLFError:
+        """Find out why the data connection ended: its daemon says so."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_NEWS_S):
                 await self._exit_news.wait()
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            channel.fail(WorkerLost("the cluster was closed", worker=self.name))
-            raise
         facts = self._exit
         if facts is None:
-            channel.fail(
-                WorkerLost(
-                    f"the connection was lost ({reason or 'the other side closed it'})",
-                    worker=self.name,
-                    hint="look at the worker's terminal, or ask with: ddlf status",
-                )
-            )
-            return
-        method = f" while it ran {facts['method']!r}" if facts["method"] else ""
-        channel.fail(
-            ExecutorCrashed(
-                f"the executor {facts['text']}{method}",
+            return WorkerLost(
+                f"the connection was lost ({reason or 'the other side closed it'})",
                 worker=self.name,
-                hint=facts["hint"],
-                exit_code=facts["exit_code"],
-                signal=facts["signal"],
-                stderr_tail=facts["stderr_tail"],
+                hint="look at the worker's terminal, or ask with: ddlf status",
             )
+        method = f" while it ran {facts['method']!r}" if facts["method"] else ""
+        return ExecutorCrashed(
+            f"the executor {facts['text']}{method}",
+            worker=self.name,
+            hint=facts["hint"],
+            exit_code=facts["exit_code"],
+            signal=facts["signal"],
+            stderr_tail=facts["stderr_tail"],
         )
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -320,8 +394,8 @@ class ProxyWorker(IWorker):
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
-        if self._control is None or not self._control.is_open:
-            raise WorkerLost("not connected", worker=self.name, hint="connect first", may_have_run=False)
+        self._check_connected()
+        assert self._control is not None
         return (await self._call(self._control, Request(command, *args, **kwargs), timeout_s)).unwrap()
 
     async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Response:
@@ -345,10 +419,14 @@ class ProxyWorker(IWorker):
         try:
             channel.connection.send(Kind.REQUEST, id, request.command, buffers, timeout_s)
             return await future
-        except ConnectionResetError as error:
-            raise WorkerLost(f"the connection was lost ({error})", worker=self.name, may_have_run=False) from None
+        except ConnectionResetError as error:  # it could not be sent
+            why = await self._why(error) if channel is self._data else WorkerLost(str(error), worker=self.name)
+            if isinstance(why, WorkerLost):
+                why.may_have_run = False
+            raise why from None
         except (asyncio.CancelledError, RequestTimeout):
             if channel.is_open:
+                channel.connection.detach()  # the caller goes on, and may change the arrays it gave
                 self._spawn(self._end_remote(channel, id))
             raise
         finally:
@@ -417,6 +495,8 @@ class ProxyWorker(IWorker):
     async def restart(self) -> None:
         """Start the executor anew. Variables and data are lost, hosted methods stay."""
         await self.ask("restart")
+        if self._data is not None:
+            self._data.connection.close()  # its other end is gone, which this side may not have read yet
 
     async def shutdown(self) -> None:
         """End the worker's processes, and this side's connections."""

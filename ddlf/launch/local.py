@@ -44,16 +44,20 @@ class LocalWorkers:
         """
         if self._processes:
             return self._ports
-        outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                await self.stop()
-                raise outcome
+        try:
+            outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        except BaseException:  # also when the caller is cancelled: nothing is left running
+            await self.stop()
+            raise
         self._ports = [outcome for outcome in outcomes if isinstance(outcome, int)]
         return self._ports
 
     async def _start_one(self) -> int:
         read_fd, write_fd = os.pipe()
+        started = False
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--quiet"),
@@ -64,8 +68,11 @@ class LocalWorkers:
                 # Ctrl-C in the terminal is the master's: it ends its workers itself, in order.
                 start_new_session=True,
             )
+            started = True
         finally:
             os.close(write_fd)
+            if not started:
+                os.close(read_fd)
         self._processes.append(process)
         assert process.stdin is not None
         process.stdin.write(self.tokens.primary + b"\n")
@@ -79,7 +86,10 @@ class LocalWorkers:
                 f"a local worker ended with exit code {await process.wait()} before it was ready",
                 hint="see its lines above",
             )
-        return int(json.loads(line)["port"])
+        facts = json.loads(line)
+        if facts["failure"]:
+            raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
+        return int(facts["port"])
 
     async def stop(self) -> None:
         """End them all and wait until they have. Safe to call again."""

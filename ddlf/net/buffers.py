@@ -1,8 +1,8 @@
 """Memory for the arrays that come, used again when nobody holds them any more. Runs in the executor and on the master.
 
-The first touch of fresh memory costs as much as the copy into it, and several times that on a virtual machine whose host has taken the free pages back
-(``docs/performance.md``). A training run receives the same sizes every round, so what the last round left is used again. Users see ordinary
-arrays, theirs for as long as they keep them or any view of them.
+The first touch of fresh memory costs as much as the copy into it, and several times that on a virtual machine whose host has taken the free
+pages back (``docs/performance.md``). A training run receives the same sizes every round, so what the last round left is used again. Users see
+ordinary arrays, theirs for as long as they keep them or any view of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BufferPool:
         """Writable memory of ``size`` bytes, not zeroed. It comes back by itself when the last reference to it is gone."""
         if not MIN_BYTES <= size <= self._max_free_bytes:
             return np.empty(size, np.uint8)
-        memory = self._find(size) or memoryview(np.empty(size, np.uint8))
+        memory = self._find(size) or memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         # NumPy lets a view refer to the array at the end of a chain of views. A memoryview ends the chain here: whatever is made of
         # this array refers to this very object, so its end is the end of them all.
         array = np.frombuffer(memory, np.uint8)
@@ -57,8 +57,10 @@ class BufferPool:
 
     def _give_back(self, memory: memoryview) -> None:
         self._free[id(memory)] = memory
-        while self.free_bytes > self._max_free_bytes:
-            self._free.pop(list(self._free)[0], None)
+        for oldest in list(self._free):
+            if self.free_bytes <= self._max_free_bytes:
+                return
+            self._free.pop(oldest, None)
 
 
 POOL = BufferPool()

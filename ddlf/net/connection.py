@@ -55,7 +55,8 @@ class Connection:
         self._decoder = FrameDecoder(limits, allocate)
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
-        self._drained: list[asyncio.Future[None]] = []
+        self._bytes_queued = 0  # since the connection began, with those that were sent
+        self._drained: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reading = False
         self.closed = False
         self.bytes_sent = 0
@@ -77,15 +78,16 @@ class Connection:
     @property
     def queued_bytes(self) -> int:
         """What the kernel has not taken yet."""
-        return sum(len(piece) for piece in self._queue)
+        return self._bytes_queued - self.bytes_sent
 
     @property
     def mid_frame(self) -> bool:
         """Whether a frame has begun to come and not ended."""
         return self._decoder.mid_frame
 
-    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
-        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns.
+    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
+        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns
+        or ``detach`` was called.
 
         Raises:
             FrameTooLarge: Nothing was queued.
@@ -105,16 +107,21 @@ class Connection:
                 self._close(error)
                 raise ConnectionResetError(str(error)) from error
             self.bytes_sent += sent
+            self._bytes_queued += len(piece)
             if sent == len(piece):
                 return
             self._queue.append(memoryview(piece)[sent:])
             self._loop.add_writer(self._sock.fileno(), self._writable)
             return
         was_empty = not self._queue
-        self._queue.extend(view for piece in pieces if len(view := memoryview(piece)))
+        for piece in pieces:
+            self._queue.append(memoryview(piece))
+            self._bytes_queued += len(piece)
         if was_empty:
             self._loop.add_writer(self._sock.fileno(), self._writable)
             self._writable()
+            if self.closed:
+                raise ConnectionResetError("the connection closed while the message was sent")
 
     async def drain(self) -> None:
         """Wait until the kernel has taken everything queued so far.
@@ -122,15 +129,22 @@ class Connection:
         Raises:
             ConnectionError: The connection closed first.
         """
-        if self._queue:
+        if self._bytes_queued > self.bytes_sent:
+            if self.closed:
+                raise ConnectionResetError("the connection is closed")
             waiter = self._loop.create_future()
-            self._drained.append(waiter)
+            self._drained.append((self._bytes_queued, waiter))
             await waiter
 
-    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None) -> None:
+    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
         """``send``, then ``drain``."""
         self.send(kind, id, name, buffers, extra)
         await self.drain()
+
+    def detach(self) -> None:
+        """Copy what the kernel has not taken yet, so that the buffers may change before ``drain`` returns."""
+        if self._queue:
+            self._queue = deque(memoryview(bytes(piece)) for piece in self._queue)
 
     def close(self) -> None:
         """Close at once; what is queued is dropped. Safe to call again."""
@@ -176,28 +190,31 @@ class Connection:
                     else:
                         queue[0] = queue[0][sent:]
                         sent = 0
+                self._release_drained()
         except BlockingIOError:
             return
         except OSError as error:
             self._close(error)
             return
         self._loop.remove_writer(self._sock.fileno())
-        waiters, self._drained = self._drained, []
-        for waiter in waiters:
+
+    def _release_drained(self) -> None:
+        while self._drained and self._drained[0][0] <= self.bytes_sent:
+            _, waiter = self._drained.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
     def _close(self, reason: BaseException | None) -> None:
         if self.closed:
             return
-        self.closed = True
+        self.closed, self._reading = True, False
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._queue.clear()
-        waiters, self._drained = self._drained, []
-        for waiter in waiters:
+        waiters, self._drained = self._drained, deque()
+        for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(ConnectionResetError(str(reason or "the connection was closed")))
         self._on_close(reason)

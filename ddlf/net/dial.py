@@ -8,7 +8,16 @@ import errno
 import socket
 
 from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, HELLO, PROOF_BYTES, ClientHandshake, Hello, Role
+from ddlf.wire.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    HELLO,
+    PREAMBLE,
+    PROOF_BYTES,
+    ClientHandshake,
+    Hello,
+    Role,
+    read_preamble,
+)
 
 
 async def receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -63,7 +72,11 @@ async def shake_hands(sock: socket.socket, role: Role, token: bytes, max_message
     loop = asyncio.get_running_loop()
     handshake = ClientHandshake(role, token, max_message_bytes)
     await loop.sock_sendall(sock, handshake.hello)
-    hello, proof = handshake.read_hello(await receive_exactly(sock, HELLO.size + PROOF_BYTES))
+    # Another program, or a worker of another version, may send less than a hello and wait: its first bytes tell.
+    preamble = await receive_exactly(sock, PREAMBLE.size)
+    read_preamble(preamble)
+    rest = await receive_exactly(sock, HELLO.size - PREAMBLE.size + PROOF_BYTES)
+    hello, proof = handshake.read_hello(preamble + rest)
     await loop.sock_sendall(sock, proof)
     handshake.read_verdict(await receive_exactly(sock, 1))
     return hello
@@ -99,10 +112,9 @@ async def dial(
             f"{where} does not answer within {timeout_s:g} s",
             hint="check the address, that the machine is on, and that a firewall lets the port through",
         ) from None
-    except socket.gaierror as error:
-        raise ConnectError(
-            f"the name {host!r} cannot be resolved ({error.strerror})", hint="check its spelling"
-        ) from None
+    except (socket.gaierror, UnicodeError) as error:  # a label that no name can have is a UnicodeError
+        reason = error.strerror if isinstance(error, OSError) else "not a valid name"
+        raise ConnectError(f"the name {host!r} cannot be resolved ({reason})", hint="check its spelling") from None
     except OSError as error:
         raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port)) from None
     try:
@@ -111,7 +123,7 @@ async def dial(
     except BaseException as error:
         with contextlib.suppress(OSError):
             sock.close()
-        if isinstance(error, AuthError | VersionError):
+        if isinstance(error, AuthError | VersionError | ConnectError):
             error.message = f"{where}: {error.message}"
             error.hint = (
                 error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"

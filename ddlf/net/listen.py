@@ -9,15 +9,16 @@ import socket
 
 from ddlf.errors import AuthError, ConfigError, ListenError
 from ddlf.net.dial import receive_exactly
-from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake
+from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake, auth_key, key_id
 
 BACKLOG = 128
 REFUSAL_DELAY_S = 0.5
 """A wrong proof is answered this late, so that guessing is slow."""
 
+_HTTP_BODY = b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
 HTTP_ANSWER = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: 85\r\n\r\n"
-    b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
 )
 
 
@@ -34,7 +35,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # a label that no name can have is a UnicodeError
         raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
     sock = socket.socket(family, kind, protocol)
     try:
@@ -83,7 +84,14 @@ async def answer(
     handshake = WorkerHandshake(tokens, max_message_bytes)
     hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
     await loop.sock_sendall(sock, reply)
-    if handshake.accepts(await receive_exactly(sock, PROOF_BYTES)):
+    try:
+        proof = await receive_exactly(sock, PROOF_BYTES)
+    except ConnectionResetError:
+        if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
+            raise
+        # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
+        raise AuthError("token mismatch: the client holds another token") from None
+    if handshake.accepts(proof):
         await loop.sock_sendall(sock, bytes([Verdict.ACCEPTED]))
         return hello
     await asyncio.sleep(delay_s)

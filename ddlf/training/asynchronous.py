@@ -20,7 +20,7 @@ import numpy as np
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import end_all, mean_metrics, round_epochs, run_slot
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job
@@ -78,6 +78,7 @@ async def train(job: Job) -> list[RoundRecord]:
                 merge_s=end - merging,
                 bytes_out=moved[0] - out,
                 bytes_back=moved[1] - back,
+                error=result.error,
                 metrics=mean_metrics([(result.metrics, result.samples)]),
             )
             records.append(record)
@@ -85,9 +86,12 @@ async def train(job: Job) -> list[RoundRecord]:
                 converged = True
                 await job.stop_workers()
 
-    async with asyncio.TaskGroup() as slots:
-        for slot in range(job.slots):
-            slots.create_task(run(slot))
+    slots = [asyncio.ensure_future(run(slot)) for slot in range(job.slots)]
+    try:
+        await asyncio.gather(*slots)
+    except BaseException:
+        await end_all(slots)
+        raise
     if not converged:
         await job.stop_workers()
     return records

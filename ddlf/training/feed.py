@@ -62,7 +62,8 @@ class TensorFlowFeed:
     def __init__(self, data: Any, batch_size: int) -> None:
         import tensorflow as tf
 
-        count = len(first_array(data))
+        self._tf = tf
+        self._batch_size = batch_size
         order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         with tf.device("CPU:0"):
             tensors = tree_map(tf.convert_to_tensor, data)
@@ -71,22 +72,25 @@ class TensorFlowFeed:
             rows = order[number * batch_size : (number + 1) * batch_size]
             return tree_map(lambda tensor: tf.gather(tensor, rows), tensors)
 
-        def steps(_: Any) -> Any:
-            samples = tf.size(order, tf.int64)
-            return tf.data.Dataset.range((samples + batch_size - 1) // batch_size)
-
         options = tf.data.Options()
         options.autotune.enabled = False
         options.threading.private_threadpool_size = 1
         options.deterministic = True
-        # The number of steps is only known when the pass begins, hence the flat_map over one element.
-        numbers = tf.data.Dataset.range(1).flat_map(steps)
-        self.dataset = numbers.map(batch).prefetch(1).with_options(options)
-        self.steps = count
+        # The number of steps is read when a pass begins, hence the flat_map over one element.
+        numbers = tf.data.Dataset.range(1).flat_map(
+            lambda _: tf.data.Dataset.range(self._steps(tf.size(order, tf.int64)))
+        )
+        self._batches = numbers.map(batch).prefetch(1).with_options(options)
+        self.dataset = self._batches
+
+    def _steps(self, samples: Any) -> Any:
+        return (samples + self._batch_size - 1) // self._batch_size
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """See ``Feed``."""
+        """See ``Feed``. Nothing is traced again: only the number of steps, which Keras wants to know, is noted on the data set."""
         self._order.assign(order.astype(np.int64))
+        steps = self._tf.data.experimental.assert_cardinality(self._steps(len(order)))
+        self.dataset = self._batches.apply(steps)
 
 
 class ArrayFeed:

@@ -24,6 +24,7 @@ class RoundRecord:
         wait_s: Mean time that workers had nothing to do because another one was slower.
         bytes_out: Sent to all workers.
         bytes_back: Received from all workers.
+        error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
         metrics: Of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights before this round's, when they are evaluated on the way.
     """
@@ -42,6 +43,7 @@ class RoundRecord:
     wait_s: float = 0.0
     bytes_out: int
     bytes_back: int
+    error: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -67,6 +69,8 @@ class RoundRecord:
             f"{size(self.bytes_out)} out, {size(self.bytes_back)} back",
             f"{self.seconds - self.compute_s:.2f} s not computing",
         ]
+        if self.error:
+            parts.append(f"update error {self.error:.2%}")
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
         if self.test:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.errors import AppError
+from ddlf.training.exchange import WorkerEnd
 from ddlf.training.feed import Feed, first_array, make_feed
+from ddlf.training.precision import gain_of_bfloat16, set_precision
 from ddlf.worker.datasets import fingerprint
 from ddlf.worker.methods import concurrent
 
@@ -39,7 +41,10 @@ class Replica:
         self.app = app
         self.stopping = False
         self._feed: tuple[int, Feed] | None = None
-        self._tasks: dict[str, Any] = {}
+        self._task: dict[str, Any] = {}
+        self._exchange = WorkerEnd()
+        self._like: list[np.ndarray[Any, Any]] = []
+        self._lossless: list[bool] = []
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
@@ -47,13 +52,23 @@ class Replica:
         """Create the model and say what it is."""
         import keras
 
+        set_precision(self.app.precision)
         call(self.app.create_model)
         model = getattr(self.app, "model", None)
         if model is None:
             raise AppError(
                 "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
             )
-        return {"weights": describe_weights(model), "keras": keras.__version__, "backend": keras.backend.backend()}
+        use_fast_steps(model, self.app)
+        trained = {id(weight) for weight in model.trainable_weights}
+        self._lossless = [id(weight) not in trained for weight in model.weights]
+        self._like = model.get_weights()
+        return {
+            "weights": describe_weights(model),
+            "keras": keras.__version__,
+            "backend": keras.backend.backend(),
+            "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
+        }
 
     def load(self) -> dict[str, Any]:
         """Run the app's ``load_dataset``.
@@ -69,20 +84,25 @@ class Replica:
         """Carry one slot through one round.
 
         Args:
-            task: ``slot``, ``round``, ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,) and ``weights``, one array each.
+            task: ``slot``, ``round``, ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,); ``weights`` as
+                ``WeightsOut`` encodes them, ``codec`` for the update.
 
         Returns:
-            ``update`` (weights before minus after, one array each), ``samples``, ``metrics``, ``seconds``, ``stopped``.
+            ``update`` (weights before minus after, encoded), its relative ``error``, ``samples``, ``metrics``, ``seconds``, ``stopped``.
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._tasks = task
+        self._task = task
         self.app.indices = task["indices"]
         reseed(self.app.model, (task["seed"], task["round"], task["slot"]))
-        outcome = call(self.app.train, task["weights"], task["epochs"], task["batch_size"])
+        weights = self._exchange.read_weights(task["weights"], self._like)
+        outcome = call(self.app.train, weights, task["epochs"], task["batch_size"])
         update, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
+        update = [np.asarray(array) for array in update]
+        encoded, error = self._exchange.encode_update(task["slot"], task["codec"], update, self._lossless)
         return {
-            "update": [np.asarray(array) for array in update],
+            "update": encoded,
+            "error": error,
             "samples": len(task["indices"]),
             "metrics": metrics,
             "seconds": time.perf_counter() - begin,
@@ -124,9 +144,24 @@ class Replica:
         """The order of one local epoch, the same whichever worker carries the slot."""
         if epoch == 0:
             return indices
-        task = self._tasks
+        task = self._task
         seed = np.random.SeedSequence([task["seed"], task["round"], task["slot"], epoch])
         return np.random.Generator(np.random.PCG64(seed)).permutation(indices)
+
+
+STEPS_PER_EXECUTION = 16
+"""Batches in one call of the compiled step, when nothing watches single batches: 5-10 % less time on the MNIST CNN."""
+
+
+def use_fast_steps(model: Any, app: IApp) -> None:
+    """Let one call of the compiled function take several batches, unless the user chose a number or has callbacks that may look at batches.
+
+    Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
+    """
+    import keras
+
+    if keras.backend.backend() == "tensorflow" and not app.callbacks and model.steps_per_execution == 1:
+        model.steps_per_execution = STEPS_PER_EXECUTION
 
 
 def call(function: Any, *args: Any) -> Any:
@@ -155,10 +190,11 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 
     words = np.random.SeedSequence(seed).generate_state(2)
     keras.utils.set_random_seed(int(words[0]))
-    weights = {id(weight) for weight in model.weights}
-    for number, variable in enumerate(model.non_trainable_variables):
-        if id(variable) not in weights and str(variable.dtype) == "uint32" and tuple(variable.shape) == (2,):
-            variable.assign(np.random.SeedSequence([*seed, number]).generate_state(2).astype(np.uint32))
+    states = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    for number, state in enumerate(states):
+        # 31 bits fit every type that a backend keeps the state in.
+        words = np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)
+        state.assign(words.astype(str(state.dtype)))
 
 
 # -- methods that the master runs on a worker -----------------------------------------------------------------------

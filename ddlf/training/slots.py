@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
 from ddlf.training import replica
+from ddlf.training.exchange import WeightsOut, read_update
 from ddlf.training.record import RoundRecord
 from ddlf.wire.messages import Request
 
@@ -32,6 +34,9 @@ class Job:
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
         outer: How a merged update changes the weights.
+        codec: Of the updates on their way back.
+        weights_out: Of the weights on their way out.
+        balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
         report: Takes each record; returns whether training has converged.
         evaluate_between: Evaluates the current weights while workers compute, in the rounds in which that is wanted.
     """
@@ -45,6 +50,9 @@ class Job:
     batch_size: int
     seed: int
     outer: OuterOptimizer
+    codec: str
+    weights_out: WeightsOut
+    balance: str
     report: Callable[[RoundRecord], Awaitable[bool]]
     evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
 
@@ -71,6 +79,7 @@ class SlotResult:
         update: Weights before minus after.
         samples: Trained on.
         metrics: Of the last local epoch.
+        error: Relative L2 error of the update as it travelled.
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
         stopped: Whether it was ended early.
@@ -79,6 +88,7 @@ class SlotResult:
     update: Weights
     samples: int
     metrics: dict[str, float]
+    error: float
     compute_s: float
     elapsed: float
     stopped: bool
@@ -96,13 +106,15 @@ async def run_slot(
         "epochs": epochs,
         "batch_size": job.batch_size,
         "indices": indices,
-        "weights": weights,
+        "codec": job.codec,
+        "weights": job.weights_out.encode(slot, weights),
     }
     reply = await job.cluster.workers[slot].rpc(Request("run_method", replica.train_slot, task))
     return SlotResult(
-        update=reply["update"],
+        update=read_update(reply["update"], weights),
         samples=reply["samples"],
         metrics=reply["metrics"],
+        error=reply["error"],
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
         stopped=reply["stopped"],
@@ -119,3 +131,10 @@ def mean_metrics(parts: Sequence[tuple[dict[str, float], int]]) -> dict[str, flo
     """The metrics of several slots as one, weighted by samples."""
     total = sum(samples for _, samples in parts)
     return {name: sum(metrics.get(name, 0.0) * samples for metrics, samples in parts) / total for name in parts[0][0]}
+
+
+async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddlf.algorithms.merge import RunningMerge
-from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job
@@ -37,11 +38,13 @@ async def train(job: Job) -> list[RoundRecord]:
     records: list[RoundRecord] = []
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
     state = job.outer.init(job.weights)
-    partitions = _partitions(job, 0)
+    indices = shuffled(job.samples, job.seed, 0)
+    speeds: list[float | None] = [None] * job.slots
     for number, epochs in enumerate(schedule):
         begin = time.perf_counter()
         out, back = job.bytes_moved()
         merge = RunningMerge(job.slots, like=job.weights)
+        partitions = partition(indices, _sizes(job, speeds))
         tasks = [
             asyncio.ensure_future(run_slot(job, slot, number, epochs, partitions[slot], job.weights))
             for slot in range(job.slots)
@@ -50,13 +53,17 @@ async def train(job: Job) -> list[RoundRecord]:
             # Everything here happens while the workers compute.
             test = await job.evaluate_between(number)
             if number + 1 < len(schedule):
-                partitions = _partitions(job, number + 1)
+                indices = shuffled(job.samples, job.seed, number + 1)
             merged_at = await _merge_as_they_come(tasks, merge)
         except BaseException:
-            await _end(tasks)
+            await end_all(tasks)
             raise
         results = [task.result() for task in tasks]
         state, job.weights = job.outer.update(state, job.weights, merge.result(), job.trainable)
+        speeds = [
+            smooth_speed(old, result.samples * epochs / max(result.compute_s, 1e-9))
+            for old, result in zip(speeds, results, strict=True)
+        ]
         end = time.perf_counter()
         slowest = max(result.elapsed for result in results)
         compute = max(result.compute_s for result in results)
@@ -74,6 +81,7 @@ async def train(job: Job) -> list[RoundRecord]:
             wait_s=sum(slowest - result.elapsed for result in results) / len(results),
             bytes_out=moved[0] - out,
             bytes_back=moved[1] - back,
+            error=sum(result.error for result in results) / len(results),
             metrics=mean_metrics([(result.metrics, result.samples) for result in results]),
             test=test,
         )
@@ -84,8 +92,12 @@ async def train(job: Job) -> list[RoundRecord]:
     return records
 
 
-def _partitions(job: Job, number: int) -> list[Any]:
-    return partition(shuffled(job.samples, job.seed, number), equal_sizes(job.samples, job.slots))
+def _sizes(job: Job, speeds: Sequence[float | None]) -> list[int]:
+    """Samples of each slot: equal, or such that slots of these speeds end together."""
+    measured = [speed for speed in speeds if speed is not None]
+    if job.balance == "equal" or len(measured) < job.slots:
+        return equal_sizes(job.samples, job.slots)
+    return sizes_by_speed(job.samples, measured, minimum=min(job.batch_size, job.samples // job.slots))
 
 
 async def _merge_as_they_come(tasks: list[asyncio.Task[SlotResult]], merge: RunningMerge) -> float:
@@ -100,10 +112,3 @@ async def _merge_as_they_come(tasks: list[asyncio.Task[SlotResult]], merge: Runn
             result = task.result()
             merge.add(slots[task], result.update, result.samples)
     return arrived
-
-
-async def _end(tasks: list[asyncio.Task[SlotResult]]) -> None:
-    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ Modules that are not installed (those beside the user's script) travel by value,
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -46,9 +47,9 @@ def pickle_object(value: Any) -> bytes:
         try:
             return cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
         except Exception as error:  # whatever an object's own __reduce__ raises
-            path = _find_culprit(value, getattr(value, "__qualname__", type(value).__qualname__), 0, set())
+            path = _find_culprit(value, _name_of(value), 0, set())
             raise NotPicklable(
-                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {error})",
+                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {_text(error)})",
                 hint="create it inside the method, on the worker, or pass plain data instead",
             ) from None
 
@@ -64,7 +65,7 @@ def unpickle(data: bytes) -> Any:
     except Exception as error:
         raise NotPicklable(
             f"cannot load code sent to Python {sys.version_info.major}.{sys.version_info.minor} "
-            f"({type(error).__name__}: {error})",
+            f"({type(error).__name__}: {_text(error)})",
             hint="install what is missing on the worker, and use the same Python version on all machines",
         ) from error
 
@@ -77,8 +78,6 @@ class CodeSender:
 
     def dump(self, value: Any) -> tuple[Tag, bytes]:
         """Functions and classes by content address, other objects pickled."""
-        if type(value) is bytearray:
-            return Tag.BYTEARRAY, bytes(value)
         data = pickle_object(value)
         if not isinstance(value, types.FunctionType | type):
             return Tag.OBJECT, data
@@ -128,7 +127,7 @@ class CodeCache:
 
 def dump_result(value: Any) -> tuple[Tag, bytes]:
     """The ``dump_object`` of a worker whose master allows pickled results."""
-    return (Tag.BYTEARRAY, bytes(value)) if type(value) is bytearray else (Tag.OBJECT, pickle_object(value))
+    return Tag.OBJECT, pickle_object(value)
 
 
 def load_result(tag: Tag, data: bytes) -> Any:
@@ -161,14 +160,15 @@ _INSTALLED = tuple(
     }
 )
 _own: dict[str, bool] = {}
-_scan: tuple[int, list[Any]] = (0, [])
+_scan: tuple[tuple[int, str], list[Any]] = ((0, ""), [])
 
 
 def _own_modules() -> list[Any]:
     """The imported modules that are not installed. Thousands of modules are looked at again only when some were imported."""
     global _scan
-    if _scan[0] != len(sys.modules):
-        _scan = len(sys.modules), [module for module in list(sys.modules.values()) if _is_own(module)]
+    state = len(sys.modules), next(reversed(sys.modules))  # the last one too: one may have gone when another came
+    if _scan[0] != state:
+        _scan = state, [module for module in list(sys.modules.values()) if _is_own(module)]
     return _scan[1]
 
 
@@ -200,6 +200,7 @@ def _find_culprit(value: Any, path: str, depth: int, seen: set[int]) -> str | No
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What ``value`` is pickled with, and how one gets there."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -207,15 +208,57 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
         yield "", value.__func__
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                yield f" -> variable {name!r}", cell.cell_contents
-        for name in value.__code__.co_names:
-            if name in value.__globals__:
-                yield f" -> global {name!r}", value.__globals__[name]
-    elif hasattr(value, "__dict__"):
-        yield from ((f".{name}", item) for name, item in vars(value).items())
+        yield from _parts_of_function(value)
+    elif isinstance(value, type):
+        # A class lists descriptors of its own that are never pickled.
+        own = ((name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType))
+        yield from ((f".{name}", item) for name, item in own)
+    else:
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        for name in [name for kind in type(value).__mro__ for name in _slots(kind)]:
+            with contextlib.suppress(AttributeError):  # not set
+                yield f".{name}", getattr(value, name)
+        yield " -> class", type(value)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield f" -> variable {name!r}", cell.cell_contents
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield f" -> global {name!r}", function.__globals__[name]
+    for item in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield " -> a default", item
+    yield from ((f".{name}", item) for name, item in vars(function).items())
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """The globals that a function uses, also in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _name_of(value: Any) -> str:
+    named = isinstance(value, types.FunctionType | types.MethodType | type)
+    return str(value.__qualname__ if named else type(value).__qualname__)
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "no text"
 
 
 def _can_pickle(value: Any) -> bool:

@@ -14,7 +14,7 @@ copy. Every length is checked against ``Limits`` before anything is allocated.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,19 +61,19 @@ class Frame(NamedTuple):
         kind: Number of the message kind (see ``messages``).
         id: The request it belongs to; 0 when none.
         name: Command or event name; empty when none.
-        extra: What else the kind has in its header, or None.
+        extra: A number that the kind has in its header, or None.
         buffers: The body. The first one is the encoded value, the others are memory of its arrays.
     """
 
     kind: int
     id: int
     name: str
-    extra: Any
+    extra: float | None
     buffers: list[Any]
 
 
 def encode_frame(
-    kind: int, id: int, name: str, buffers: list[Buffer], extra: Any = None, *, limits: Limits
+    kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None, *, limits: Limits
 ) -> list[Buffer]:
     """Write a frame as pieces to send one after another. Large buffers are passed on, not copied.
 
@@ -155,45 +155,43 @@ class FrameDecoder:
             self._make_room()
         return self._view[self._end :]
 
-    def received(self, count: int) -> list[Frame]:
+    def received(self, count: int) -> Iterator[Frame]:
         """Take ``count`` bytes that were written where ``wants`` said.
 
-        Returns:
-            The frames that are complete now.
+        Yields:
+            The frames that are complete now, one by one: those before a wrong one come out, however the stream was cut.
 
         Raises:
             ProtocolError: The bytes are not a frame, or one is over the limits. The stream cannot be used afterwards.
         """
-        frames: list[Frame] = []
         if self._target is not None:
             self._filled += count
             if self._filled < len(self._target):
-                return frames
+                return
             self._target = None
         else:
             self._end += count
-        while self._next(frames):
-            pass
-        return frames
+        while (frame := self._next()) is not None:
+            yield frame
 
-    def _next(self, frames: list[Frame]) -> bool:
-        """Take one step; return whether another one may follow."""
+    def _next(self) -> Frame | None:
+        """The next frame, None when bytes are missing."""
         if self._header is None:
             have = self._end - self._start
             if have < PREFIX.size:
-                return False
+                return None
             header_length, flags, body_length = PREFIX.unpack_from(self._scratch, self._start)
             self._check_prefix(header_length, flags, body_length)
             if have < PREFIX.size + header_length:
                 self._need(PREFIX.size + header_length)
-                return False
+                return None
             begin = self._start + PREFIX.size
             self._header = self._read_header(self._view[begin : begin + header_length], body_length)
             self._start = begin + header_length
             self._buffers = []
-        return self._fill(frames)
+        return self._fill()
 
-    def _fill(self, frames: list[Frame]) -> bool:
+    def _fill(self) -> Frame | None:
         assert self._header is not None
         kind, id, name, sizes, extra = self._header
         while len(self._buffers) < len(sizes):
@@ -205,17 +203,17 @@ class FrameDecoder:
                 continue
             if size <= JOIN_BELOW_BYTES:
                 self._need(size)
-                return False
+                return None
             memory = self._allocate(size)
             target = memoryview(memory).cast("B")
             target[:have] = self._view[self._start : self._end]
             self._start = self._end = 0
             self._buffers.append(memory)
             self._target, self._filled = target, have
-            return False
-        frames.append(Frame(kind, id, name, extra, self._buffers))
+            return None
+        frame = Frame(kind, id, name, extra, self._buffers)
         self._header, self._buffers = None, []  # nothing here holds the arrays from now on
-        return True
+        return frame
 
     def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
         if header_length == 0:
@@ -234,7 +232,7 @@ class FrameDecoder:
             raise ProtocolError(f"header cannot be read: {type(error).__name__}: {error}") from None
         if type(header) is not list or len(header) != 5:
             raise ProtocolError("header is not an array of 5 fields")
-        kind, id, name, sizes, _ = header
+        kind, id, name, sizes, extra = header
         for field, value, kind_of in (
             ("kind", kind, int),
             ("id", id, int),
@@ -243,6 +241,8 @@ class FrameDecoder:
         ):
             if type(value) is not kind_of:
                 raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
+        if extra is not None and type(extra) not in (int, float):
+            raise ProtocolError(f"header field 'extra' is a {type(extra).__name__}")
         if len(sizes) > self.limits.max_buffers:
             raise ProtocolError(f"{len(sizes)} buffers > {self.limits.max_buffers}")
         total = 0

@@ -24,7 +24,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ddlf.errors import AuthError, ProtocolError, VersionError
+from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 
 MAGIC = b"DDLF"
 VERSION = (1, 0)
@@ -90,12 +90,17 @@ def new_hello(role: Role, max_message_bytes: int, key: bytes) -> Hello:
     return Hello(role=role, nonce=os.urandom(32), max_message_bytes=max_message_bytes, key_id=key_id(key))
 
 
+def version_answer() -> bytes:
+    """The 8 bytes for a client of another major version, so that it can say which one it met. The connection is closed after them."""
+    return PREAMBLE.pack(MAGIC, *VERSION, Role.CONTROL, 0)
+
+
 def read_preamble(data: bytes) -> Role:
-    """Check a client's first 8 bytes and return what the connection is for.
+    """Check the other side's first 8 bytes and return what the connection is for.
 
     Raises:
         ProtocolError: They are not a preamble; the text says what they look like.
-        VersionError: The client speaks another major version.
+        VersionError: The other side speaks another major version.
     """
     magic, major, minor, role, flags = PREAMBLE.unpack(data)
     if magic != MAGIC:
@@ -114,9 +119,9 @@ def read_preamble(data: bytes) -> Role:
 
 
 def _looks_like(data: bytes) -> str:
-    if data.startswith((b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS", b"DELETE ", b"PATCH ", b"CONNECT")):
+    if is_http(data) or data.startswith(b"HTTP/"):
         return "looks like HTTP"
-    if data.startswith(b"\x16\x03"):
+    if data.startswith((b"\x16\x03", b"\x15\x03")):
         return "looks like TLS"
     if data.startswith(b"SSH-"):
         return "looks like SSH"
@@ -125,7 +130,7 @@ def _looks_like(data: bytes) -> str:
 
 def is_http(data: bytes) -> bool:
     """Whether a client's first bytes are the start of an HTTP request."""
-    return _looks_like(data) == "looks like HTTP"
+    return data.startswith((b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS", b"DELETE ", b"PATCH ", b"CONNECT"))
 
 
 def decode_hello(data: bytes) -> Hello:
@@ -194,12 +199,12 @@ class ClientHandshake:
 
         Raises:
             AuthError: The worker refused the proof.
-            ConnectionError: The worker has no place for another connection.
+            ConnectError: The worker has no place for another connection.
         """
         if data == bytes([Verdict.ACCEPTED]):
             return
         if data == bytes([Verdict.BUSY]):
-            raise ProtocolError("the worker has no place for another connection", hint="close other masters")
+            raise ConnectError("the worker has no place for another connection", hint="close other masters")
         raise AuthError("the worker refused this side's token")
 
 

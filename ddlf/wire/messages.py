@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import os.path
 import traceback
 from enum import IntEnum
 from typing import Any
 
-from ddlf.errors import DDLFError, RemoteError, SeveralErrors
+import ddlf.errors
+from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestTimeout, SeveralErrors, WorkerLost
 
 MAX_ERROR_TEXT = 64 * 1024
+"""Characters of an exception's text: the rest is cut."""
+MAX_CHAIN = 20
+"""Causes and members of groups that are sent with an exception."""
 
 
 class Kind(IntEnum):
@@ -70,6 +75,22 @@ class Response:
         return f"Response(error={self.error!r})" if self.error is not None else f"Response({repr(self.result)[:60]})"
 
 
+def read_arguments(value: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Check the value of a request.
+
+    Returns:
+        Positional and keyword arguments.
+
+    Raises:
+        ProtocolError: It is something else.
+    """
+    if type(value) is list and len(value) == 2:
+        args, kwargs = value
+        if type(args) is list and type(kwargs) is dict and all(type(name) is str for name in kwargs):
+            return args, kwargs
+    raise ProtocolError("a request's value is [arguments, keyword arguments]")
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as data: type name, message and frames, with its causes.
 
@@ -78,9 +99,11 @@ def describe(error: BaseException) -> dict[str, Any]:
     """
     chain: list[list[Any]] = []
     seen: set[int] = set()
-    current: BaseException | None = error
-    link = ""
-    while current is not None and id(current) not in seen and len(chain) < 20:
+    rest: list[tuple[BaseException, str]] = [(error, "")]
+    while rest and len(chain) < MAX_CHAIN:
+        current, link = rest.pop()
+        if id(current) in seen:
+            continue
         seen.add(id(current))
         frames = [
             [f.filename, f.lineno or 0, f.name, f.line or ""] for f in traceback.extract_tb(current.__traceback__)
@@ -90,15 +113,16 @@ def describe(error: BaseException) -> dict[str, Any]:
             frames = frames[own:]
         chain.append([type_name(current), _text(current), frames[-100:], link])
         if current.__cause__ is not None:
-            current, link = current.__cause__, "The above exception was the direct cause of the following exception:"
+            rest.append((current.__cause__, "The above exception was the direct cause of the following exception:"))
         elif current.__context__ is not None and not current.__suppress_context__:
-            current, link = (
-                current.__context__,
-                "During handling of the above exception, another exception occurred:",
-            )
-        else:
-            current = None
-    return {"chain": chain, "hint": error.hint if isinstance(error, DDLFError) else ""}
+            link = "During handling of the above exception, another exception occurred:"
+            rest.append((current.__context__, link))
+        if isinstance(current, BaseExceptionGroup):
+            rest += [(part, "The above exception is one of the group below:") for part in current.exceptions]
+    facts: dict[str, Any] = {"chain": chain, "hint": error.hint if isinstance(error, DDLFError) else ""}
+    if isinstance(error, RequestTimeout | WorkerLost):
+        facts["may_have_run"] = error.may_have_run
+    return facts
 
 
 def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:
@@ -106,14 +130,25 @@ def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:
 
     DDLF's own errors come back as themselves; a builtin exception as a ``RemoteError`` that is also an instance of it.
     """
-    import ddlf.errors
+    try:
+        return _rebuild(facts, worker)
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        return ProtocolError(f"error data cannot be read ({type(problem).__name__}: {problem})", worker=worker)
 
+
+def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     chain = facts["chain"]
     name, message, frames, _ = chain[0]
+    hint = str(facts.get("hint", ""))
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
-    if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own not in (RemoteError, SeveralErrors):
-        return own(message, hint=facts.get("hint", ""), worker=worker)
-    return _remote_class(name)(name, message, _format(chain), worker=worker)
+    if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own not in _REMOTE:
+        error = own(message, hint=hint, worker=worker)
+        if isinstance(error, RequestTimeout | WorkerLost):
+            error.may_have_run = bool(facts.get("may_have_run", True))
+        return error
+    remote = _remote_class(name)(name, message, _format(chain), worker=worker)
+    remote.hint = hint
+    return remote
 
 
 def type_name(error: BaseException) -> str:
@@ -126,12 +161,14 @@ def _is_machinery(filename: str) -> bool:
     return filename.startswith(_HERE) or "/asyncio/" in filename or "/concurrent/futures/" in filename
 
 
+_REMOTE = (RemoteError, SeveralErrors)
 _HERE = __file__.removesuffix("wire/messages.py")
 
 
 def _text(error: BaseException) -> str:
     try:
-        text = error.message if isinstance(error, DDLFError) else str(error)
+        # A hint travels beside the text. A RemoteError keeps the traceback of the worker that it came from.
+        text = error.message if isinstance(error, DDLFError) and not isinstance(error, _REMOTE) else str(error)
     except Exception as broken:
         text = f"<its text cannot be made: {type(broken).__name__}>"
     return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + " [cut]"
@@ -142,7 +179,10 @@ def _format(chain: list[Any]) -> str:
     parts: list[str] = []
     for name, message, frames, link in reversed(chain):
         summary = traceback.StackSummary.from_list(
-            [traceback.FrameSummary(file, line, function, line=text or None) for file, line, function, text in frames]
+            [
+                traceback.FrameSummary(file, line, function, line=_line(file, text))
+                for file, line, function, text in frames
+            ]
         )
         lines = ["Traceback on the worker (most recent call last):\n", *summary.format()] if frames else []
         parts.append("".join(lines) + (f"{name}: {message}" if message else name))
@@ -151,17 +191,30 @@ def _format(chain: list[Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _line(file: str, text: str) -> str | None:
+    """The source line, or None to look it up in this side's file, which must be a plain one: reading a device could never end."""
+    return None if not text and os.path.isfile(file) else text
+
+
 def _remote_class(name: str) -> type[RemoteError]:
     builtin = getattr(builtins, name, None)
-    if not (isinstance(builtin, type) and issubclass(builtin, Exception)) or issubclass(builtin, ExceptionGroup):
+    if not (isinstance(builtin, type) and issubclass(builtin, Exception)) or issubclass(builtin, _NOT_REBUILT):
         return RemoteError
     if name not in _classes:
-        try:
-            _classes[name] = type("RemoteError", (RemoteError, builtin), {"__module__": "ddlf.errors"})
-            _classes[name]("", "", "")
-        except TypeError:  # a builtin that wants arguments of its own, as UnicodeDecodeError does
-            _classes[name] = RemoteError
+        # A builtin that wants arguments of its own, as UnicodeDecodeError does, is represented by the next one above it.
+        _classes[name] = next(made for base in builtin.__mro__ if (made := _derive(base)) is not None)
     return _classes[name]
 
 
+def _derive(builtin: type) -> type[RemoteError] | None:
+    try:
+        made = type("RemoteError", (RemoteError, builtin), {"__module__": "ddlf.errors"})
+        made("", "", "")
+    except TypeError:
+        return None
+    return made
+
+
+_NOT_REBUILT = (ExceptionGroup, StopIteration, StopAsyncIteration)
+"""A group needs its members; the other two cannot leave a coroutine."""
 _classes: dict[str, type[RemoteError]] = {}

@@ -1,8 +1,9 @@
 """What a message holds: Python values to bytes and back, exactly. Pure; runs on both sides.
 
 None, bool, int, float, complex, str, bytes, list, tuple, dict, set and NumPy scalars and arrays come out as they went in: a tuple stays a tuple,
-an int of any size its size. The value tree is msgpack with the extension types of ``Tag``; arrays lie beside it as raw memory, so nothing copies
-them here. Everything else is *an object*: ``dump_object`` decides what becomes of it (``code`` pickles it, or a worker refuses).
+an int of any size its size. Other kinds of memory (bytearray, memoryview) arrive as bytes. The value tree is msgpack with the extension types of
+``Tag``; arrays lie beside it as raw memory, so nothing copies them here. Everything else is *an object*: ``dump_object`` decides what becomes of
+it (``code`` pickles it, or a worker refuses).
 
 NumPy is imported when the first array comes: a daemon's connections carry none.
 """
@@ -13,6 +14,7 @@ import struct
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 """Nesting of tuples, sets and arrays in one value."""
+MAX_DIMENSIONS = 32
+"""Of an array: what every version of NumPy can hold."""
 INLINE_ARRAY_BYTES = 512
 """Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
 
@@ -50,7 +54,6 @@ class Tag(IntEnum):
     INTEGER = 8  # two's complement, little-endian, for what msgpack's 64 bits do not hold
     OBJECT = 9  # what ``code`` makes of it
     CODE = 10  # a function: what ``code`` makes of it
-    BYTEARRAY = 11
 
 
 DumpObject = Callable[[Any], tuple[Tag, bytes]]
@@ -84,15 +87,24 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
         NotPicklable: The value contains itself, or nests too deeply.
         ResultNotData: By ``refuse_objects``; the text says where in the value the object is.
     """
+    try:
+        return _encode(value, dump_object)
+    except DDLFError as error:
+        path = _find(value, dump_object)
+        if path:
+            error.message += f" (at {path} of the value)"
+        raise
+
+
+def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
+    """``dumps``, without the place in the error."""
     encoder = _Encoder(dump_object)
     try:
         encoder.buffers[0] = encoder.pack(value)
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, DDLFError):
-            raise _with_path(error, value, dump_object) from error.__cause__
+    except DDLFError:
+        raise
+    except (RecursionError, ValueError):
         raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
-    except DDLFError as error:
-        raise _with_path(error, value, dump_object) from error.__cause__
     return encoder.buffers
 
 
@@ -200,8 +212,6 @@ class _Decoder:
             return complex(*struct.unpack("<dd", data))
         if code == Tag.INTEGER:
             return int.from_bytes(data, "little", signed=True)
-        if code == Tag.BYTEARRAY:
-            return bytearray(data)
         if code in (Tag.OBJECT, Tag.CODE):
             return self._load_object(Tag(code), data)
         raise ProtocolError(f"extension type {code} not allowed")
@@ -213,13 +223,37 @@ def _items(value: Any) -> list[Any]:
     return value
 
 
+_numbers: dict[np.dtype[Any], int] = {}
+
+
 def _dtype_number(dtype: np.dtype[Any]) -> int | None:
-    try:
-        number = DTYPES.index(dtype.name)
-    except ValueError:
-        return None
-    big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
-    return number | BIG_ENDIAN if big else number
+    """The number on the wire of an element type; None when it has none."""
+    number = _numbers.get(dtype)
+    if number is None and dtype.name in DTYPES:
+        # Kept, because NumPy makes the name of a type anew each time: it would be most of the cost of a scalar.
+        big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
+        number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if big else 0)
+    return number
+
+
+@cache
+def _dtype(number: int) -> np.dtype[Any]:
+    """The inverse of ``_dtype_number``.
+
+    Raises:
+        NotPicklable: It is bfloat16, and the package that defines it is not installed here.
+    """
+    import numpy as np
+
+    name = DTYPES[number & ~BIG_ENDIAN]
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise NotPicklable("a bfloat16 array cannot be read here", hint="pip install ml-dtypes") from None
+        name = ml_dtypes.bfloat16
+    dtype = np.dtype(name)
+    return dtype.newbyteorder() if bool(number & BIG_ENDIAN) != (sys.byteorder == "big") else dtype
 
 
 def _dump_array(
@@ -228,7 +262,7 @@ def _dump_array(
     import numpy as np
 
     number = _dtype_number(array.dtype)
-    if number is None:
+    if number is None or array.ndim > MAX_DIMENSIONS:
         return None
     order = "C"
     if not array.flags.c_contiguous:
@@ -253,15 +287,9 @@ def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
     number, order, *shape = description
     if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
         raise ProtocolError(f"dtype {number!r} not allowed")
-    name = DTYPES[number & ~BIG_ENDIAN]
-    if name == "bfloat16":
-        import ml_dtypes
-
-        dtype = np.dtype(ml_dtypes.bfloat16)
-    else:
-        dtype = np.dtype(name).newbyteorder(">" if number & BIG_ENDIAN else "<")
+    name, dtype = DTYPES[number & ~BIG_ENDIAN], _dtype(number)
     expected = dtype.itemsize
-    if len(shape) > 32:
+    if len(shape) > MAX_DIMENSIONS:
         raise ProtocolError(f"bad shape of {len(shape)} dimensions")
     for size in shape:
         if type(size) is not int or not 0 <= size <= 2**48:
@@ -275,48 +303,20 @@ def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
     return np.frombuffer(memory, dtype).reshape(shape, order=order)
 
 
-def _with_path(error: DDLFError, value: Any, dump_object: DumpObject) -> DDLFError:
-    """Say where in a value the object is that cannot be sent. Runs only after a failure, so it may be slow."""
-    path = _find(value, dump_object, "", 0)
-    if path:
-        error.message += f" (at {path} of the value)"
-    return error
+def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> str:
+    """The path to the first part of ``value`` that cannot be sent, or that is one of its own containers (``within``, by identity).
 
-
-def _find(value: Any, dump_object: DumpObject, path: str, depth: int) -> str | None:
-    """The path of the first part of ``value`` that cannot be sent; None when all can."""
-    if depth > 8:
-        return None
+    Runs only after a failure, so it may be slow.
+    """
+    parts: list[tuple[str, Any]] = []
     if type(value) is dict:
         parts = [(f"[{key!r}]", item) for key, item in value.items()]
     elif type(value) in (list, tuple):
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
-    else:
+    within = (*within, id(value))
+    for suffix, item in parts if len(within) <= 8 else ():
         try:
-            dumps_one(value, dump_object)
-        except Exception:
-            return path
-        return None
-    for suffix, item in parts:
-        found = _find(item, dump_object, path + suffix, depth + 1)
-        if found is not None:
-            return found
-    return None
-
-
-def dumps_one(value: Any, dump_object: DumpObject) -> None:
-    """Try whether one value that is no list, tuple or dict can be sent."""
-    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | None):
-        return
-    numpy = sys.modules.get("numpy")
-    if (
-        numpy is not None
-        and isinstance(value, numpy.ndarray | numpy.generic)
-        and _dtype_number(value.dtype) is not None
-    ):
-        return
-    if type(value) in (set, frozenset):
-        for item in value:
-            dumps_one(item, dump_object)
-        return
-    dump_object(value)
+            _encode(item, dump_object)
+        except DDLFError:
+            return suffix if id(item) in within else suffix + _find(item, dump_object, within)
+    return ""

@@ -1,7 +1,7 @@
 """What the executor is doing, in a page of memory that its daemon reads. Runs in both processes of a worker.
 
 The executor writes a few bytes before and after each method; the daemon reads them when somebody asks. That costs no system call, so a small call
-stays small, and it works while the executor loops forever or holds the GIL. The daemon writes one field back: the request to interrupt.
+stays small, and it works while the executor loops forever or holds the GIL. The daemon writes the requests that are to end into the same page.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import time
 from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in seconds, name
-_INTERRUPT = struct.Struct("<Q")
-_INTERRUPT_AT = 256
+_ID = struct.Struct("<Q")
+_ENDED_AT = 256
+_ENDED_IDS = 64
 PAGE_BYTES = 4096
 
 
@@ -42,6 +43,11 @@ class Activity:
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE_BYTES)
+        self._asked = 0
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._page.close()
 
     @staticmethod
     def create() -> int:
@@ -58,6 +64,14 @@ class Activity:
         """Say that it ended."""
         self._page[:8] = b"\0\0\0\0\0\0\0\0"
 
+    def shown(self) -> bytes:
+        """What the page says now, for ``show``."""
+        return self._page[: _RUNNING.size]
+
+    def show(self, shown: bytes) -> None:
+        """Say again what ``shown`` said: a concurrent method came in between."""
+        self._page[: _RUNNING.size] = shown
+
     def running(self) -> Running | None:
         """What runs now; None when nothing does."""
         id, since, name = _RUNNING.unpack_from(self._page, 0)
@@ -65,13 +79,17 @@ class Activity:
             return None
         return Running(id, name.rstrip(b"\0").decode(errors="replace"), time.monotonic() - since)
 
-    def ask_interrupt(self, id: int) -> None:
-        """Name the request that the next SIGINT is meant for, so that a late signal does not hit the one after it."""
-        _INTERRUPT.pack_into(self._page, _INTERRUPT_AT, id)
+    def ask_end(self, id: int) -> None:
+        """Say that a request is to end, whether it runs or has not started yet. The last 64 are known.
 
-    def interrupted(self) -> int:
-        """The request that is to be interrupted; 0 for none."""
-        return int(_INTERRUPT.unpack_from(self._page, _INTERRUPT_AT)[0])
+        The next SIGINT is meant for it, so a late signal does not hit the request after it.
+        """
+        _ID.pack_into(self._page, _ENDED_AT + self._asked % _ENDED_IDS * _ID.size, id)
+        self._asked += 1
+
+    def is_to_end(self, id: int) -> bool:
+        """Whether the daemon asked for the end of this request."""
+        return self._page.find(_ID.pack(id), _ENDED_AT, _ENDED_AT + _ENDED_IDS * _ID.size) >= 0
 
     def clear(self) -> None:
         """Start anew, for a new executor."""

@@ -18,29 +18,34 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.errors import AuthError, DDLFError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError, VersionError
 from ddlf.net.connection import Connection
 from ddlf.net.dial import receive_exactly
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
-from ddlf.wire.messages import Kind, describe
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, version_answer
+from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 
 MAX_HALF_OPEN = 64
-MAX_RESTARTS = 5
-RESTART_WINDOW_S = 60.0
-"""An executor that ends more often than this is not started again until somebody asks for it."""
+MAX_START_FAILURES = 5
+"""So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
+START_RETRY_S = 0.5
 CANCEL_GRACE_S = 5.0
-STDERR_TAIL_BYTES = 4096
-STDERR_TAIL_LINES = 20
+INTERRUPT_EVERY_S = 0.5
+ORPHAN_GRACE_S = 30.0
+"""Between interrupt and kill for a method whose master is gone: nobody waits, and a kill loses the data that the next master would use."""
+CLAIMED_IDS = 2**32
+STDERR_TAIL_BYTES = 8192
+STDERR_TAIL_LINES = 40
+"""A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
 LOG_EVERY_S = 60.0
 """One line for each address and reason in this time: a port scanner must not fill the disk."""
 
@@ -53,7 +58,7 @@ class Options:
         host: Address to listen on.
         port: 0 for any free one.
         tokens: Accepted ones, the one to prove with first.
-        state_dir: Folder for what survives the daemon, and for the executor's log.
+        state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
         insecure_plaintext: Whether it listens beyond loopback without encryption.
         max_message_bytes: The largest message body accepted.
     """
@@ -61,7 +66,7 @@ class Options:
     host: str
     port: int
     tokens: tuple[bytes, ...] = field(repr=False)
-    state_dir: Path
+    state_dir: Path | None
     insecure_plaintext: bool = False
     max_message_bytes: int = MAX_BODY_BYTES
 
@@ -80,27 +85,43 @@ class Daemon:
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
-        self._executor = Executor(options, self.port, self._session_dir, self._announce, log)
+        try:
+            state_dir = self._make_state_dir()
+        except OSError as error:
+            self._listener.close()
+            shutil.rmtree(self._session_dir, ignore_errors=True)
+            raise ConfigError(
+                f"the state folder {options.state_dir} cannot be used: {error.strerror}",
+                hint="choose another with --state-dir",
+            ) from None
+        self._executor = Executor(options, self._session_dir, state_dir, self._announce, log)
         self._sessions: set[ControlSession] = set()
         self._greetings: set[asyncio.Task[None]] = set()
+        self._orphans: set[asyncio.Task[None]] = set()
         self._logged: Counter[tuple[str, str]] = Counter()
         self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
 
+    def _make_state_dir(self) -> Path:
+        """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
+        folder = (self._options.state_dir or self._session_dir) / f"port-{self.port}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is called.
 
         Args:
-            ready: Called once, when the executor has started.
+            ready: Called once, when the executor has started or was given up.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._executor.keep_running()), tasks.create_task(self._accept())]
-                waiting = tasks.create_task(self._executor.ready.wait())
+                waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
-                for task in (*running, waiting, *self._greetings):
+                for task in (*running, waiting, *self._greetings, *self._orphans):
                     task.cancel()
         finally:
             self._listener.close()
@@ -108,6 +129,11 @@ class Daemon:
                 session.close()
             await self._executor.end()
             shutil.rmtree(self._session_dir, ignore_errors=True)
+
+    @property
+    def failure(self) -> str:
+        """Why there is no executor and none will be started; empty while all is well."""
+        return self._executor.given_up
 
     def stop(self) -> None:
         """End ``run``."""
@@ -137,7 +163,12 @@ class Daemon:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 preamble = await receive_exactly(sock, PREAMBLE.size)
-                if read_preamble(preamble) is Role.DATA:
+                try:
+                    role = read_preamble(preamble)
+                except VersionError:
+                    await asyncio.get_running_loop().sock_sendall(sock, version_answer())
+                    raise
+                if role is Role.DATA:
                     await self._executor.hand_over(sock, preamble)
                     return
                 await answer(sock, preamble, self._options.tokens, self._options.max_message_bytes)
@@ -176,8 +207,20 @@ class Daemon:
             session.event("executor_exited", facts)
 
     def drop(self, session: ControlSession) -> None:
-        """Forget a session that ended."""
+        """Forget a session that ended, and end what runs of its master's requests."""
         self._sessions.discard(session)
+        if session.claimed and not self._stop.is_set():
+            task = asyncio.get_running_loop().create_task(self._end_orphans(session.claimed))
+            self._orphans.add(task)
+            task.add_done_callback(self._orphans.discard)
+
+    async def _end_orphans(self, claimed: range) -> None:
+        # A few times: the executor may start a waiting request before it reads that the connection has ended.
+        for _ in range(5):
+            running = self._executor.activity.running()
+            if running is not None and running.id in claimed:
+                await self._executor.cancel(running.id, ORPHAN_GRACE_S)
+            await asyncio.sleep(0.1)
 
     # -- the commands of a control connection -----------------------------------------------------------------------
 
@@ -190,6 +233,7 @@ class Daemon:
             "executor_pid": self._executor.pid,
             "executor": self._executor.state,
             "restarts": self._executor.restarts,
+            "last_exit": self._executor.last_exit or None,
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._sessions),
@@ -205,7 +249,7 @@ class Daemon:
             grace_s: Between the two, in seconds.
 
         Returns:
-            ``"idle"`` when it does not run, ``"interrupted"`` or ``"killed"``.
+            ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
         """
         return await self._executor.cancel(id, grace_s)
 
@@ -215,10 +259,15 @@ class Daemon:
 
 
 class ControlSession:
-    """One control connection: requests of a few commands, answered at once."""
+    """One control connection: requests of a few commands, answered at once.
+
+    Attributes:
+        claimed: The ids of the requests that the same master sends to the executor.
+    """
 
     def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
         self._daemon = daemon
+        self.claimed = range(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
@@ -234,7 +283,7 @@ class ControlSession:
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind != Kind.REQUEST:
             return
-        args, kwargs = loads(frame.buffers)
+        args, kwargs = read_arguments(loads(frame.buffers))
         if frame.name in ("cancel", "restart"):
             task = asyncio.get_running_loop().create_task(self._slow(frame, args, kwargs))
             self._tasks.add(task)
@@ -244,6 +293,9 @@ class ControlSession:
             result: Any = None
         elif frame.name == "status":
             result = self._daemon.status()
+        elif frame.name == "claim":
+            self.claimed = range(args[0], args[0] + CLAIMED_IDS)
+            result = None
         elif frame.name == "shutdown":
             self._daemon.stop()
             result = None
@@ -274,29 +326,30 @@ class Executor:
 
     Args:
         options: How the worker was started.
-        port: It listens on; names the state folder.
         session_dir: Folder that lives as long as the daemon.
+        state_dir: Folder for persistent methods and the executor's log.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
 
     Attributes:
-        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often).
-        ready: Set while there is one that takes connections.
+        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
+        settled: Set while the state is not ``"starting"``.
         restarts: How often one was started after the first.
+        last_exit: How the last one ended; empty before that.
     """
 
     def __init__(
         self,
         options: Options,
-        port: int,
         session_dir: Path,
+        state_dir: Path,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
     ) -> None:
         self._options = options
         self._session_dir = session_dir
-        self._persist_dir = options.state_dir / f"port-{port}" / "methods"
-        self._log_path = options.state_dir / f"port-{port}" / "executor.log"
+        self._persist_dir = state_dir / "methods"
+        self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
         self._log = log
         self._activity_fd = Activity.create()
@@ -304,12 +357,19 @@ class Executor:
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
-        self._starts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._start_failures = 0
+        self._served = False
         self._wanted = asyncio.Event()
         self._wanted.set()
         self.state = "starting"
-        self.ready = asyncio.Event()
+        self.settled = asyncio.Event()
         self.restarts = -1
+        self.last_exit: dict[str, Any] = {}
+
+    @property
+    def given_up(self) -> str:
+        """How the last executor ended, if no other one is started; else empty."""
+        return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
 
     @property
     def pid(self) -> int | None:
@@ -320,40 +380,47 @@ class Executor:
         """Start the process, and start another one whenever it ends."""
         while True:
             await self._wanted.wait()
-            await self._start()
-            code = await self._wait()
-            self.ready.clear()
-            facts = self._facts(code)
+            try:
+                await self._start()
+                facts = self._facts(await self._wait())
+            except OSError as error:  # no memory or no process number left, which may pass
+                self._close_channel()
+                facts = self._facts(None, f"could not be started: {error.strerror}")
+                await asyncio.sleep(START_RETRY_S)
+            self.settled.clear()
+            self.last_exit = facts
             self.activity.clear()
             self.state = "starting"
-            self._log(f"executor {facts['text']}; starting a new one")
-            if len(self._starts) == MAX_RESTARTS and time.monotonic() - self._starts[0] < RESTART_WINDOW_S:
+            self._start_failures = 0 if self._served else self._start_failures + 1
+            if self._start_failures < MAX_START_FAILURES:
+                self._log(f"executor {facts['text']}; starting a new one")
+            else:
                 self.state = "failed"
                 self._wanted.clear()
+                self.settled.set()
                 self._log(
-                    f"executor ended {MAX_RESTARTS} times within {RESTART_WINDOW_S:g} s: given up, see {self._log_path}"
+                    f"executor {facts['text']}, the {MAX_START_FAILURES}th one at its start: given up. "
+                    f"Its last words:\n{facts['stderr_tail']}"
                 )
             self._on_exit({**facts, "state": self.state})
 
     async def _start(self) -> None:
         self.restarts += 1
-        self._starts.append(time.monotonic())
-        self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mine, theirs = socket.socketpair()
+        self._served = False
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=self._stderr,
-            pass_fds=(theirs.fileno(), self._activity_fd),
-            env=child_environment(),
-            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
-            start_new_session=True,
-        )
-        theirs.close()
-        mine.setblocking(False)
-        self._channel = mine
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=(theirs.fileno(), self._activity_fd),
+                env=child_environment(),
+                # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+                start_new_session=True,
+            )
         settings = json.dumps(
             {
                 "tokens": [token.decode() for token in self._options.tokens],
@@ -364,22 +431,22 @@ class Executor:
         ).encode()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
-            await loop.sock_sendall(mine, len(settings).to_bytes(4, "little") + settings)
-            if await loop.sock_recv(mine, 1):
+            await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
+            if await loop.sock_recv(self._channel, 1):
                 self.state = "ready"
-                self.ready.set()
+                self.settled.set()
 
     async def _wait(self) -> int:
         assert self._process is not None
         code = await self._process.wait()
-        self._kill_group()  # what user code started
+        self._kill_group(also_ended=True)  # what user code started
         self._close_channel()
         return code
 
-    def _facts(self, code: int) -> dict[str, Any]:
-        name = signal.Signals(-code).name if code < 0 else None
+    def _facts(self, code: int | None, text: str = "") -> dict[str, Any]:
+        name = signal.Signals(-code).name if code is not None and code < 0 else None
         tail = self._tail()
-        text = f"was ended by {name}" if name else f"ended with exit code {code}"
+        text = text or (f"was ended by {name}" if name else f"ended with exit code {code}")
         hint = ""
         if name == "SIGKILL":
             hint = (
@@ -390,7 +457,7 @@ class Executor:
         running = self.activity.running()
         return {
             "text": text,
-            "exit_code": code if code >= 0 else None,
+            "exit_code": None if name else code,
             "signal": name,
             "stderr_tail": tail,
             "hint": hint,
@@ -399,7 +466,7 @@ class Executor:
         }
 
     def _tail(self) -> str:
-        if self._stderr is None:
+        if self._stderr is None or self._stderr.closed:
             return ""
         with self._stderr as file:
             size = file.seek(0, os.SEEK_END)
@@ -408,23 +475,31 @@ class Executor:
 
     async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
         """Give a data connection to the executor, as soon as there is one."""
-        if self.state == "failed":
-            raise ProtocolError("the executor was given up")
-        await self.ready.wait()
-        assert self._channel is not None
-        socket.send_fds(self._channel, [preamble], [sock.fileno()])
+        while True:
+            await self.settled.wait()
+            if self.state == "failed" or self._channel is None:
+                raise ProtocolError("there is no executor, see above")
+            self._served = True
+            try:
+                socket.send_fds(self._channel, [preamble], [sock.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
+            else:
+                return
 
     async def cancel(self, id: int, grace_s: float) -> str:
         """See ``Daemon.cancel``."""
+        self.activity.ask_end(id)
         if not self._runs(id):
             return "idle"
-        self.activity.ask_interrupt(id)
         deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline:
-            if self._process is not None and self._process.returncode is None:
-                # Again and again: one signal can be swallowed by an `except:` in the method's loop.
+        signal_at = 0.0
+        while (now := time.monotonic()) < deadline:
+            if now >= signal_at and self._process is not None and self._process.returncode is None:
+                # Again, but not at once: one signal can be swallowed by an `except:` in the method's loop, and a `finally:` needs its time.
                 self._process.send_signal(signal.SIGINT)
-            await asyncio.sleep(0.05)
+                signal_at = now + INTERRUPT_EVERY_S
+            await asyncio.sleep(0.02)
             if not self._runs(id):
                 return "interrupted"
         self._kill_group()
@@ -435,10 +510,15 @@ class Executor:
         return running is not None and running.id == id
 
     async def restart(self) -> None:
-        """Kill the process if there is one; ``keep_running`` starts another."""
-        self._starts.clear()
+        """Kill the process if there is one and wait for its end; ``keep_running`` starts another."""
+        if self.state == "failed":
+            self.state = "starting"
+            self.settled.clear()
+        self._start_failures = 0
         self._wanted.set()
         self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
 
     async def end(self) -> None:
         """End the process for good."""
@@ -448,11 +528,13 @@ class Executor:
         self._close_channel()
         if self._stderr is not None:
             self._stderr.close()
+        self.activity.close()
         os.close(self._activity_fd)
 
-    def _kill_group(self) -> None:
-        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM.
-        if self._process is not None:
+    def _kill_group(self, *, also_ended: bool = False) -> None:
+        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM. Long after its end the
+        # number may be that of somebody else's process.
+        if self._process is not None and (also_ended or self._process.returncode is None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -89,13 +89,20 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, because NumPy leaves a file open that is no archive.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             raw = {part: archive[part] for part in PARTS}
     except KeyError as error:
         raise DatasetError(f"{path} has no array {error}", hint=f"it must hold {', '.join(PARTS)}") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DatasetError(f"{path} cannot be read ({error})", hint="copy it again") from None
+    shape = SHAPES[path.stem]
     for split in ("train", "test"):
+        images, labels = raw[f"x_{split}"], raw[f"y_{split}"]
+        if (*images.shape[1:], 1)[:3] != shape:
+            raise DatasetError(f"{path}: x_{split} holds images of shape {images.shape[1:]}, not {shape}")
+        if labels.size and not 0 <= labels.min() <= labels.max() < CLASSES:
+            raise DatasetError(f"{path}: y_{split} holds labels from {labels.min()} to {labels.max()}, not 0 to 9")
         if len(raw[f"x_{split}"]) != len(raw[f"y_{split}"]):
             raise DatasetError(
                 f"{path}: x_{split} has {len(raw[f'x_{split}'])} rows, y_{split} {len(raw[f'y_{split}'])}"

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import io
 import json
 import os
 import signal
@@ -38,9 +39,15 @@ def main(argv: list[str] | None = None) -> None:
     die_with_parent()
     faulthandler.enable()
     channel = socket.socket(fileno=channel_fd)
+    # What user code starts must not hold on to what belongs to this process: a connection ends with it.
+    channel.set_inheritable(False)
+    activity = Activity(activity_fd)
+    os.close(activity_fd)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a method printed is there even if it crashes
     settings = _read_settings(channel)
     channel.setblocking(False)
-    worker = Worker(Path(settings["session_dir"]), Path(settings["persist_dir"]), Activity(activity_fd))
+    worker = Worker(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
     worker.install_interrupt()
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_serve(worker, channel, settings))
@@ -68,6 +75,7 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
         if not data:
             os._exit(0)  # the daemon is gone
         sock = socket.socket(fileno=descriptors[0])
+        sock.set_inheritable(False)
         sock.setblocking(False)
         task = loop.create_task(greet(sock, data))
         greetings.add(task)

@@ -54,7 +54,8 @@ def concurrent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def takes_self(function: Callable[..., Any]) -> bool:
     """Whether the function's first parameter is ``self``, so that it is called with the worker."""
-    code = getattr(function, "__code__", None)
+    # An object's own method has its ``self`` already.
+    code = None if inspect.ismethod(function) else getattr(function, "__code__", None)
     if code is not None:
         return bool(code.co_argcount + code.co_posonlyargcount and code.co_varnames[0] == "self")
     try:

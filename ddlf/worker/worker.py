@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import DDLFError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.errors import NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
 from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
-from ddlf.wire.messages import Kind, Request, Response, describe
+from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker import methods as hosting
 from ddlf.worker.activity import Activity
@@ -43,6 +43,10 @@ MAX_WAITING_REQUESTS = 1024
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """A coroutine runs until it first waits before its task meets the event loop; one that never waits costs as little as a function."""
+
+
+QUEUED = frozenset({"run_code", "load_mnist", "load_cifar10", "clean"})
+"""Commands that wait for their turn as methods do: they run user code, or change what a running method uses."""
 
 
 class Interrupted(BaseException):
@@ -86,13 +90,13 @@ class Worker(IWorker):
         self.variables: dict[str, Any] = {}
         self.datasets: dict[str, Any] = {}
         self.methods = hosting.Methods(session_dir, persist_dir)
-        self.pickle_results = False
         self._namespace: dict[str, Any] = {"self": self}
         self._activity = activity
         self._code = CodeCache()
         self._running: Job | None = None
         self._waiting: deque[Job] = deque()
         self._blocking_id = 0
+        self._sessions: set[Session] = set()
         self._compute: ThreadPoolExecutor | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             name: getattr(self, name)
@@ -124,7 +128,9 @@ class Worker(IWorker):
             peer_limits: What the other side accepts.
         """
         session = Session(self, sock, limits, peer_limits)
+        self._sessions.add(session)
         await session.closed
+        self._sessions.discard(session)
         POOL.clear()
         for job in list(session.jobs.values()):
             self.cancel(job)
@@ -134,8 +140,18 @@ class Worker(IWorker):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response] = loop.create_future()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        self.submit(Job(-1, request, answer.set_result, deadline))
-        return await answer
+
+        def reply(response: Response) -> None:
+            if not answer.done():
+                answer.set_result(response)
+
+        job = Job(-1, request, reply, deadline)
+        self.submit(job)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
 
     def submit(self, job: Job) -> None:
         """Run a request now or when its turn comes; ``job.reply`` is called exactly once."""
@@ -146,6 +162,8 @@ class Worker(IWorker):
             elif request.command == "run":
                 name = request.args[0]
                 job.method = self.methods.get(getattr(name, "__name__", name))
+            elif request.command in QUEUED:
+                job.method = hosting.Method(request.command, self._commands[request.command])
             elif request.command in self._commands:
                 self._start(job, self._commands[request.command], request.args)
                 return
@@ -156,7 +174,7 @@ class Worker(IWorker):
         except Exception as error:
             job.reply(Response(error=error))
         else:
-            if self._running is not None and not job.method.concurrent:
+            if (self._running is not None or self._waiting) and not job.method.concurrent:
                 self._waiting.append(job)
             else:
                 self._run(job)
@@ -167,47 +185,71 @@ class Worker(IWorker):
             self._waiting.remove(job)
             job.reply(Response(error=RequestCancelled("cancelled before it started")))
         elif job.task is not None:
-            job.task.cancel()
+            # Not at once: a task that is cancelled before its first step never runs, and nobody would answer the request.
+            asyncio.get_running_loop().call_soon(job.task.cancel)
 
     def _run(self, job: Job) -> None:
         method = job.method
         assert method is not None
         assert method.function is not None
+        for session in self._sessions:
+            session.keep_answers()
         if not method.concurrent:
             self._running = job
-            if self._activity is not None and job.id > 0:
-                self._activity.begin(job.id, method.name)
         if job.deadline is not None and asyncio.get_running_loop().time() > job.deadline:
             self._finish(
                 job, Response(error=RequestTimeout("its time was over before its turn came", may_have_run=False))
             )
             return
-        args = (self, *job.request.args[1:]) if method.takes_self else job.request.args[1:]
-        self._start(job, method.function, args)
+        beside = None
+        if self._activity is not None and job.id > 0:
+            beside = self._activity.shown() if method.concurrent else None
+            self._activity.begin(job.id, method.name)
+            # Asked after saying that it runs: the daemon asks first and then looks at what runs, so one of the two sees the other.
+            if self._activity.is_to_end(job.id):
+                if beside is not None:
+                    self._activity.show(beside)
+                self._finish(job, Response(error=RequestCancelled("cancelled before it started")))
+                return
+        args = job.request.args if job.request.command in QUEUED else job.request.args[1:]
+        self._start(job, method.function, (self, *args) if method.takes_self else args)
+        if beside is not None and self._activity is not None:
+            self._activity.show(beside)
 
     def _start(self, job: Job, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._blocking_id = job.id
         try:
-            result = function(*args, **job.request.kwargs)
+            try:
+                self._blocking_id = job.id
+                result = function(*args, **job.request.kwargs)
+            finally:
+                self._blocking_id = 0  # in here, so that a signal just before it is caught below
         except Interrupted:
             response = Response(error=RequestCancelled("interrupted while it ran"))
         except BaseException as error:  # also SystemExit: a method must not end the worker
             response = Response(error=error)
         else:
             if inspect.isawaitable(result):
-                self._blocking_id = 0
-                task = asyncio.Task(self._complete(job, result), loop=asyncio.get_running_loop(), **EAGER)
-                job.task = None if task.done() else task
+                self._start_task(job, result)
                 return
             response = Response(result)
-        self._blocking_id = 0
         self._finish(job, response)
+
+    def _start_task(self, job: Job, result: Any) -> None:
+        try:
+            job.task = asyncio.Task(self._complete(job, result), loop=asyncio.get_running_loop(), **EAGER)
+            self._blocking_id = 0
+        except Interrupted:
+            # It came in the moment in which the method began to wait. The master's cancellation, which follows, ends the task.
+            self._blocking_id = 0
 
     async def _complete(self, job: Job, result: Any) -> None:
         try:
-            # The signal handler finds no blocking method here: a coroutine is cancelled through its task.
-            response = Response(await result)
-        except asyncio.CancelledError:
+            try:
+                self._blocking_id = job.id if EAGER else 0  # until it first waits it is a blocking method
+                response = Response(await result)
+            finally:
+                job.task, self._blocking_id = None, 0  # in here, so that a signal just before it is caught below
+        except (asyncio.CancelledError, Interrupted):
             response = Response(error=RequestCancelled("cancelled while it ran"))
         except BaseException as error:
             response = Response(error=error)
@@ -228,9 +270,14 @@ class Worker(IWorker):
             self._run(self._waiting.popleft())
 
     def interrupt(self, *_: Any) -> None:
-        """Handle SIGINT: end the blocking method it is meant for, and nothing else."""
-        if self._activity is not None and self._blocking_id and self._activity.interrupted() == self._blocking_id:
-            self._blocking_id = 0
+        """Handle SIGINT: end the method it is meant for if that runs in this moment, and nothing else.
+
+        A coroutine that waits is cancelled through its task; one that computes between two awaits is ended here.
+        """
+        id, job = self._blocking_id, self._running
+        if job is not None and job.task is not None and asyncio.current_task(job.task.get_loop()) is job.task:
+            id = job.id
+        if self._activity is not None and id > 0 and self._activity.is_to_end(id):
             raise Interrupted
 
     def install_interrupt(self) -> None:
@@ -243,22 +290,23 @@ class Worker(IWorker):
         """Begin a session.
 
         Args:
-            session: ``id`` and ``N`` of this worker; ``threads``, for computation; ``pickle_results``, whether the master unpickles.
+            session: ``id`` and ``N`` of this worker; ``threads``, for computation, or ``share``, the number of workers that share
+                this machine's cores; ``pickle_results``, whether the master unpickles.
 
         Returns:
             Versions, process id and host name.
         """
         self.id = session.get("id", 0)
         self.N = session.get("N", 0)
-        self.pickle_results = session.get("pickle_results", False)
-        if session.get("threads"):
-            set_threads(session["threads"])
+        threads = session.get("threads") or max(1, cores() // session.get("share", 1))
+        set_threads(threads)
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "pid": os.getpid(),
             "host": platform.node(),
-            "threads": session.get("threads"),
+            "cores": cores(),
+            "threads": int(os.environ["OMP_NUM_THREADS"]),
         }
 
     async def close(self) -> None:
@@ -405,6 +453,7 @@ class Session:
     def __init__(self, worker: Worker, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self._pickle_results = False
         self.jobs: dict[int, Job] = {}
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
@@ -421,15 +470,16 @@ class Session:
         if frame.id in self.jobs:
             raise ProtocolError(f"request {frame.id} is open already")
         try:
-            value = loads(frame.buffers, self._worker._code.load)
-            if type(value) is not list or len(value) != 2 or type(value[0]) is not list or type(value[1]) is not dict:
-                raise ProtocolError("a request's value is [arguments, keyword arguments]")
+            args, kwargs = read_arguments(loads(frame.buffers, self._worker._code.load))
         except (CodeMissing, NotPicklable) as error:
             self._answer(frame.id, Response(error=error))
             return
+        if frame.name == "connect":
+            # Of this connection alone: another master may have chosen otherwise.
+            self._pickle_results = bool(kwargs.get("pickle_results"))
         timeout_s = frame.extra
         deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
-        job = Job(frame.id, Request(frame.name, *value[0], **value[1]), lambda r: self._answer(frame.id, r), deadline)
+        job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline)
         self.jobs[frame.id] = job
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
             self._connection.pause_reading()
@@ -443,27 +493,31 @@ class Session:
             return
         try:
             if response.error is None:
-                dump = dump_result if self._worker.pickle_results else refuse_bytearray
+                dump = dump_result if self._pickle_results else refuse_objects
                 self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
                 return
             error = response.error
         except ConnectionError:
             return
-        except DDLFError as problem:  # the result cannot be sent
-            error = problem
+        except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
+            error = problem.with_traceback(None)  # its frames are ours and those of the encoder
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
+    def keep_answers(self) -> None:
+        """Let the arrays of answers that are still being sent change: the method that runs next may do that."""
+        self._connection.detach()
+
     def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            print(f"ddlf-worker: closed a connection: {reason}", file=sys.stderr, flush=True)
         if not self.closed.done():
             self.closed.set_result(None)
 
 
-def refuse_bytearray(value: Any) -> Any:
-    """The ``dump_object`` of data-only results: a bytearray is data too."""
-    if type(value) is bytearray:
-        return dump_result(value)
-    return refuse_objects(value)
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(threads: int) -> None:

@@ -1,0 +1,42 @@
+"""Plain Keras: one process, ``Model.fit``, all cores. What a user has who does not distribute anything."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.workload import Outcome, Workload, batches
+
+
+def run(workload: Workload, *, feed: str = "arrays") -> Outcome:
+    """Measure it.
+
+    Args:
+        workload: What to train.
+        feed: ``"arrays"`` gives NumPy arrays to ``fit``, as most users do, ``"dataset"`` a ``tf.data`` pipeline without autotuning.
+    """
+    import keras
+
+    app = workload.load()
+    model = app.model
+    outcome = Outcome(ready=time.monotonic(), end=0.0)
+
+    class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            outcome.snapshots.append((time.monotonic(), model.get_weights()))
+
+    callbacks = [Snapshots()] if workload.curve else []
+    if feed == "arrays":
+        model.fit(
+            app.x_train,
+            app.y_train,
+            batch_size=workload.batch_size,
+            epochs=workload.epochs,
+            verbose=0,
+            callbacks=callbacks,
+        )
+    else:
+        data = batches(app.x_train, app.y_train, workload.batch_size, shuffle_seed=workload.seed)
+        model.fit(data, shuffle=False, epochs=workload.epochs, verbose=0, callbacks=callbacks)
+    outcome.end = time.monotonic()
+    outcome.weights = model.get_weights()
+    return outcome

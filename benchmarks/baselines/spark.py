@@ -1,0 +1,126 @@
+"""PySpark with Keras in ``mapPartitions``: what is done where a Spark cluster is there already. Needs ``pip install ddlf[bench]`` and Java 17.
+
+In each round the driver broadcasts the weights, every partition is fitted, and the driver averages the updates that ``collect`` brings. The data is a
+cached RDD whose partitions stay the same in all rounds, as usual with Spark; ``fit`` shuffles within them. Python workers are reused.
+
+There are two forms. The usual one (elephas does it so) has an RDD of samples and builds the model in every task. ``tuned`` does all that Spark
+allows: one block of arrays for each partition, and a compiled model that stays in the Python worker between tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import pickle
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workload import SINGLE_THREADED, Outcome, Weights, Workload
+
+_models: dict[str, Any] = {}
+"""In a Python worker of Spark: its model by workload, kept between tasks."""
+
+
+def missing(**settings: Any) -> str | None:
+    """Why this cannot run here, or None."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed"
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        return "there is no Java"
+    return None
+
+
+def run(workload: Workload, *, tuned: bool, threads: int | None) -> Outcome:
+    """Measure it.
+
+    Args:
+        workload: What to train.
+        tuned: See the module.
+        threads: 1 for single-threaded Python workers, None for TensorFlow's choice.
+    """
+    from pyspark.sql import SparkSession
+
+    if threads == 1:
+        os.environ.update(SINGLE_THREADED)  # inherited by the JVM and from it by the Python workers
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master(f"local[{workload.workers}]")
+        .config("spark.python.worker.reuse", "true")
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    context = session.sparkContext
+    try:
+        return _train(context, workload, tuned)
+    finally:
+        session.stop()
+        # PySpark leaves the JVM to end when this process has; it would still be busy while the next contender is measured.
+        context._gateway.shutdown()
+        context._gateway.proc.stdin.close()
+        context._gateway.proc.wait()
+
+
+def _train(context: Any, workload: Workload, tuned: bool) -> Outcome:
+    app = workload.load()
+    order = np.random.default_rng(workload.seed).permutation(len(app.x_train))
+    if tuned:
+        parts = np.array_split(order, workload.workers)
+        data = context.parallelize([(app.x_train[part], app.y_train[part]) for part in parts], workload.workers)
+    else:
+        data = context.parallelize(list(zip(app.x_train[order], app.y_train[order], strict=True)), workload.workers)
+    data = data.cache()
+    text = workload.dump()
+    data.foreachPartition(lambda elements: _model(text) and sum(1 for _ in elements))
+    weights: Weights = app.model.get_weights()
+    bytes_out = bytes_back = 0
+    snapshots = []
+
+    ready = time.monotonic()
+    for _ in range(workload.rounds):
+        broadcast = context.broadcast(weights)
+        updates = data.mapPartitions(lambda part, sent=broadcast: _fit(text, tuned, part, sent.value)).collect()
+        weights = [w - np.mean(part, axis=0) for w, *part in zip(weights, *updates, strict=True)]
+        broadcast.destroy()
+        bytes_out += workload.workers * len(pickle.dumps(weights))
+        bytes_back += sum(len(pickle.dumps(update)) for update in updates)
+        if workload.curve:
+            snapshots.append((time.monotonic(), weights))
+    return Outcome(
+        ready=ready,
+        end=time.monotonic(),
+        weights=weights,
+        bytes_out=bytes_out,
+        bytes_back=bytes_back,
+        snapshots=snapshots,
+    )
+
+
+def _model(text: str) -> Any:
+    """This Python worker's model."""
+    if text not in _models:
+        app = Workload.parse(text).app_class()()
+        asyncio.run(app.create_model())
+        _models[text] = app.model
+    return _models[text]
+
+
+def _fit(text: str, tuned: bool, part: Iterator[Any], weights: Weights) -> Iterator[Weights]:
+    """Train on a partition; yield its update."""
+    if tuned:
+        ((x, y),) = part
+    else:
+        x, y = map(np.stack, zip(*part, strict=True))
+        _models.clear()
+    workload, model = Workload.parse(text), _model(text)
+    model.set_weights(weights)
+    model.fit(x, y, batch_size=workload.batch_size, epochs=workload.local_epochs, verbose=0)
+    yield [before - after for before, after in zip(weights, model.get_weights(), strict=True)]

@@ -1,0 +1,136 @@
+"""What byte compressors do to trained weights and to an update: ``python -m benchmarks.compressors``.
+
+The published table compares none, bz2, gzip, lz4, lzma and zlib on the CNN's weights; zstd is added, and
+
+- an *update*, what one local epoch changed: this is what travels back each round;
+- int8 codes of it, as DDLF's codec makes them: compare what a codec saves with what a compressor saves;
+- a *byte shuffle*: all first bytes of the float32 values, then all second ones, and so on, so that sign and exponent, which repeat, stand together.
+
+Speeds are of one thread, in MB/s of uncompressed bytes, the best of several runs. lz4 and zstandard come with ``pip install ddlf[bench]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import gzip
+import importlib
+import lzma
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import table
+from benchmarks.workload import APPS, Weights, Workload, batches
+
+Compressor = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+
+
+def compressors() -> dict[str, Compressor]:
+    """Compress and decompress by name, each with its library's default level; those that are not installed are left out."""
+    found: dict[str, Compressor] = {
+        "none": (lambda data: data, lambda data: data),
+        "bz2": (bz2.compress, bz2.decompress),
+        "gzip": (gzip.compress, gzip.decompress),
+        "lzma": (lzma.compress, lzma.decompress),
+        "zlib": (zlib.compress, zlib.decompress),
+    }
+    for name, module in (("lz4", "lz4.frame"), ("zstd", "zstandard")):
+        try:
+            library = importlib.import_module(module)
+        except ImportError:
+            print(f"{name} left out: {module.partition('.')[0]} is not installed")
+            continue
+        found[name] = (library.compress, library.decompress)
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "none", item[0])))
+
+
+def shuffled(data: bytes, width: int) -> bytes:
+    """The first bytes of all values of ``width`` bytes, then their second ones, and so on."""
+    return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
+
+
+def unshuffled(data: bytes, width: int) -> bytes:
+    """The inverse of ``shuffled``."""
+    return np.frombuffer(data, np.uint8).reshape(width, -1).T.tobytes()
+
+
+def train(workload: Workload) -> tuple[Weights, Weights]:
+    """Train for two epochs.
+
+    Returns:
+        The weights after the first epoch, and the update of the second: weights before minus after.
+    """
+    app = workload.load()
+    data = batches(app.x_train, app.y_train, workload.batch_size, shuffle_seed=workload.seed)
+    app.model.fit(data, shuffle=False, verbose=0)
+    before = app.model.get_weights()
+    app.model.fit(data, shuffle=False, verbose=0)
+    return before, [w - after for w, after in zip(before, app.model.get_weights(), strict=True)]
+
+
+def int8_codes(update: Weights) -> bytes:
+    """What travels of an update with DDLF's int8 codec."""
+    from ddlf.algorithms.codec import codec, encode_update
+
+    encoded, _ = encode_update(codec("int8"), update, [False] * len(update))
+    return b"".join(array.tobytes() for payload in encoded["payloads"] for array in payload.values())
+
+
+def measured(subject: str, data: bytes, width: int, repeats: int) -> Iterator[list[str]]:
+    """A row for each compressor, and one more with a byte shuffle when values are wider than a byte."""
+    for name, (compress, decompress) in compressors().items():
+        for shuffle in (False, True) if width > 1 and name != "none" else (False,):
+            into = (lambda d, c=compress: c(shuffled(d, width))) if shuffle else compress
+            out = (lambda d, c=decompress: unshuffled(c(d), width)) if shuffle else decompress
+            packed = into(data)
+            assert out(packed) == data
+            speeds = [len(data) / 1e6 / best_s(call, given, repeats) for call, given in ((into, data), (out, packed))]
+            yield [
+                subject,
+                f"{name} + shuffle" if shuffle else name,
+                f"{len(packed):,}",
+                f"{100 * len(packed) / len(data):.1f}",
+                *("-" if name == "none" else f"{speed:,.0f}" for speed in speeds),
+            ]
+
+
+def best_s(function: Callable[[bytes], bytes], data: bytes, repeats: int) -> float:
+    """The shortest time of several calls."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function(data)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compressors", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--data", choices=list(APPS), default="mnist")
+    parser.add_argument("--samples", type=int, default=30_000, metavar="N", help="of a local epoch; default 30,000")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default 5")
+    options = parser.parse_args(arguments)
+    weights, update = train(Workload(data=options.data, samples=options.samples))
+    rows: list[list[str]] = [["what", "compressor", "bytes", "%", "MB/s in", "MB/s out"]]
+    for subject, data, width in (
+        ("weights, float32", _joined(weights), 4),
+        ("update, float32", _joined(update), 4),
+        ("update, int8", int8_codes(update), 1),
+    ):
+        rows += measured(subject, data, width, options.repeats)
+    print(table(rows))
+
+
+def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> bytes:
+    return b"".join(array.tobytes() for array in arrays)
+
+
+if __name__ == "__main__":
+    main()

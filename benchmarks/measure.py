@@ -1,0 +1,143 @@
+"""Interleaved repeats, their medians with spread, and tables of them. Pure, but for ``run_child``.
+
+A shared machine is slow for a minute and fast for the next. So contenders take turns: each repeat runs every one of them once, and what is compared
+is the ratio within one repeat, whose median over the repeats is shown. Repeats begin with another contender each time.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def turns(names: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
+    """Yield ``(repeat, name)``, every name once in each repeat, the order rotated by one from repeat to repeat."""
+    for repeat in range(repeats):
+        first = repeat % max(1, len(names))
+        for name in (*names[first:], *names[:first]):
+            yield repeat, name
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Several measurements of one thing.
+
+    Args:
+        median: Of all.
+        low: The smallest.
+        high: The largest.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of one value or more."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, form: str = ".2f") -> str:
+        """As ``median (low-high)``, or only the median when there is no spread."""
+        if f"{self.low:{form}}" == f"{self.high:{form}}":
+            return f"{self.median:{form}}"
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+
+
+def mean_and_deviation(values: Sequence[float], form: str = ".2f") -> str:
+    """As ``mean ± sample standard deviation``; of one value, only the value."""
+    if len(values) == 1:
+        return f"{values[0]:{form}}"
+    return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of a Markdown table, padded so that it can be read as text too.
+
+    Args:
+        rows: The first one is the header. All columns but the first are right-aligned.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, "|" + "|".join("-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)) + "|")
+    return "\n".join(lines)
+
+
+def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
+    """Run ``python -m module arguments`` and return the JSON object of its last line.
+
+    Returns:
+        That, and as ``others_cores`` how many cores others used meanwhile on average (None where ``/proc/stat`` does not say). Figures of a run
+        that was disturbed say little.
+
+    Raises:
+        RuntimeError: It failed or took too long; the text has the end of what it wrote.
+    """
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # importing TensorFlow takes three times as long without bytecode
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    command = [sys.executable, "-m", module, *arguments]
+    begin, busy, own = time.monotonic(), _busy_s(), _own_s()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd=ROOT, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{module} {arguments[0]} took longer than {timeout_s:g} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        end = "\n".join([*lines, *done.stderr.splitlines()][-30:])
+        raise RuntimeError(f"{module} {arguments[0]} ended with exit code {done.returncode}:\n{end}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    others = None if busy is None else (_busy_s() or 0.0) - busy - (_own_s() - own)
+    return {**result, "others_cores": others and max(0.0, others) / (time.monotonic() - begin)}
+
+
+def _busy_s() -> float | None:
+    """Seconds that all cores together were busy since the machine started, None if it does not say."""
+    try:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+            int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+        )
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Seconds of computation of this process and of all its children that have ended, and theirs."""
+    return sum(os.times()[:4])
+
+
+def machine() -> dict[str, Any]:
+    """Facts about this machine and what is installed, to be kept with the figures."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+        cpu = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    facts = {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version()}
+    for package in ("keras", "tensorflow-cpu", "tensorflow", "pyspark", "numpy"):
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return facts

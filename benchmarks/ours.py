@@ -1,0 +1,90 @@
+"""DDLF itself as a contender: an app that ships with it, on local workers, with the defaults of a user's run. Runs as the master."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.workload import Outcome, Weights, Workload
+
+
+@dataclass
+class Keeping:
+    """An outer optimizer that keeps the weights of each merge, so that they can be evaluated after the run.
+
+    Args:
+        rule: What merges.
+        kept: Time and weights after each merge.
+    """
+
+    rule: Any
+    kept: list[tuple[float, Weights]]
+
+    def init(self, weights: Weights) -> Any:
+        return self.rule.init(weights)
+
+    def update(self, state: Any, weights: Weights, merged: Weights, trainable: list[bool]) -> tuple[Any, Weights]:
+        state, weights = self.rule.update(state, weights, merged, trainable)
+        self.kept.append((time.monotonic(), weights))
+        return state, weights
+
+
+def missing(**settings: Any) -> str | None:
+    """Which of the settings this version of DDLF does not have, or None."""
+    from ddlf import IApp
+
+    unknown = [name for name in settings if name not in ("workers", "threads") and not hasattr(IApp, name)]
+    return f"this DDLF has no setting {', '.join(unknown)}" if unknown else None
+
+
+def run(workload: Workload, *, workers: int | None = None, threads: int | None = None, **settings: Any) -> Outcome:
+    """Measure it.
+
+    Args:
+        workload: What to train.
+        workers: Instead of the workload's.
+        threads: Of each worker; by default DDLF's choice.
+        settings: Attributes of the app.
+    """
+    return asyncio.run(_run(workload, workers or workload.workers, threads, settings))
+
+
+async def _run(workload: Workload, workers: int, threads: int | None, settings: dict[str, Any]) -> Outcome:
+    from ddlf import Cluster
+    from ddlf.algorithms.outer import Subtract
+
+    ready = 0.0
+
+    class Measured(workload.app_class()):  # type: ignore[misc]
+        async def prepare(self, *args: Any, **kwargs: Any) -> int:
+            nonlocal ready
+            samples: int = await super().prepare(*args, **kwargs)
+            ready = time.monotonic()
+            return samples
+
+    keeping = Keeping(Subtract(), [])
+    async with Cluster.local(workers, threads=threads) as cluster:
+        app = Measured(cluster)
+        app.verbose = False
+        for name, value in settings.items():
+            setattr(app, name, value)
+        if workload.curve:
+            app.outer = keeping
+        app.master_epochs, app.worker_epochs = workload.epochs, workload.local_epochs
+        app.batch_size, app.seed = workload.batch_size, workload.seed
+        records = await app.train_model()
+        end = time.monotonic()
+    return Outcome(
+        ready=ready,
+        end=end,
+        weights=app.model.get_weights(),
+        bytes_out=sum(record.bytes_out for record in records),
+        bytes_back=sum(record.bytes_back for record in records),
+        snapshots=keeping.kept,
+        notes={
+            "first_round_s": records[0].seconds,
+            "compute_s": sum(record.compute_s for record in records) / (1 if app.mode == "sync" else workers),
+        },
+    )

@@ -1,0 +1,135 @@
+"""What every contender trains: the same model, data, batch size and number of epochs. Runs in each contender's processes.
+
+Model and data come from the apps that ship with DDLF, so all contenders have the same by construction. How each of them is measured is here too:
+
+- ``ready``: all processes run, Keras is imported, the data is loaded in each of them, the model is built and compiled. No training step was
+  traced yet.
+- ``end``: the last updates are merged into the global weights.
+
+The training time is ``end - ready``, so each contender traces its training function once within it (0.3-0.7 s of one core). Evaluation comes after
+``end`` and is not counted. Start-up, from the first line of the contender's process to ``ready``, is given apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+APPS = {
+    "mnist": ("apps.mnist_cnn", "MNISTCNN"),
+    "cifar10": ("apps.cifar10_cnn", "CIFAR10CNN"),
+    "digits": ("apps.digits_cnn", "DigitsCNN"),
+}
+SINGLE_THREADED = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Environment of a process that is to compute on one thread; must be set before TensorFlow is imported."""
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training run.
+
+    Args:
+        data: A name in ``APPS``.
+        samples: Of the training set, from its beginning; None for all.
+        rounds: Exchanges of weights.
+        local_epochs: In each round.
+        batch_size: Of each worker.
+        workers: Processes that train.
+        seed: Of the initial weights and, where the contender allows it, of the order of the samples.
+        curve: Whether to keep the weights of each round, to evaluate them afterwards.
+    """
+
+    data: str = "mnist"
+    samples: int | None = None
+    rounds: int = 3
+    local_epochs: int = 1
+    batch_size: int = 64
+    workers: int = 2
+    seed: int = 0
+    curve: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data in the whole run."""
+        return self.rounds * self.local_epochs
+
+    def app_class(self) -> type[Any]:
+        """The app of this data set, loading only as many training samples as wanted, with initial weights by the seed."""
+        module, name = APPS[self.data]
+        base: type[Any] = getattr(importlib.import_module(module), name)
+        samples, seed = self.samples, self.seed
+
+        async def load_dataset(app: Any) -> None:
+            await base.load_dataset(app)
+            app.x_train, app.y_train = app.x_train[:samples], app.y_train[:samples]
+
+        async def create_model(app: Any) -> None:
+            import keras
+
+            keras.utils.set_random_seed(seed)
+            await base.create_model(app)
+
+        return type(f"Measured{name}", (base,), {"load_dataset": load_dataset, "create_model": create_model})
+
+    def load(self) -> Any:
+        """An app object without a cluster, with ``x_train``, ``y_train``, ``x_test``, ``y_test`` and ``model``."""
+        app = self.app_class()()
+        asyncio.run(app.load_dataset())
+        asyncio.run(app.create_model())
+        return app
+
+    def dump(self) -> str:
+        """As JSON, for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """The inverse of ``dump``."""
+        return cls(**json.loads(text))
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a contender did. Times are of ``time.monotonic``, in seconds, which all processes of a machine share.
+
+    Args:
+        ready: See the module.
+        end: See the module.
+        weights: After training; None when there is no single model.
+        bytes_out: Sent to the workers in training, None when nothing is or nobody knows.
+        bytes_back: Received from them.
+        snapshots: When the workload wants a curve: time and weights after each merge.
+        notes: Further figures, by name.
+    """
+
+    ready: float
+    end: float
+    weights: Weights | None = None
+    bytes_out: int | None = None
+    bytes_back: int | None = None
+    snapshots: list[tuple[float, Weights]] = field(default_factory=list)
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+def batches(x: Any, y: Any, batch_size: int, *, shuffle_seed: int | None = None) -> Any:
+    """A ``tf.data`` pipeline without autotuning.
+
+    With arrays Keras makes one with autotuning, and then the end of ``fit`` can wait for the tuning thread's next wake-up, as long again as the
+    training itself took (TensorFlow 2.21). This is the stricter way to say how fast ``fit`` is.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = 1
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    if shuffle_seed is not None:
+        data = data.shuffle(len(x), seed=shuffle_seed)
+    return data.batch(batch_size).prefetch(1).with_options(options)

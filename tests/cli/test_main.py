@@ -1,0 +1,212 @@
+"""The ``ddlf`` command: its help, tokens, and looking after workers that run elsewhere."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import command, is_listening, python
+
+
+def ddlf(*arguments, **environment):
+    """Run the command; it never ends with a traceback."""
+    ended = command("ddlf.cli.main", *arguments, env={**os.environ, **environment})
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+@pytest.fixture
+def workers(start_worker):
+    """Two workers, and the options that name them."""
+    both = [start_worker(), start_worker()]
+    hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in both)
+    return both, ["--hosts", hosts, "--token-file", str(both[0].token_file)]
+
+
+def test_help_imports_nothing_of_weight():
+    code = (
+        "import sys, contextlib, io\nfrom ddlf.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main(['--help'])\n"
+        "heavy = ('numpy', 'keras', 'tensorflow', 'pydantic', 'yaml', 'cloudpickle', 'asyncio.subprocess')\n"
+        "print([name for name in heavy[:-1] if name in sys.modules])"
+    )
+    assert python(code) == "[]\n"
+
+
+def test_help_shows_first_steps_and_every_command():
+    text = ddlf("--help").stdout
+    for word in ("run", "status", "stop", "token", "ddlf run apps/digits_cnn.py --local 2", "ddlf-worker --port 9000"):
+        assert word in text
+    for name in ("run", "status", "stop", "token"):
+        assert ddlf(name, "--help").returncode == 0
+    assert ddlf("--version").stdout.startswith("ddlf 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
+        (["xyz"], "unknown command 'xyz'; there are: run, status, stop, token"),
+        (["run"], "the following arguments are required: app"),
+        (["token"], "the following arguments are required: ACTION"),
+        (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),
+        (["status", "--timeout", "0"], "argument --timeout: must be 1 or more, got 0"),
+        (["status", "--confgi", "x"], "unknown option '--confgi', did you mean --config?"),
+        (["status", "--token", "x"], "tokens on the command line are visible to other users; use --token-file"),
+        (["status", "--config", "nofile.yaml"], "nofile.yaml"),
+        (["status", "--hosts", "127.0.0.1:99999"], "99999"),
+        (["status", "--hosts", ","], "a cluster needs at least one worker"),
+        (["status", "--hosts", "127.0.0.1:9,127.0.0.1:9"], "127.0.0.1:9 is named twice"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(arguments, sentence):
+    ended = ddlf(*arguments)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert len(ended.stderr.splitlines()) <= 3
+
+
+def test_without_a_command_the_help_is_shown():
+    ended = ddlf()
+    assert ended.returncode == 2
+    assert "first steps:" in ended.stdout
+
+
+def test_a_cluster_file_with_mistakes_gives_line_and_column_of_each(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("version: 1\nworkers:\n  - 127.0.0.1:99999\nwroker: 1\n")
+    ended = ddlf("status", "--config", path)
+    assert ended.returncode == 2
+    assert "3" in ended.stderr
+    assert "wroker" in ended.stderr
+
+
+# -- status and stop ----------------------------------------------------------------------------------------------------
+
+
+def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(workers):
+    (first, second), options = workers
+    ended = ddlf("status", *options)
+    assert ended.returncode == 0
+    assert [line.split()[:3] for line in ended.stdout.splitlines()] == [
+        ["1", f"127.0.0.1:{first.port}", "idle;"],
+        ["2", f"127.0.0.1:{second.port}", "idle;"],
+    ]
+    second.end()
+    ended = ddlf("status", *options)
+    assert ended.returncode == 3
+    assert "idle" in ended.stdout.splitlines()[0]
+    assert "unreachable: " in ended.stdout.splitlines()[1]
+    assert "connection refused" in ended.stdout.splitlines()[1]
+
+
+def test_status_as_json_has_a_row_for_each_worker(workers):
+    (first, second), options = workers
+    second.end()
+    answers = json.loads(ddlf("status", "--json", *options).stdout)
+    assert [answer["address"] for answer in answers] == [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
+    assert answers[0]["executor"] == "ready"
+    assert "connection refused" in answers[1]["error"]
+
+
+def test_status_with_another_token_is_exit_code_4(workers, tmp_path):
+    (first, _), _ = workers
+    ddlf("token", "new", "--token-file", tmp_path / "other")
+    ended = ddlf("status", "--hosts", f"127.0.0.1:{first.port}", "--token-file", tmp_path / "other")
+    assert ended.returncode == 4
+    assert "it holds another token than this side" in ended.stdout
+
+
+def test_stop_ends_the_workers(workers):
+    both, options = workers
+    ended = ddlf("stop", *options)
+    assert ended.returncode == 0
+    assert [line.split()[-1] for line in ended.stdout.splitlines()] == ["stopped", "stopped"]
+    for worker in both:
+        assert worker.process.wait(10) == 0
+        assert not is_listening(worker.port)
+    assert ddlf("stop", *options).returncode == 3
+
+
+LOOP = """
+async def main(cluster):
+    print("running", flush=True)
+    await cluster.run_code("while True: pass")
+"""
+
+
+def test_stop_restart_ends_what_runs_and_the_master_is_told(workers, tmp_path):
+    both, options = workers
+    (tmp_path / "loop.py").write_text(LOOP)
+    master = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(tmp_path / "loop.py"), "--quiet", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert master.stdout.readline() == "running\n"
+    while "busy with 'run_code'" not in ddlf("status", *options).stdout:
+        pass
+    ended = ddlf("stop", "--restart", *options)
+    assert (ended.returncode, ended.stdout.split()[-1]) == (0, "restarted"), ended
+    _, errors = master.communicate(timeout=10)
+    assert master.returncode == 5
+    assert "SIGKILL while it ran 'run_code'" in errors
+    assert "idle" in ddlf("status", *options).stdout
+    assert all(worker.process.poll() is None for worker in both)
+
+
+# -- tokens -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_once_shown_on_request_and_never_overwritten(tmp_path):
+    made = ddlf("token", "new", XDG_CONFIG_HOME=str(tmp_path))
+    path = tmp_path / "ddlf" / "token"
+    token = path.read_text().strip()
+    assert made.returncode == 0
+    assert str(path) in made.stdout
+    assert "scp" in made.stdout
+    assert token not in made.stdout + made.stderr
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    shown = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
+    assert shown.stdout == f"{token}\n"
+    assert str(path) in shown.stderr
+    again = ddlf("token", "new", XDG_CONFIG_HOME=str(tmp_path))
+    assert again.returncode == 4
+    assert "already holds a token, which is not overwritten" in again.stderr
+    assert path.read_text().strip() == token
+
+
+def test_without_a_token_there_is_none_to_show(tmp_path):
+    ended = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert ended.stderr == "error  there is no token; make one with: ddlf token new\n"
+
+
+# -- output -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_a_reader_that_closes_early_causes_no_traceback(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddlf.cli.main", *arguments], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert ended.stderr == ""
+    assert ended.returncode in (0, 141)
+
+
+def test_a_reader_of_status_that_closes_early_causes_no_traceback(workers):
+    _, options = workers
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddlf.cli.main", "status", *options], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert (ended.stderr, ended.returncode) == ("", 141)

@@ -1,0 +1,59 @@
+"""Arguments of a command line, and the one sentence that a wrong one gets."""
+
+import pytest
+
+from ddlf.cli.parsing import Parser, number
+
+
+@pytest.fixture
+def parser():
+    """A command with two options."""
+    result = Parser(prog="tool")
+    result.add_argument("--port", type=number("port", 0, 65535))
+    result.add_argument("--workers", type=number("workers", 1, 1024))
+    result.add_argument("--seed", type=number("seed", 0))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "99999"], "tool: argument --port: must be 0-65535, got 99999"),
+        (["--port", "-1"], "tool: argument --port: must be 0-65535, got -1"),
+        (["--port", "abc"], "tool: argument --port: not a number: 'abc'"),
+        (["--port", ""], "tool: argument --port: not a number: ''"),
+        (["--port"], "tool: argument --port: expected one argument"),
+        (["--workers", "0"], "tool: argument --workers: must be 1-1024, got 0"),
+        (["--workers", "-3"], "tool: argument --workers: must be 1-1024, got -3"),
+        (["--workers", "1e9"], "tool: argument --workers: not a number: '1e9'"),
+        (["--seed", "-1"], "tool: argument --seed: must be 0 or more, got -1"),
+        (["--prot", "1"], "tool: unknown option '--prot', did you mean --port?"),
+        (["--xyz"], "tool: unknown option '--xyz'"),
+        (["word"], "tool: unknown argument 'word'"),
+        (["--por", "1"], "tool: unknown option '--por', did you mean --port?"),
+        (
+            ["--token", "secret"],
+            "tool: unknown option --token: tokens on the command line are visible to other users; use --token-file",
+        ),
+        (
+            ["--token=secret"],
+            "tool: unknown option --token: tokens on the command line are visible to other users; use --token-file",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_and_exit_code_2(parser, capsys, arguments, sentence):
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{sentence}\nSee: tool --help\n"
+
+
+def test_a_token_on_the_command_line_is_never_repeated(parser, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--token=secret"])
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_numbers_in_their_range_are_taken(parser):
+    options = parser.parse_args(["--port", "0", "--workers", "1024", "--seed", "12345678901"])
+    assert (options.port, options.workers, options.seed) == (0, 1024, 12345678901)

@@ -1,0 +1,363 @@
+"""``ddlf run``: finding what to run, the options, exit codes, and how it is interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlf.app import IApp
+from ddlf.cli.parsing import Parser
+from ddlf.cli.run import add_options, find_target, function_arguments, prepare_app
+from ddlf.errors import AppError, ConfigError
+from tests.processes import command
+
+APPS = Path(__file__).parents[2] / "apps"
+
+
+@pytest.fixture
+def app(tmp_path):
+    """Write an app, and run it with ``ddlf run``."""
+
+    def write(source, name="app.py"):
+        path = tmp_path / name
+        path.write_text(source)
+        return path
+
+    def run(source, *arguments, name="app.py", **environment):
+        arguments = arguments or ("--local", "1")
+        path = write(source, name)
+        return command("ddlf.cli.main", "run", path, *arguments, env={**os.environ, **environment}, cwd=tmp_path)
+
+    run.write = write
+    return run
+
+
+def options(*parameters, **given):
+    """Options as ``ddlf run`` parses them, with some set."""
+    parser = Parser()
+    add_options(parser)
+    parsed = parser.parse_args(["--local", "1", *(word for pair in parameters for word in ("-p", pair))])
+    vars(parsed).update(given)
+    return parsed
+
+
+# -- what to run --------------------------------------------------------------------------------------------------------
+
+
+def test_the_one_app_of_a_file_is_found_and_a_subclass_wins_over_its_base(app):
+    path = app.write("import ddlf\nclass Base(ddlf.IApp): pass\nclass Mine(Base): pass\n", "one_app.py")
+    assert find_target(path).__name__ == "Mine"
+
+
+def test_an_async_main_is_found_where_there_is_no_app(app):
+    assert find_target(app.write("async def main(cluster): pass\n", "one_main.py")).__name__ == "main"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("x = 1\n", "has nothing to run; write a subclass of ddlf.IApp, or an async function main"),
+        ("def main(cluster): pass\n", "has nothing to run"),
+        ("from ddlf import IApp\n", "has nothing to run"),
+        (
+            "import ddlf\nclass A(ddlf.IApp): pass\nclass B(ddlf.IApp): pass\n",
+            "has several apps: A, B; keep one in a fi",
+        ),
+    ],
+)
+def test_a_file_without_one_thing_to_run_is_refused(app, source, sentence):
+    with pytest.raises(AppError, match=sentence):
+        find_target(app.write(source, f"refused_{abs(hash(source))}.py"))
+
+
+def test_modules_beside_the_app_can_be_imported(app):
+    app.write("value = 5\n", "beside_the_app.py")
+    path = app.write("import beside_the_app\nasync def main(cluster): return beside_the_app.value\n", "imports_it.py")
+    assert find_target(path).__name__ == "main"
+    sys.path.remove(str(path.parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nofile.py", "there is no file 'nofile.py'"),
+        (".", "there is no file '.' (it is a folder)"),
+        ("notes.txt", "'notes.txt' is no Python file; give the .py file of an app"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_exit_code_2(tmp_path, name, sentence):
+    (tmp_path / "notes.txt").write_text("")
+    ended = command("ddlf.cli.main", "run", name, "--local", "1", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, f"error  {sentence}\n")
+
+
+# -- options ------------------------------------------------------------------------------------------------------------
+
+
+class Settings(IApp):
+    rate = 0.1
+    layers = 2
+    name = "small"
+    shape = (1, 2)
+    fast = False
+
+
+async def function(cluster, points: int = 10, label: str = "x", free=None):
+    """For ``function_arguments``."""
+
+
+def test_options_win_over_attributes_and_are_read_as_their_type():
+    app = prepare_app(
+        Settings, None, options("rate=1", "layers=3", "name=7", "shape=(3,)", "fast=True", batch_size=64, seed=5)
+    )
+    assert (app.rate, app.layers, app.name, app.shape, app.fast) == (1.0, 3, "7", (3,), True)
+    assert isinstance(app.rate, float)
+    assert (app.batch_size, app.seed, app.master_epochs) == (64, 5, IApp.master_epochs)
+    assert (Settings.rate, Settings.batch_size) == (0.1, IApp.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "sentence"),
+    [
+        ("rate", "-p takes KEY=VALUE, got 'rate'"),
+        ("=5", "-p takes KEY=VALUE, got '=5'"),
+        ("raet=1", "-p raet: Settings has no attribute 'raet', did you mean 'rate'?"),
+        ("train=1", "-p train: Settings has no attribute 'train'"),
+        ("_x=1", "-p _x: Settings has no attribute '_x'"),
+        ("layers=many", "-p layers=many: expected a int"),
+        ("layers=1.5", "-p layers=1.5: expected a int"),
+        ("fast=1", "-p fast=1: expected a bool"),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_refused(parameter, sentence):
+    with pytest.raises(ConfigError) as caught:
+        prepare_app(Settings, None, options(parameter))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_parameters_of_a_function_are_its_arguments():
+    assert function_arguments(function, options("points=5", "label=5", "free=[1]")) == dict(
+        points=5, label="5", free=[1]
+    )
+    with pytest.raises(ConfigError, match="-p pionts: function has no parameter 'pionts', did you mean 'points'"):
+        function_arguments(function, options("pionts=1"))
+    with pytest.raises(ConfigError, match="-p points=x: expected a int"):
+        function_arguments(function, options("points=x"))
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "1025", "x", "1e9"])
+def test_a_number_of_workers_that_cannot_be_is_exit_code_2(app, count):
+    ended = app("async def main(cluster): pass\n", "--local", count)
+    assert ended.returncode == 2
+    assert "argument --local: " in ended.stderr
+
+
+# -- running ------------------------------------------------------------------------------------------------------------
+
+ADD = """
+import ddlf
+
+def add(self, a, b):
+    return self.id * 100 + a + b
+
+async def main(cluster, a: int = 1):
+    "Add."
+    print(await cluster.run_method(add, a=a, b=2))
+
+if __name__ == "__main__":
+    ddlf.main(main)
+"""
+
+
+def test_a_file_runs_the_same_way_with_ddlf_run_and_with_python(app, tmp_path):
+    ended = app(ADD, "--local", "2", "-p", "a=5", "--quiet")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[107, 207]\n", "")
+    script = subprocess.run(
+        [sys.executable, "app.py", "--local", "2", "-p", "a=5", "--quiet"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (script.returncode, script.stdout, script.stderr) == (0, "[107, 207]\n", "")
+
+
+def test_without_a_cluster_file_two_workers_are_started_and_that_is_said(app, tmp_path):
+    app.write(ADD)
+    ended = command("ddlf.cli.main", "run", "app.py", cwd=tmp_path)
+    assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[103, 203]\n"
+
+
+def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, start_worker, tmp_path):
+    worker = start_worker()
+    (tmp_path / "cluster.yaml").write_text(
+        f"version: 1\nsecurity: {{token_file: {worker.token_file}}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
+    )
+    app.write(ADD)
+    ended = command("ddlf.cli.main", "run", "app.py", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[1] == "[103]"
+    assert "cluster.yaml (1 worker)" in ended.stdout
+
+
+def test_workers_that_are_not_there_are_exit_code_3_and_a_table(app, token_file):
+    ended = app(ADD, "--hosts", "127.0.0.1:9,127.0.0.1:10", "--token-file", str(token_file))
+    assert ended.returncode == 3
+    assert ended.stderr.startswith("error  2 of 2 workers could not be reached:\n    1  127.0.0.1:9 ")
+    assert "Traceback" not in ended.stderr
+
+
+FAIL = """
+def fail(self):
+    rate = 0
+    return 1 / rate
+
+async def main(cluster):
+    await cluster.run_method(fail)
+"""
+
+
+def test_a_method_that_raises_is_exit_code_1_with_the_users_file_and_line_and_the_workers_stay_usable(
+    app, start_worker, tmp_path
+):
+    worker = start_worker()
+    where = ("--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet")
+    ended = app(FAIL, *where)
+    assert ended.returncode == 1
+    assert f'File "{tmp_path}/app.py", line 4, in fail\n    return 1 / rate' in ended.stderr
+    assert "ZeroDivisionError: division by zero" in ended.stderr
+    assert "ddlf/cluster" not in ended.stderr
+    assert app(ADD, *where).stdout == "[103]\n"
+
+
+def test_debug_shows_the_masters_side_too(app):
+    ended = app(FAIL, "--local", "1", "--debug")
+    assert "ddlf/cluster" in ended.stderr
+
+
+def test_an_error_on_the_master_is_shown_with_its_traceback(app):
+    ended = app("async def main(cluster):\n    [][0]\n")
+    assert ended.returncode == 1
+    assert 'app.py", line 2, in main' in ended.stderr
+    assert "IndexError" in ended.stderr
+
+
+@pytest.mark.parametrize("source", ["def broken(:\n", "import no_such_module_anywhere\n"])
+def test_an_app_that_cannot_be_imported_is_shown_with_its_line(app, source):
+    ended = app(source)
+    assert ended.returncode == 1
+    assert 'app.py", line 1' in ended.stderr
+
+
+def test_an_app_that_exits_by_itself_keeps_its_exit_code(app):
+    assert app("import sys\nsys.exit(7)\n").returncode == 7
+    assert app("import sys\nasync def main(cluster):\n    sys.exit(7)\n").returncode == 7
+
+
+def test_an_app_without_its_methods_is_exit_code_2_and_says_which(app):
+    ended = app("import ddlf\nclass A(ddlf.IApp):\n    async def load_dataset(self): pass\n", "--local", "1", "-q")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error  A has no create_model; write one that sets self.model")
+
+
+def test_nothing_is_started_when_the_options_are_wrong(app, own_folders):
+    ended = app("import ddlf\nclass A(ddlf.IApp): pass\n", "--local", "1", "-p", "x=1")
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("calculate.py", ["[16, 16]", "[16, 160]", "[0, 0]", "0", "[0, 1]", "[401, 302]"]),
+        ("pi.py", ["pi is about 3.1"]),
+    ],
+)
+def test_the_apps_run_with_python_and_with_ddlf_run(name, expected, tmp_path):
+    arguments = [str(APPS / name), "--local", "2", *(["-p", "points=100_000"] if name == "pi.py" else [])]
+    for command_ in ([sys.executable], [sys.executable, "-m", "ddlf.cli.main", "run"]):
+        ended = subprocess.run([*command_, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert all(text in ended.stdout for text in expected), ended.stdout
+
+
+# -- interrupting -------------------------------------------------------------------------------------------------------
+
+IMPORTING = """
+import time
+print("now", flush=True)
+time.sleep(60)
+async def main(cluster): pass
+"""
+CONNECTED = """
+import asyncio
+async def main(cluster):
+    print("now", flush=True)
+    await asyncio.sleep(60)
+"""
+WORKING = """
+async def main(cluster):
+    call = __import__("asyncio").ensure_future(cluster.run_code("while True: pass"))
+    while not all(status["busy"] for status in await cluster.status()):
+        pass
+    print("now", flush=True)
+    await call
+"""
+CLOSING = """
+import asyncio
+async def main(cluster):
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("tidied up", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("moment", ["importing", "starting", "connected", "working"])
+def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, descendants, moment, number, code):
+    source = {"importing": IMPORTING, "starting": CONNECTED, "connected": CONNECTED, "working": WORKING}[moment]
+    path = app.write(source)
+    before = set((own_folders / "tmp").iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wanted = "cluster" if moment == "starting" else "now"
+    while wanted not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert "Traceback" not in errors
+    assert process.returncode in (code, -number if moment == "importing" else code)
+    assert descendants() == []
+    assert {path for path in (own_folders / "tmp").iterdir() if "pytest" not in path.name} <= before
+
+
+def test_an_interrupted_app_can_tidy_up(app):
+    path = app.write(CLOSING.replace("    try:", "    print('now', flush=True)\n    try:"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
+
+
+def test_a_reader_that_closes_early_ends_the_run_without_a_traceback(app, descendants):
+    path = app.write("async def main(cluster):\n    for _ in range(100_000):\n        print('line')\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    assert (ended.stderr, ended.returncode) == ("", 141)
+    assert descendants() == []

@@ -1,0 +1,159 @@
+"""The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from ddlf.tokens import new_token
+from tests.processes import command, end_of, is_listening
+
+
+def refused(*arguments, **environment):
+    """Run the command, which must end by itself; returns its exit code and what it wrote to standard error."""
+    ended = command("ddlf.cli.worker", *arguments, env={**os.environ, **environment})
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--port", "99999"], 2, "argument --port: must be 0-65535, got 99999"),
+        (["--port", "abc"], 2, "argument --port: not a number: 'abc'"),
+        (["--token", "x"], 2, "unknown option --token: tokens on the command line are visible to other users"),
+        (["--prot", "1"], 2, "unknown option '--prot', did you mean --port?"),
+        (["--host", "192.0.2.1", "--insecure-plaintext"], 3, "192.0.2.1 is not an address of this machine; choose one"),
+        (["--host", "no-such-host.invalid", "--insecure-plaintext"], 2, "'no-such-host.invalid' cannot be resolved"),
+        (["--host", "0.0.0.0"], 4, "refusing to listen on 0.0.0.0 without encryption; add --insecure-plaintext if"),
+        (["--token-file", "missing"], 4, "token file missing does not exist; make one with 'ddlf token new'"),
+        (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(token_file, arguments, code, sentence):
+    if "--token-file" not in arguments:
+        arguments = [*arguments, "--token-file", str(token_file)]
+    found, text = refused(*(["--port", "0"] if "--port" not in arguments else []), *arguments)
+    assert (found, sentence in text) == (code, True), text
+    assert len(text.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_without_a_token_only_this_machine_is_listened_on(host):
+    for more in ([], ["--insecure-plaintext"]):
+        code, text = refused("--port", "0", "--host", host, *more)
+        assert code == 4
+        assert f"refusing to listen on {host} without a token; run 'ddlf token new' and copy the file" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "sentence"),
+    [
+        (b"", 0o600, "is empty; run 'ddlf token new'"),
+        (b"\xff\x00\x01" * 20, 0o600, "is not a token"),
+        (b"short123", 0o600, "token too short (8 characters), need at least 32; use 'ddlf token new'"),
+        (b"a" * 43, 0o644, "is readable by others (0644); run 'chmod 600"),
+    ],
+)
+def test_a_token_file_that_cannot_be_used_is_refused_and_never_shown(tmp_path, content, mode, sentence):
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    path.chmod(mode)
+    code, text = refused("--port", "0", "--token-file", path)
+    assert (code, sentence in text) == (4, True), text
+    assert content.decode("latin-1") not in text or not content
+
+
+def test_two_workers_on_one_port_are_impossible(start_worker, token_file):
+    worker = start_worker()
+    code, text = refused("--port", worker.port, "--token-file", token_file)
+    assert code == 3
+    assert f"port {worker.port} on 127.0.0.1 is in use; stop the program that uses it, or choose another" in text
+
+
+def test_without_a_token_it_listens_on_loopback_and_says_how_to_open_up(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--state-dir", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.terminate()
+    process.communicate()
+    assert lines[0].startswith("No token: only masters on this machine can connect.")
+    assert "'ddlf token new'" in lines[0]
+    assert lines[1].startswith("ready on 127.0.0.1:")
+
+
+def test_beyond_this_machine_it_warns_that_nothing_is_encrypted(start_worker):
+    worker = start_worker("--host", "0.0.0.0", "--insecure-plaintext")
+    assert "WARNING: 0.0.0.0 is reachable from other machines and nothing is encrypted" in worker.output
+    assert f"ready on 0.0.0.0:{worker.port}" in worker.output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_tidily(start_worker, own_folders, number, code):
+    before = set((own_folders / "tmp").iterdir())
+    worker = start_worker()
+    assert worker.end(number) == code
+    assert not is_listening(worker.port)
+    assert set((own_folders / "tmp").iterdir()) == before
+    assert "Traceback" not in worker.output
+
+
+def test_a_signal_while_it_starts_leaves_nothing(own_folders, tmp_path, descendants):
+    before = set((own_folders / "tmp").iterdir())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--state-dir", tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        process.stdout.readline()  # it says that there is no token, and starts
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+        assert "Traceback" not in output
+    assert descendants() == []
+    assert set((own_folders / "tmp").iterdir()) == before
+
+
+def test_quiet_means_only_errors(start_worker):
+    worker = start_worker("--quiet")
+    worker.end()
+    assert worker.output == ""
+
+
+def test_what_it_keeps_is_for_its_owner_only(start_worker):
+    worker = start_worker()
+    folder = worker.state_dir / f"port-{worker.port}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_worker_of_a_program_ends_with_it_and_without_a_token_does_not_start(tmp_path):
+    arguments = [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--exit-with-parent"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(f"{new_token()}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.readline().startswith(b"ready on 127.0.0.1:")
+        process.stdin.close()
+        assert process.wait(10) == 0
+    end_of(process.pid)
+    code, text = refused("--port", "0", "--exit-with-parent")
+    assert (code, "no token came on stdin" in text) == (4, True)
+
+
+def test_help_shows_the_way_to_other_machines():
+    ended = command("ddlf.cli.worker", "--help")
+    assert ended.returncode == 0
+    assert "ddlf token new" in ended.stdout
+
+
+def test_a_path_that_is_no_text_is_shown_escaped():
+    code, text = refused("--port", "0", "--token-file", os.fsdecode(b"no\xff-file"))
+    assert code == 4
+    assert "does not exist" in text

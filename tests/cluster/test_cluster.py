@@ -1,0 +1,541 @@
+"""Every call of the public interface, against real workers on this machine."""
+
+import asyncio
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import (
+    AuthError,
+    ConfigError,
+    ConnectError,
+    NotPicklable,
+    RemoteError,
+    RequestTimeout,
+    ResultNotData,
+    SeveralErrors,
+    WorkerLost,
+)
+from ddlf.tokens import new_token
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def calculate(self, a, b, c):
+    return a + b - c
+
+
+def plain(self, a, b):
+    return self.id, a * b
+
+
+def without_self(a, b=1):
+    return a, b
+
+
+async def async_without_self(a):
+    await asyncio.sleep(0)
+    return a
+
+
+def worker_numbers(self):
+    return self.id, self.N
+
+
+def fail():
+    raise ValueError("bad batch")
+
+
+def fail_on_first(self):
+    if self.id == 1:
+        raise ValueError("bad batch")
+    return self.id
+
+
+# -- running functions --------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_arguments_go_to_all_workers(cluster):
+    assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16]
+
+
+async def test_each_of_the_first_workers_gets_its_own_arguments():
+    async with Cluster.local(3) as three:
+        assert await three.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
+        assert await three.run_method(calculate, dict(a=10, b=8, c=2), dict(a=100, b=80, c=20)) == [16, 160]
+        assert await three.run_method(worker_numbers) == [(1, 3), (2, 3), (3, 3)]
+        part = three.options(workers=[3, three.workers[0]])
+        assert await part.run_method(worker_numbers) == [(3, 3), (1, 3)]
+        assert part.N == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (plain, dict(a=2, b=3), [(1, 6), (2, 6)]),
+        (without_self, dict(a=2), [(2, 1)] * 2),
+        (async_without_self, dict(a="x"), ["x"] * 2),
+        (lambda a: a + 1, dict(a=1), [2] * 2),
+        (lambda self, a: (self.id, a), dict(a=1), [(1, 1), (2, 1)]),
+        (without_self, dict(a=None, b=(1, [2, {"three": {4}}])), [(None, (1, [2, {"three": {4}}]))] * 2),
+    ],
+)
+async def test_plain_and_async_functions_with_and_without_self_run(cluster, function, arguments, expected):
+    assert await cluster.run_method(function, **arguments) == expected
+
+
+async def test_more_arguments_than_workers_are_an_error_that_names_both_numbers(cluster):
+    with pytest.raises(ValueError, match="3 sets of arguments for 2 workers"):
+        await cluster.run_method(calculate, {}, {}, {})
+    with pytest.raises(ValueError, match="3 values for 2 workers"):
+        await cluster.set_variable("v", each=[1, 2, 3])
+
+
+async def test_wrong_kinds_of_arguments_are_refused_before_anything_is_sent(cluster):
+    before = [worker.bytes_sent for worker in cluster.workers]
+    with pytest.raises(ValueError, match="either the same arguments for all workers or one dict for each"):
+        await cluster.run_method(calculate, dict(a=1), b=2)
+    with pytest.raises(TypeError, match="a dict of its keyword arguments, got a int"):
+        await cluster.run_method(calculate, 5)
+    with pytest.raises(TypeError, match="run_method takes a function, got a str"):
+        await cluster.run_method("calculate")
+    assert [worker.bytes_sent for worker in cluster.workers] == before
+
+
+async def test_a_lambda_with_a_socket_in_its_closure_is_refused_with_the_path_to_it(cluster):
+    import socket
+
+    with socket.socket() as sock, pytest.raises(NotPicklable, match=r"variable 'sock' \(a socket.socket\)"):
+        await cluster.run_method(lambda: sock)
+    assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
+
+
+async def test_arrays_come_back_bit_for_bit(cluster):
+    arrays = [np.arange(1_000_000, dtype=np.float32), np.float64(0.1), np.array([], np.int8), np.eye(3)[:, ::-1]]
+    for answer in await cluster.run_method(async_without_self, a=arrays):
+        assert [type(array) for array in answer] == [type(array) for array in arrays]
+        assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(answer, arrays, strict=True))
+
+
+# -- hosting ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_hosted_method_is_run_by_function_or_name_on_all_or_one_until_it_is_removed(cluster):
+    await cluster.add_method(calculate)
+    assert await cluster.run(calculate, a=1, b=2, c=3) == [0, 0]
+    assert await cluster.run("calculate", dict(a=1, b=2, c=2)) == [1]
+    assert await cluster.run_at(2, calculate, a=1, b=2, c=3) == 0
+    assert await cluster.run_at(cluster.workers[1], "calculate", 1, 2, c=3) == 0
+    assert await cluster.run_on(1, "calculate", a=5, b=0, c=0) == 5
+    assert await cluster.methods() == [["calculate"]] * 2
+    await cluster.remove_method(calculate)
+    assert await cluster.methods() == [[]] * 2
+    with pytest.raises(SeveralErrors) as caught:
+        await cluster.run(calculate, a=1, b=2, c=3)
+    assert "no method 'calculate' here" in str(caught.value)
+
+
+async def test_a_method_is_hosted_under_another_name_and_replaced_by_the_next_of_that_name(cluster):
+    await cluster.add_method(lambda: 1, name="number")
+    await cluster.add_method(lambda: 2, name="number")
+    assert await cluster.run("number") == [2, 2]
+
+
+async def test_an_unknown_method_or_worker_is_named_with_what_there_is(cluster):
+    await cluster.add_method(calculate, name="train")
+    with pytest.raises(LookupError, match=r"no method 'trian' here; it has: train \(did you mean 'train'\?\)"):
+        await cluster.run_at(1, "trian")
+    with pytest.raises(ConfigError, match="there is no worker 3; the cluster has workers 1 to 2"):
+        await cluster.run_at(3, "train")
+
+
+async def test_code_is_sent_once_and_later_calls_carry_its_address(cluster):
+    ballast = os.urandom(200_000)
+
+    def heavy(a):
+        return a + len(ballast) - len(ballast)
+
+    worker = cluster.workers[0]
+    before = worker.bytes_sent
+    assert await worker.run_method(heavy, a=1) == 1
+    first = worker.bytes_sent - before
+    assert await worker.run_method(heavy, a=2) == 2
+    second = worker.bytes_sent - before - first
+    assert first > 200_000
+    assert second < 1000
+
+
+async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
+    worker = cluster.workers[0]
+    assert await worker.run_method(without_self, a=1) == (1, 1)
+    await worker.restart()
+    assert await worker.run_method(without_self, a=2) == (2, 1)
+
+
+async def test_what_one_master_sent_need_not_be_there_for_another(cluster):
+    assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
+    first = cluster.workers[0]
+    other = ddlf.ProxyWorker(first.host, first.port, first._token, id=1, N=2)
+    await other.connect()
+    assert await other.run_method(without_self, a=2) == (2, 1)
+    await other.close()
+
+
+# -- code and variables -------------------------------------------------------------------------------------------------
+
+
+async def test_code_runs_on_all_workers_and_gives_its_last_value(cluster):
+    assert await cluster.run_code("self.data['total'] = 1000") == [None, None]
+    assert await cluster.run_code("self.data['total'] + self.id") == [1001, 1002]
+    assert await cluster.run_code("import asyncio\nawait asyncio.sleep(0, self.N)") == [2, 2]
+
+
+async def test_an_error_in_code_shows_its_line(cluster):
+    with pytest.raises(ZeroDivisionError, match=r"line 2, in <module>\n    x / 0"):
+        await cluster.workers[0].run_code("x = 1\nx / 0")
+    with pytest.raises(RemoteError, match="SyntaxError"):
+        await cluster.workers[0].run_code("x =")
+
+
+async def test_variables_are_the_same_on_all_workers_or_one_each(cluster):
+    await cluster.set_variable("v", 7)
+    assert await cluster.get_variable("v") == [7, 7]
+    await cluster.set_variable("v", each=[1, np.arange(3)])
+    assert [type(v) for v in await cluster.get_variable("v")] == [int, np.ndarray]
+    assert await cluster.variables() == [{"v": "int"}, {"v": "ndarray"}]
+    assert await cluster.run_method(read_variable) == [1, 3]
+    await cluster.delete_variable("v")
+    assert await cluster.variables() == [{}, {}]
+    with pytest.raises(KeyError, match="no variable 'v' here"):
+        await cluster.options(workers=[1]).get_variable("v")
+
+
+def read_variable(self):
+    v = self.variables["v"]
+    return v if isinstance(v, int) else len(v)
+
+
+async def test_none_is_a_value_of_a_variable(cluster):
+    await cluster.set_variable("v", None)
+    assert await cluster.get_variable("v") == [None, None]
+
+
+async def test_clean_frees_data_model_and_variables_and_leaves_methods(cluster):
+    await cluster.add_method(worker_numbers)
+    await cluster.set_variable("v", 7)
+    await cluster.run_code("self.data['x'] = 1; self.model = object(); self.x_train = [1]; self.anything = 1; name = 5")
+    await cluster.clean()
+    left = "[hasattr(self, name) for name in ('model', 'x_train', 'anything')] + [self.data, self.datasets]"
+    assert await cluster.run_code(left) == [[False, False, False, {}, {}]] * 2
+    assert await cluster.variables() == [{}, {}]
+    assert await cluster.run("worker_numbers") == [(1, 2), (2, 2)]
+
+
+# -- errors -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_error_has_the_workers_file_and_line_and_is_an_instance_of_the_builtin(cluster):
+    with pytest.raises(ValueError, match="bad batch") as caught:
+        await cluster.run_method(fail_on_first)
+    error = caught.value
+    assert isinstance(error, RemoteError)
+    assert error.worker == f"worker 1 (127.0.0.1:{cluster.workers[0].port})"
+    assert error.type_name == "ValueError"
+    assert f'{__file__}", line {fail_on_first.__code__.co_firstlineno + 2}, in fail_on_first' in str(error)
+    assert 'raise ValueError("bad batch")' in str(error)
+    assert "ddlf/worker" not in str(error)
+
+
+async def test_all_workers_are_waited_for_before_an_error_is_raised(cluster):
+    with pytest.raises(ValueError, match="bad batch"):
+        await cluster.run_method(first_fails_second_takes_long)
+    assert await cluster.options(workers=[2]).run_code("self.done") == [True]
+
+
+async def first_fails_second_takes_long(self):
+    if self.id == 1:
+        raise ValueError("bad batch")
+    await asyncio.sleep(0.2)
+    self.done = True
+
+
+async def test_several_failures_come_together_and_equal_texts_once(cluster):
+    with pytest.raises(SeveralErrors) as caught:
+        await cluster.run_method(fail)
+    text = str(caught.value)
+    assert text.startswith("2 of 2 workers failed\nworker 1 (")
+    assert text.count("Traceback") == 1
+    assert [type(error).__name__ for error in caught.value.exceptions] == ["RemoteError", "RemoteError"]
+    assert all(isinstance(error, ValueError) for error in caught.value.exceptions)
+
+
+async def test_errors_can_be_results(cluster):
+    tolerant = cluster.options(on_error="return")
+    first, second = await tolerant.run_method(fail_on_first)
+    assert isinstance(first, ValueError)
+    assert second == 2
+    with pytest.raises(ValueError, match="bad batch"):
+        await cluster.run_method(fail_on_first)  # the view changed nothing
+
+
+async def test_an_exception_with_unpicklable_content_arrives(cluster):
+    with pytest.raises(RemoteError, match="broken in a special way") as caught:
+        await cluster.workers[0].run_method(raise_with_lock)
+    assert caught.value.type_name.endswith("Special")
+    with pytest.raises(RemoteError, match="its text cannot be made"):
+        await cluster.workers[0].run_method(raise_without_text)
+
+
+def raise_with_lock():
+    import threading
+
+    class Special(Exception):
+        def __init__(self):
+            super().__init__("broken in a special way")
+            self.lock = threading.Lock()
+
+        def __reduce__(self):
+            raise RuntimeError("never")
+
+    raise Special
+
+
+def raise_without_text():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("never")
+
+    raise Silent
+
+
+async def test_the_cause_of_an_error_comes_along(cluster):
+    with pytest.raises(RuntimeError, match="direct cause") as caught:
+        await cluster.workers[0].run_method(raise_from)
+    assert "KeyError: 'weights'" in str(caught.value)
+
+
+def raise_from():
+    try:
+        {}["weights"]
+    except KeyError as error:
+        raise RuntimeError("no weights") from error
+
+
+async def test_a_result_that_is_no_data_names_the_path_to_it(cluster):
+    with pytest.raises(ResultNotData, match=r"\['model'\]\[1\]") as caught:
+        await cluster.workers[0].run_method(return_an_object)
+    assert "pickle_results=True" in str(caught.value)
+
+
+def return_an_object():
+    from pathlib import PurePosixPath
+
+    return {"model": [1, PurePosixPath("/x")]}
+
+
+async def test_results_of_any_kind_come_if_the_master_allows_it():
+    from pathlib import PurePosixPath
+
+    async with Cluster.local(1, pickle_results=True) as one:
+        assert await one.run_method(return_an_object) == [{"model": [1, PurePosixPath("/x")]}]
+
+
+async def test_a_call_has_only_the_time_that_its_view_gives_it(cluster):
+    hasty = cluster.options(timeout_s=0.2)
+    begin = time.monotonic()
+    with pytest.raises(SeveralErrors) as caught:
+        await hasty.run_method(wait_for_ever)
+    assert "'wait_for_ever' did not end within 0.2 s" in str(caught.value)
+    assert time.monotonic() - begin < 1.2
+    assert all(isinstance(error, RequestTimeout) for error in caught.value.exceptions)
+    assert await hasty.run_method(without_self, a=1) == [(1, 1)] * 2
+
+
+async def wait_for_ever():
+    await asyncio.Event().wait()
+
+
+async def test_a_cancelled_call_leaves_all_workers_usable(cluster):
+    call = asyncio.ensure_future(cluster.run_method(wait_for_ever))
+    await cluster.ping()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await asyncio.wait_for(cluster.run_method(without_self, a=1), 3) == [(1, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(on_error="ignore"), "on_error must be 'raise' or 'return', got 'ignore'"),
+        (dict(timeout_s=-1), "timeout_s must be a number of seconds of 0 or more, got -1"),
+        (dict(timeout_s="5"), "timeout_s must be a number of seconds of 0 or more, got '5'"),
+        (dict(timeout_s=True), "timeout_s must be a number"),
+        (dict(timeout_s=float("nan")), "timeout_s must be a number"),
+        (dict(workers=[1, 1]), "the same worker is named twice"),
+        (dict(workers=[0]), "there is no worker 0"),
+    ],
+)
+async def test_options_that_cannot_be_are_refused(cluster, options, text):
+    with pytest.raises(ConfigError, match=text):
+        cluster.options(**options)
+
+
+# -- connecting ---------------------------------------------------------------------------------------------------------
+
+
+async def test_ping_and_status_answer_for_each_worker(cluster):
+    assert all(0 < seconds < 1 for seconds in await cluster.ping())
+    assert [status["executor"] for status in await cluster.status()] == ["ready", "ready"]
+
+
+async def test_connect_and_close_can_be_called_again(start_worker, token_file):
+    worker = start_worker()
+    cluster = Cluster(["127.0.0.1"], worker.port, token_file=token_file)
+    await cluster.close()
+    assert await cluster.connect() is cluster
+    await cluster.connect()
+    assert await cluster.run_method(without_self, a=1) == [(1, 1)]
+    await cluster.close()
+    await cluster.close()
+    async with cluster:
+        assert await cluster.run_method(without_self, a=1) == [(1, 1)]
+
+
+async def test_a_call_before_connect_or_after_close_says_so(token_file):
+    cluster = Cluster(["127.0.0.1"], 9, token_file=token_file)
+    with pytest.raises(WorkerLost, match="not connected yet; connect first"):
+        await cluster.run_method(without_self, a=1)
+    local = Cluster.local(2)
+    with pytest.raises(SeveralErrors) as caught:
+        await local.run_method(without_self, a=1)
+    assert str(caught.value).count("not connected yet; connect first") == 1
+    async with local:
+        pass
+    with pytest.raises(SeveralErrors) as caught:
+        await local.run_method(without_self, a=1)
+    assert str(caught.value).count("closed on this side; connect again") == 1
+
+
+async def test_a_view_connects_and_closes_the_whole_cluster():
+    cluster = Cluster.local(2)
+    async with cluster.options(workers=[2]) as part:
+        assert await part.run_method(worker_numbers) == [(2, 2)]
+        assert await cluster.run_method(worker_numbers) == [(1, 2), (2, 2)]
+    assert not any(worker.connected for worker in cluster.workers)
+
+
+async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_file):
+    worker = start_worker()
+    cluster = Cluster(["127.0.0.1"], worker.port, token_file=token_file)
+    await cluster.connect()
+    call = asyncio.ensure_future(cluster.run_code("while True: pass"))
+    while not (await cluster.status())[0]["busy"]:
+        pass
+    await cluster.close()
+    with pytest.raises(WorkerLost, match="the connection was closed on this side"):
+        await asyncio.wait_for(call, 1)
+    async with cluster:
+        assert await asyncio.wait_for(cluster.run_method(without_self, a=1), 5) == [(1, 1)]
+
+
+async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(
+    start_worker, token_file, monkeypatch
+):
+    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1)
+    worker = start_worker()
+    silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(2)]
+    ports = [worker.port, 9, *(server.sockets[0].getsockname()[1] for server in silent)]
+    cluster = Cluster(["127.0.0.1"] * 4, ports, token_file=token_file, connect_timeout_s=2)
+    begin = time.monotonic()
+    with pytest.raises(ConnectError) as caught:
+        await cluster.connect()
+    assert time.monotonic() - begin < 2.5
+    head, *rows = str(caught.value).splitlines()
+    assert head == "3 of 4 workers could not be reached:"
+    assert [row.split()[:2] for row in rows] == [[str(n), f"127.0.0.1:{ports[n - 1]}"] for n in (2, 3, 4)]
+    assert "connection refused" in rows[0]
+    assert "no DDLF handshake" in rows[1]
+    assert caught.value.exit_code == 3
+    assert all(row.count("127.0.0.1") == 1 for row in rows)
+    assert not any(one.connected for one in cluster.workers)
+    for server in silent:
+        server.close()
+
+
+async def say_nothing(reader, writer):
+    await reader.read()
+    writer.close()
+
+
+async def test_a_cluster_goes_on_with_as_many_workers_as_are_enough(start_worker, token_file, caplog):
+    worker = start_worker()
+    cluster = Cluster(["127.0.0.1"] * 2, [9, worker.port], token_file=token_file, min_workers=1)
+    with caplog.at_level(logging.WARNING):
+        await cluster.connect()
+    assert "1 of 2 workers could not be reached" in caplog.text
+    assert await cluster.run_method(worker_numbers) == [(1, 1)]
+    await cluster.close()
+
+
+async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_path):
+    worker = start_worker()
+    other = tmp_path / "other-token"
+    other.write_text(new_token())
+    other.chmod(0o600)
+    with pytest.raises(ConnectError, match="it holds another token than this side; copy the same token file") as caught:
+        await Cluster(["127.0.0.1"], worker.port, token_file=other).connect()
+    assert caught.value.exit_code == AuthError.exit_code == 4
+
+
+async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, monkeypatch):
+    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 0.5)
+    worker = start_worker()
+    async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as first:
+        call = asyncio.ensure_future(first.run_code("while True: pass"))
+        while not (await first.status())[0]["busy"]:
+            pass
+        with pytest.raises(
+            ConnectError, match=r"busy with 'run_code' since \d+ s; wait, or end it with: ddlf stop --res"
+        ):
+            await Cluster(["127.0.0.1"], worker.port, token_file=token_file).connect()
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("localhost",),
+            r"hosts must be a list of names or addresses, got the text 'localhost'; write \['localhost'\]",
+        ),
+        (([],), "a cluster needs at least one worker"),
+        ((["127.0.0.1", "127.0.0.1"], [1]), "2 hosts but 1 ports"),
+        ((["127.0.0.1"], [0]), "a port must be 1-65535, got 0"),
+        ((["127.0.0.1"], [True]), "a port must be 1-65535, got True"),
+        ((["127.0.0.1"], ["9000"]), "a port must be 1-65535, got '9000'"),
+        ((["127.0.0.1", "127.0.0.1"], 9000), "127.0.0.1:9000 is named twice"),
+        ((["10.0.0.1"],), "no token for workers on other machines; run 'ddlf token new'"),
+    ],
+)
+async def test_addresses_that_cannot_be_are_refused_at_once(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        Cluster(*arguments)
+
+
+@pytest.mark.parametrize("n", [0, -3, 10**9, True, 2.0, "2"])
+async def test_a_number_of_local_workers_that_cannot_be_is_refused(n):
+    with pytest.raises(ConfigError, match=f"the number of local workers must be 1-1024, got {n!r}"):
+        Cluster.local(n)
+
+
+async def test_shutdown_ends_the_workers(start_worker, token_file):
+    worker = start_worker()
+    async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
+        await cluster.shutdown()
+    assert worker.process.wait(10) == 0

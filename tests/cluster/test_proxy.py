@@ -1,0 +1,160 @@
+"""One worker from the master's side, and that it offers what the worker itself offers."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConnectError, RemoteError, RequestTimeout, VersionError, WorkerLost
+from ddlf.iworker import IWorker
+from ddlf.tokens import new_token
+from ddlf.wire.messages import Request
+from ddlf.worker.worker import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def add(a, b):
+    return a + b
+
+
+@pytest.fixture
+def worker(cluster):
+    """The first of two workers."""
+    return cluster.workers[0]
+
+
+async def test_both_sides_of_a_worker_have_the_same_methods_with_the_same_parameters():
+    for name in IWorker.__abstractmethods__:
+        for side in (Worker, ProxyWorker):
+            declared = list(inspect.signature(getattr(IWorker, name)).parameters)
+            found = list(inspect.signature(getattr(side, name)).parameters)
+            assert [p for p in found if p in declared] == declared, (side, name)
+
+
+async def test_a_request_is_a_command_with_its_arguments(worker):
+    assert await worker.rpc(Request("run_method", add, a=20, b=60)) == 80
+    assert await worker.rpc(Request("run_method", add, 20, 60)) == 80
+    with pytest.raises(ConnectionError, match="unknown command 'no_such'"):
+        await worker.rpc(Request("no_such"))
+
+
+async def test_every_call_of_a_worker_works_through_its_proxy(worker):
+    await worker.add_method(add, name="plus")
+    assert await worker.run("plus", 1, b=2) == 3
+    assert await worker.run_method(add, 1, 2) == 3
+    assert await worker.run_code("1 + 2") == 3
+    await worker.remove_method("plus")
+    with pytest.raises(LookupError):
+        await worker.run("plus", 1, 2)
+
+
+async def test_arguments_of_a_method_may_have_any_name(worker):
+    names = dict(method=1, worker=2, request=3, timeout_s=4, command=5, name=6, id=7, function=8)
+    assert await worker.run_method(lambda **kwargs: kwargs, **names) == names
+    await worker.add_method(lambda **kwargs: kwargs, name="echo")
+    assert await worker.run("echo", **names) == names
+
+
+async def test_wrong_arguments_are_a_type_error_of_the_method(worker):
+    with pytest.raises(TypeError, match=r"add\(\) missing 1 required positional argument: 'b'"):
+        await worker.run_method(add, a=1)
+
+
+async def test_calls_of_one_worker_are_answered_each_with_its_own_result(worker):
+    assert await asyncio.gather(*(worker.run_method(add, a=n, b=n) for n in range(200))) == [2 * n for n in range(200)]
+
+
+async def test_more_calls_than_a_worker_queues_are_all_answered(worker):
+    assert sum(await asyncio.gather(*(worker.run_method(add, a=n, b=0) for n in range(3000)))) == sum(range(3000))
+
+
+async def test_a_call_without_any_time_is_over_at_once(worker):
+    with pytest.raises(RequestTimeout, match=r"'add' did not end within 0 s|its time was over before its turn came"):
+        await worker.rpc(Request("run_method", add, a=1, b=2), timeout_s=0)
+    assert await worker.run_method(add, a=1, b=2) == 3
+
+
+async def test_bytes_are_counted_over_all_connections(worker):
+    before = worker.bytes_sent, worker.bytes_received
+    await worker.run_method(len, bytes(100_000))
+    assert worker.bytes_sent - before[0] > 100_000
+    await worker.restart()
+    await worker.run_method(len, bytes(10))
+    assert worker.bytes_sent - before[0] > 100_000
+    assert worker.bytes_received > before[1]
+
+
+async def test_a_proxy_says_who_it_is(worker):
+    assert repr(worker) == f"ProxyWorker(worker 1 (127.0.0.1:{worker.port}))"
+    assert worker._token.decode() not in repr(vars(worker).keys()) + repr(worker)
+    assert worker.facts["pid"] == (await worker.status())["executor_pid"]
+
+
+async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
+    monkeypatch.setattr("sys.version_info", FakeVersion())
+    other = ProxyWorker(worker.host, worker.port, worker._token, id=1, N=2)
+    with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 there"):
+        await other.connect()
+    assert not other.connected
+    await other.close()
+
+
+class FakeVersion(tuple):
+    major, minor = 3, 99
+
+    def __new__(cls):
+        return super().__new__(cls, (3, 99, 0, "final", 0))
+
+
+async def test_a_program_that_is_no_worker_is_recognised():
+    async def web_server(reader, writer):
+        await reader.read(64)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
+        writer.close()
+
+    server = await asyncio.start_server(web_server, "127.0.0.1", 0)
+    worker = ProxyWorker("127.0.0.1", server.sockets[0].getsockname()[1], new_token().encode())
+    with pytest.raises(ConnectError, match="another program listens there, not a DDLF worker; check the port"):
+        await worker.connect()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("no-such-host.invalid", "the name 'no-such-host.invalid' cannot be resolved"), ("127.0.0.1", "start the worker")],
+)
+async def test_an_address_where_nobody_is_says_what_to_do(host, text):
+    with pytest.raises(ConnectError, match=text):
+        await ProxyWorker(host, 9, new_token().encode()).connect()
+
+
+async def test_before_connect_nothing_was_started(worker):
+    other = ProxyWorker(worker.host, worker.port, worker._token)
+    with pytest.raises(WorkerLost, match="not connected yet; connect first") as caught:
+        await other.ping()
+    assert not caught.value.may_have_run
+    await other.close()
+
+
+async def test_a_message_that_is_too_large_is_refused_before_it_is_sent(start_worker, token_file):
+    process = start_worker()
+    worker = ProxyWorker(
+        "127.0.0.1", process.port, token_file.read_text().strip().encode(), max_message_bytes=1_000_000
+    )
+    await worker.connect()
+    with pytest.raises((ValueError, RemoteError), match=r"over the receiver's limit of 1,000,000"):
+        await worker.run_method(lambda: bytes(2_000_000))
+    assert await worker.run_method(len, bytes(2_000_000)) == 2_000_000
+    await worker.close()
+
+
+async def test_a_master_that_only_asks_the_daemon_needs_no_executor(start_worker, token_file):
+    process = start_worker()
+    worker = ProxyWorker("127.0.0.1", process.port, token_file.read_text().strip().encode())
+    await worker.connect_control()
+    assert (await worker.status())["executor"] == "ready"
+    assert worker.bytes_sent == 0
+    await worker.shutdown()
+    assert process.process.wait(10) == 0

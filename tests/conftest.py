@@ -1,0 +1,142 @@
+"""Workers for tests: real processes and real sockets on loopback, started once for many tests.
+
+Nothing here touches the user's own files: before any test runs, the folders for configuration, state and cache and the folder for temporary files
+are new ones, which processes that tests start inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.tokens import new_token
+
+START_TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders() -> Iterator[Path]:
+    """Folders that belong to this run of the tests alone, and an environment like most users'."""
+    root = Path(tempfile.mkdtemp(prefix="ddlf-tests-"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG", "STATE", "CACHE", "DATA"):
+            (root / name.lower()).mkdir()
+            patch.setenv(f"XDG_{name}_HOME", str(root / name.lower()))
+        (root / "tmp").mkdir()
+        patch.setenv("TMPDIR", str(root / "tmp"))
+        patch.setattr(tempfile, "tempdir", str(root / "tmp"))
+        for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_CONFIG", "PYTHONUNBUFFERED"):
+            patch.delenv(name, raising=False)
+        yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def session_cluster(own_folders: Path) -> AsyncIterator[Cluster]:
+    """Two local workers that live as long as the tests. Use ``cluster``, which leaves them as it found them."""
+    async with Cluster.local(2) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
+    """Two connected workers without methods, variables and data. Its tests run on the session's event loop."""
+    yield session_cluster
+    await session_cluster.connect()
+    await session_cluster.clean()
+    for worker, names in zip(session_cluster.workers, await session_cluster.methods(), strict=True):
+        for name in names:
+            await worker.remove_method(name)
+
+
+@dataclass
+class WorkerProcess:
+    """A ``ddlf-worker`` of its own."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    token_file: Path
+    state_dir: Path
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """What it printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(START_TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def token_file(own_folders: Path) -> Path:
+    """A token that the workers of ``start_worker`` hold."""
+    path = own_folders / "token"
+    path.write_text(f"{new_token()}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Start workers as a person would, with ``ddlf-worker``; they are ended after the test."""
+    started: list[WorkerProcess] = []
+
+    def start(*arguments: str, port: int = 0, state_dir: Path | None = None, **environment: str) -> WorkerProcess:
+        state = state_dir or tmp_path / f"state-{len(started)}"
+        log = tmp_path / f"worker-{len(started)}.log"
+        read_fd, write_fd = os.pipe()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--token-file", str(token_file)),
+                    *("--state-dir", str(state), "--ready-fd", str(write_fd), *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write_fd,),
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        os.close(write_fd)
+        with open(read_fd) as pipe:
+            line = pipe.readline()
+        worker = WorkerProcess(process, json.loads(line)["port"] if line else 0, token_file, state, log)
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.end()
+
+
+@pytest.fixture
+def descendants() -> Iterator[Callable[[], list[psutil.Process]]]:
+    """The processes below this one that were not there before the test."""
+    before = set(psutil.Process().children(recursive=True))
+
+    def find() -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if process not in before]
+
+    yield find
+    for process in find():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,168 @@
+"""The README's promises through the command line: real processes, real sockets, real data."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "ddlf.cli.main")
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Own folders for tokens, state and caches, and a folder with mnist.npz."""
+    folders = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DDLF_")}
+    data = os.environ.get("DDLF_DATA", "")
+    if not (Path(data) / "mnist.npz").is_file():
+        data = str(stand_in_for_mnist(tmp_path / "data"))
+    return {**kept, **folders, "DDLF_DATA": data}
+
+
+def stand_in_for_mnist(folder: Path) -> Path:
+    """Where MNIST is not at hand: scikit-learn's real digits, enlarged to its size and repeated to its number."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.pad(np.kron(digits.images * 15.9, np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    test = np.arange(len(images)) % 5 == 0
+    train = np.resize(np.flatnonzero(~test), 60_000)
+    folder.mkdir()
+    np.savez(
+        folder / "mnist.npz",
+        x_train=images[train],
+        y_train=digits.target[train].astype("uint8"),
+        x_test=images[test],
+        y_test=digits.target[test].astype("uint8"),
+    )
+    return folder
+
+
+@pytest.fixture
+def start_workers(environment, tmp_path):
+    """Starts ``ddlf-worker`` commands, one for each given addition to the environment, and returns the cluster file that names them."""
+    processes = []
+
+    def start(*additions):
+        for addition in additions:
+            command = (sys.executable, "-m", "ddlf.cli.worker", "--port", "0")
+            options = dict(stdout=subprocess.PIPE, env={**environment, **addition}, text=True, cwd=tmp_path)
+            processes.append(subprocess.Popen(command, **options))
+        ports = []
+        for process in processes:
+            ready = next(line for line in process.stdout if line.startswith("ready on "))
+            ports.append(re.search(r":(\d+) ", ready)[1])
+        config = tmp_path / "cluster.yaml"
+        config.write_text("workers:\n" + "".join(f"  - 127.0.0.1:{port}\n" for port in ports))
+        return config
+
+    yield start
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(10)
+        process.stdout.close()
+
+
+def run(environment, *arguments, timeout=240):
+    return subprocess.run(
+        (*COMMAND, *map(str, arguments)), env=environment, text=True, capture_output=True, timeout=timeout, cwd=ROOT
+    )
+
+
+def started_with(environment) -> list[psutil.Process]:
+    """The processes that run with this test's own folders."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("XDG_STATE_HOME") == environment["XDG_STATE_HOME"]
+    ]
+
+
+def accuracy(output: str) -> float:
+    return float(re.search(r"^test .*accuracy (\S+)", output, re.M)[1])
+
+
+def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers):
+    config = start_workers({}, {})
+    app = ROOT / "apps" / "mnist_cnn.py"
+    options = ("--config", config, "--batch-size", 64, "-p", "learning_rate=0.05", "--master-epochs", 1)
+    first = run(environment, "run", app, *options)
+    assert first.returncode == 0, first.stderr
+    assert accuracy(first.stdout) > 0.92
+    assert "60,000 samples of shape (60000, 28, 28, 1)" in first.stdout
+    assert "loaded on 2 workers" in first.stdout
+    rounds = re.findall(r"^round 1/1 .* s .*60,000 samples  (\S+) MB out, (\S+) MB back", first.stdout, re.M)
+    # To two workers: 515,146 weights of 4 bytes and half of 60,000 indices of 2 bytes, each; back: the updates.
+    assert len(rounds) == 1
+    assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 60_000 * 2e-6, abs=0.02)
+    assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
+    second = run(environment, "run", app, *options, "--mode", "async")
+    assert second.returncode == 0, second.stderr
+    assert accuracy(second.stdout) > 0.9
+    assert "already on all 2 workers, nothing loaded" in second.stdout
+
+
+def test_the_demo_reaches_its_accuracy_saves_the_model_and_leaves_no_process(environment, tmp_path):
+    model = tmp_path / "model.keras"
+    result = run(environment, "run", "apps/digits_cnn.py", "--local", 2, "--save", model)
+    assert result.returncode == 0, result.stderr
+    assert accuracy(result.stdout) >= 0.95
+    assert model.stat().st_size > 10_000
+    assert not started_with(environment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment, number):
+    process = subprocess.Popen(
+        (*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "100000"),
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if line.startswith("round"):
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 4  # two daemons, two executors
+    process.send_signal(number)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert time.monotonic() - begin < 10
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+def test_an_app_runs_as_a_script_too(environment):
+    result = subprocess.run(
+        (sys.executable, "apps/digits_cnn.py", "--local", "1", "--master-epochs", "2", "-p", "batch_size=64"),
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "batch 64 per worker x 1 workers" in result.stdout
+    assert 0 < accuracy(result.stdout) <= 1
+
+
+def test_workers_may_run_another_keras_backend_than_the_master_and_than_each_other(environment, start_workers):
+    config = start_workers({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "tensorflow"})
+    for backend in ("tensorflow", "jax"):
+        result = run({**environment, "KERAS_BACKEND": backend}, "run", "apps/digits_cnn.py", "--config", config)
+        assert result.returncode == 0, result.stderr
+        assert accuracy(result.stdout) >= 0.95
+        assert "on jax" in result.stdout

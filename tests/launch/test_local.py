@@ -1,0 +1,164 @@
+"""Workers on this machine: nothing to prepare, nothing left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import ConnectError
+from tests.processes import end_of, is_listening
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def process_id():
+    return os.getpid()
+
+
+@pytest.fixture
+def leftovers(own_folders, descendants):
+    """What is there now and was not there before the test: processes, temporary folders, files of state."""
+    folders = [own_folders / "tmp", own_folders / "state"]
+    before = {path for folder in folders for path in folder.rglob("*")}
+
+    def find():
+        found = {path for folder in folders for path in folder.rglob("*")} - before
+        return descendants(), sorted(path for path in found if "pytest-of" not in str(path) and path.suffix != ".pyc")
+
+    return find
+
+
+async def test_after_close_no_process_port_or_folder_is_left(leftovers):
+    async with Cluster.local(2) as cluster:
+        pids = await cluster.run_method(process_id)
+        ports = [worker.port for worker in cluster.workers]
+        assert len(leftovers()[0]) == 4
+        assert all(is_listening(port) for port in ports)
+    assert leftovers() == ([], [])
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(is_listening(port) for port in ports)
+
+
+async def test_a_closed_local_cluster_can_be_opened_again():
+    cluster = Cluster.local(1)
+    async with cluster:
+        first = await cluster.run_method(process_id)
+    async with cluster:
+        assert await cluster.run_method(process_id) != first
+
+
+async def test_a_busy_worker_does_not_delay_the_close(leftovers):
+    async with Cluster.local(1) as cluster:
+        call = asyncio.ensure_future(cluster.run_code("while True: pass"))
+        while not (await cluster.status())[0]["busy"]:
+            pass
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 2
+    assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], ConnectionError)
+    assert leftovers() == ([], [])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 50])
+async def test_a_start_that_is_cancelled_leaves_nothing(leftovers, steps):
+    connecting = asyncio.ensure_future(Cluster.local(2).connect())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert leftovers() == ([], [])
+
+
+async def test_a_worker_that_cannot_start_says_why_and_the_others_end(tmp_path, monkeypatch, leftovers):
+    (tmp_path / "numpy.py").write_text("raise ImportError('libopenblas.so.0 is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(
+        ConnectError, match=r"a local worker cannot start its executor[\s\S]*libopenblas.so.0 is missing"
+    ):
+        await asyncio.wait_for(Cluster.local(2).connect(), 20)
+    assert leftovers() == ([], [])
+
+
+async def test_what_a_method_prints_is_seen_even_if_the_worker_crashes_after_it():
+    script = """
+import asyncio, os
+from ddlf import Cluster
+
+def speak():
+    print("seen")
+    os._exit(1)
+
+async def main():
+    async with Cluster.local(1) as cluster:
+        await cluster.options(on_error="return").run_method(speak)
+
+asyncio.run(main())
+"""
+    process = await start(script)
+    output, _ = await process.communicate()
+    assert output.decode().splitlines() == ["seen"]
+
+
+async def test_a_script_needs_no_guard_around_its_main_part(tmp_path):
+    script = """
+from ddlf import Cluster, run
+
+def double(x):
+    return 2 * x
+
+cluster = run(Cluster.local(2).connect())
+print(run(cluster.run_method(double, x=21)))
+run(cluster.close())
+"""
+    path = tmp_path / "no_guard.py"
+    path.write_text(script)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(path), stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert (output.decode(), process.returncode) == ("[42, 42]\n", 0)
+
+
+MASTER = """
+import asyncio, json, os
+from ddlf import Cluster
+
+def loop_for_ever():
+    while True:
+        pass
+
+async def main():
+    async with Cluster.local(2) as cluster:
+        pids = [[status["pid"], status["executor_pid"]] for status in await cluster.status()]
+        call = asyncio.ensure_future(cluster.run_method(loop_for_ever))
+        while not all(status["busy"] for status in await cluster.status()):
+            pass
+        print(json.dumps({"pids": sum(pids, []), "ports": [worker.port for worker in cluster.workers]}), flush=True)
+        await call
+
+asyncio.run(main())
+"""
+
+
+async def start(script):
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_local_workers_end_with_their_master_however_it_ends(number, leftovers):
+    master = await start(MASTER)
+    facts = json.loads(await asyncio.wait_for(master.stdout.readline(), 30))
+    assert all(psutil.pid_exists(pid) for pid in facts["pids"])
+    master.send_signal(number)
+    await master.communicate()
+    for pid in facts["pids"]:
+        end_of(pid)
+    assert not any(is_listening(port) for port in facts["ports"])
+    assert leftovers() == ([], [])

@@ -1,0 +1,185 @@
+"""``IApp`` on real workers: what a user relies on around training."""
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.errors import AppError, ConfigError, DatasetMismatch
+from tests.training.conftest import two_workers  # noqa: F401  the same workers
+from tests.training.models import Blobs, app, blobs, equal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_the_designs_example_runs(two_workers):
+    made = app(two_workers)
+    await made.connect()
+    await made.load_dataset()
+    await made.create_model()
+    records = await made.train_sync(master_epochs=4, worker_epochs=2, batch_size=32)
+    assert len(records) == 2
+    assert made.history == records
+    assert (await made.evaluate_model())["accuracy"] > 0.5
+
+
+async def test_arguments_win_over_attributes_of_the_object_and_these_over_the_class(two_workers):
+    made = app(two_workers, worker_epochs=3)
+    assert [record.epochs for record in await made.train_model()] == [2]
+    assert [record.epochs for record in await made.train_sync(master_epochs=3)] == [3]
+    assert [record.epochs for record in await made.train_sync(master_epochs=3, worker_epochs=2)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        (dict(batch_size=0), "batch_size must be a whole number of 1 or more, got 0"),
+        (dict(batch_size=True), "batch_size must be a whole number of 1 or more, got True"),
+        (dict(master_epochs=2.5), "master_epochs must be a whole number of 1 or more, got 2.5"),
+        (dict(seed=-1), "seed must be a whole number of 0 or more, got -1"),
+        (dict(mode="fast"), "mode must be 'sync' or 'async', got 'fast'"),
+        (dict(balance="fair"), "balance must be 'equal' or 'speed', got 'fair'"),
+        (dict(codec="int7"), "unknown codec 'int7'"),
+        (dict(precision="half"), "precision must be one of auto, float32, mixed_bfloat16, mixed_float16, got 'half'"),
+    ],
+)
+async def test_a_setting_that_cannot_be_used_is_refused_before_anything_is_trained(two_workers, attributes, sentence):
+    with pytest.raises(ConfigError) as refused:
+        await app(two_workers, **attributes).train_model()
+    assert sentence in str(refused.value)
+
+
+async def test_an_app_without_its_two_methods_is_told_what_to_write(two_workers):
+    class Empty(ddlf.IApp):
+        pass
+
+    class Half(ddlf.IApp):
+        async def load_dataset(self):
+            self.x_train, self.y_train = blobs(10)
+
+    with pytest.raises(AppError, match="Empty has no load_dataset; write one that sets"):
+        await Empty(two_workers).train_model()
+    with pytest.raises(AppError, match="Half has no create_model; write one that sets"):
+        await Half(two_workers).train_model()
+
+
+async def test_more_workers_than_samples_is_an_error_that_says_so(two_workers):
+    with pytest.raises(ConfigError, match="1 samples cannot be split over 2 slots"):
+        await app(two_workers, samples=1).train_model()
+
+
+async def test_a_second_run_on_the_same_workers_loads_nothing_and_says_so(two_workers, capsys):
+    first, second = app(two_workers, samples=317, verbose=True), app(two_workers, samples=317, verbose=True)
+    await first.train_model()
+    assert "loaded on 2 workers" in capsys.readouterr().out
+    await second.train_model()
+    assert "already on all 2 workers, nothing loaded" in capsys.readouterr().out
+    assert equal(first.model.get_weights(), second.model.get_weights())
+
+
+async def test_different_data_on_one_worker_is_refused_before_training_with_a_table(two_workers):
+    class Different(Blobs):
+        samples = 219  # which no worker holds yet
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            if hasattr(self, "worker") and self.worker.id == 2:
+                self.x_train = self.x_train + np.float32(1e-6)
+
+    with pytest.raises(DatasetMismatch) as refused:
+        await Different(two_workers).train_model()
+    text = str(refused.value)
+    assert "training was not started" in text
+    assert "worker 1" in text
+    assert "worker 2" in text
+    assert refused.value.exit_code == 7
+
+
+async def test_different_models_are_refused(two_workers):
+    class Different(Blobs):
+        async def create_model(self):
+            from tests.training.models import small_model
+
+            self.model = small_model(norm=hasattr(self, "worker"))
+
+    with pytest.raises(AppError, match="create_model makes another model on worker 1"):
+        await Different(two_workers).train_model()
+
+
+async def test_train_can_be_overridden_plain_and_async_with_and_without_metrics(two_workers):
+    class Plain(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return [np.full_like(array, 0.25) for array in weights]
+
+    class Async(Blobs):
+        async def train(self, weights, worker_epochs, batch_size):
+            return [np.full_like(array, 0.25) for array in weights], {"loss": float(len(self.indices))}
+
+    for kind in (Plain, Async):
+        made = kind(two_workers)
+        await made.prepare()
+        before = made.model.get_weights()
+        records = await made.train_sync(master_epochs=2)
+        assert all(np.allclose(a, b - 0.5, atol=1e-6) for a, b in zip(made.model.get_weights(), before, strict=True))
+    assert records[0].loss == (102 * 102 + 101 * 101) / 203
+
+
+async def test_an_error_in_the_app_on_a_worker_comes_with_its_file_and_line_and_the_cluster_stays_usable(two_workers):
+    class Failing(Blobs):
+        async def create_model(self):
+            if hasattr(self, "worker") and self.worker.id == 2:
+                raise KeyError("layers")
+            await super().create_model()
+
+    with pytest.raises(KeyError) as failed:
+        await Failing(two_workers).train_model()
+    assert "test_app.py" in str(failed.value)
+    assert 'raise KeyError("layers")' in str(failed.value)
+    assert failed.value.worker.startswith("worker 2")
+    assert len(await app(two_workers).train_model()) == 2
+
+
+async def test_a_saved_model_loads_again_and_the_file_appears_complete_or_not_at_all(two_workers, tmp_path):
+    import keras
+
+    made = app(two_workers)
+    await made.train_model()
+    await made.save_model(tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+    other = app(two_workers)
+    await other.load_model(tmp_path / "model.keras")
+    assert equal(made.model.get_weights(), other.model.get_weights())
+    assert equal(made.model.get_weights(), keras.models.load_model(tmp_path / "model.keras").get_weights())
+    with pytest.raises(ConfigError, match=r"saved as a \.keras file"):
+        await made.save_model(tmp_path / "model.h5")
+    with pytest.raises(ConfigError, match="there is no model file"):
+        await made.load_model(tmp_path / "none.keras")
+    with pytest.raises(ConfigError, match="does not exist"):
+        await made.save_model(tmp_path / "no" / "model.keras")
+
+
+async def test_a_saved_model_that_carries_code_is_refused(two_workers, tmp_path):
+    import keras
+
+    inputs = keras.Input((8,))
+    keras.Model(inputs, keras.layers.Lambda(lambda x: x * 2)(inputs)).save(tmp_path / "lambda.keras")
+    with pytest.raises(ValueError, match="unsafe"):
+        await app(two_workers).load_model(tmp_path / "lambda.keras")
+
+
+async def test_no_test_data_is_an_error_with_advice(two_workers):
+    class WithoutTest(Blobs):
+        async def load_dataset(self):
+            self.x_train, self.y_train = blobs(20)
+
+    made = WithoutTest(two_workers)
+    await made.train_model()
+    with pytest.raises(AppError, match=r"set self\.x_test"):
+        await made.evaluate_model()
+
+
+async def test_data_model_and_cluster_do_not_travel_with_the_app():
+    made = app(None, mine=3)
+    await made.load_dataset()
+    await made.create_model()
+    made._private = object()
+    assert made.__getstate__() == {"mine": 3}

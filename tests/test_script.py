@@ -1,0 +1,123 @@
+"""``ddlf.run`` and ``ddlf.main``: from scripts and notebooks."""
+
+import asyncio
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import ddlf
+from ddlf.script import run
+
+
+async def answer(value):
+    await asyncio.sleep(0)
+    return value
+
+
+def test_a_result_or_an_error_comes_back():
+    assert run(answer(5)) == 5
+
+    async def fail():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        run(fail())
+
+
+def test_all_calls_share_one_event_loop_on_a_thread_of_its_own():
+    async def where():
+        return asyncio.get_running_loop(), threading.current_thread()
+
+    loop, thread = run(where())
+    assert run(where()) == (loop, thread)
+    assert thread is not threading.current_thread()
+
+
+def test_it_works_in_a_notebook_whose_cell_runs_inside_an_event_loop():
+    async def cell():
+        return run(answer(7))
+
+    assert asyncio.run(cell()) == 7
+
+
+def test_it_works_from_several_threads_at_once():
+    results = []
+    threads = [threading.Thread(target=lambda n=n: results.append(run(answer(n)))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(8))
+
+
+def test_inside_a_coroutine_that_it_runs_it_says_to_use_await():
+    async def outer():
+        return run(answer(1))
+
+    with pytest.raises(RuntimeError, match=r"ddlf.run is for code that is not async; inside a coroutine use await"):
+        run(outer())
+
+
+def test_what_is_no_coroutine_is_refused():
+    with pytest.raises(TypeError, match="coroutine"):
+        run(5)
+
+
+def test_a_cluster_that_one_call_opened_is_used_by_the_next():
+    cluster = run(ddlf.Cluster.local(1).connect())
+    variable = contextvars.ContextVar("unused")
+    assert variable is not None
+    assert run(cluster.run_method(lambda x: 2 * x, x=21)) == [42]
+    run(cluster.close())
+
+
+INTERRUPTED = """
+import asyncio, sys, ddlf
+
+async def work():
+    async with ddlf.Cluster.local(1) as cluster:
+        print("now", flush=True)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            print("cleaned up", flush=True)
+
+try:
+    ddlf.run(work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_waits_until_the_coroutine_has_cleaned_up(descendants):
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (output, errors, process.returncode) == ("cleaned up\ninterrupted\n", "", 0)
+    assert descendants() == []
+
+
+def test_a_script_that_forgets_to_close_ends_without_a_word_and_leaves_nothing(descendants):
+    code = "import ddlf\ncluster = ddlf.run(ddlf.Cluster.local(1).connect())\nprint(ddlf.run(cluster.run_code('7')))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("[7]\n", "", 0)
+    for process in descendants():
+        process.wait(10)
+
+
+def test_main_gives_a_script_the_options_of_ddlf_run_and_its_description(tmp_path):
+    (tmp_path / "app.py").write_text('import ddlf\nasync def main(cluster):\n    """Say hello."""\nddlf.main(main)\n')
+    ended = subprocess.run(
+        [sys.executable, "app.py", "--help"], cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert "Say hello." in ended.stdout
+    assert "--local N" in ended.stdout
+    assert "--master-epochs N" in ended.stdout

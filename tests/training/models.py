@@ -1,0 +1,71 @@
+"""Small apps and models for the training tests. They travel to the workers by value, like any user's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ddlf
+
+
+def blobs(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Points of 4 classes in 8 dimensions, one-hot labels."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 4, samples)
+    centres = np.random.default_rng(99).normal(size=(4, 8)) * 2
+    x = (centres[labels] + random.normal(size=(samples, 8))).astype("float32")
+    return x, np.eye(4, dtype="float32")[labels]
+
+
+def small_model(learning_rate=0.05, *, norm=False, dropout=0.0, optimizer="sgd"):
+    """A compiled classifier of the blobs."""
+    import keras
+
+    layers = [keras.Input((8,)), keras.layers.Dense(16, activation="tanh")]
+    if norm:
+        layers.append(keras.layers.BatchNormalization())
+    if dropout:
+        layers.append(keras.layers.Dropout(dropout))
+    layers.append(keras.layers.Dense(4, activation="softmax"))
+    model = keras.Sequential(layers)
+    kind = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}[optimizer]
+    model.compile(kind(learning_rate), "categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Blobs(ddlf.IApp):
+    """Trains on the blobs; attributes choose what is special."""
+
+    verbose = False
+    master_epochs = 2
+    worker_epochs = 1
+    batch_size = 16
+    samples = 203
+    learning_rate = 0.05
+    norm = False
+    dropout = 0.0
+    optimizer = "sgd"
+
+    async def load_dataset(self):
+        self.x_train, self.y_train = blobs(self.samples)
+        self.x_test, self.y_test = blobs(100, seed=1)
+
+    async def create_model(self):
+        self.model = small_model(self.learning_rate, norm=self.norm, dropout=self.dropout, optimizer=self.optimizer)
+
+
+def app(cluster, **attributes) -> Blobs:
+    """A new app with these attributes."""
+    made = Blobs(cluster)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def distance(one, other) -> float:
+    """The largest difference between two lists of weights."""
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(one, other, strict=True))
+
+
+def equal(one, other) -> bool:
+    """Whether two lists of weights are the same bits."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,33 @@
+"""Records: what is printed and what is reported."""
+
+import math
+
+from ddlf.training.record import RoundRecord, accuracy, size
+
+
+def record(**facts):
+    basic = dict(round=3, rounds=10, version=3, epochs=1, samples=60_000, seconds=2.0, compute_s=1.9)
+    return RoundRecord(
+        **{**basic, "transfer_s": 0.05, "merge_s": 0.01, "bytes_out": 2_100_000, "bytes_back": 512, **facts}
+    )
+
+
+def test_the_line_has_round_time_metrics_samples_and_bytes():
+    line = str(record(metrics={"loss": 0.25, "accuracy": 0.9}))
+    assert line.startswith(
+        "round  3/10    2.00 s  loss 0.2500  accuracy 0.9000  60,000 samples  2.10 MB out, 512 B back"
+    )
+    assert "0.10 s not computing" in line
+    assert "staleness" not in line
+    assert "slot 2" in str(record(slot=2, staleness=4))
+    assert "staleness 4" in str(record(slot=2, staleness=4))
+
+
+def test_accuracy_is_found_under_any_name_and_is_nan_without_one():
+    assert accuracy({"loss": 1.0, "categorical_accuracy": 0.5}) == 0.5
+    assert math.isnan(record().accuracy)
+    assert math.isnan(record().loss)
+
+
+def test_sizes_are_for_people():
+    assert [size(n) for n in (0, 999, 1000, 2_060_000, 3 * 10**9)] == ["0 B", "999 B", "1.00 kB", "2.06 MB", "3.00 GB"]

@@ -1,0 +1,208 @@
+"""Synchronous training on real workers: the mathematical promises."""
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.outer import Nesterov
+from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from tests.training.models import app, blobs, distance, equal, small_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def one_worker(two_workers):
+    return two_workers.options(workers=[1])
+
+
+async def initial_weights(seed=0, **options):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    return small_model(**options).get_weights()
+
+
+async def test_one_slot_equals_plain_fit(one_worker):
+    trained = app(one_worker, master_epochs=3)
+    await trained.train_model()
+    plain = small_model()
+    plain.set_weights(await initial_weights())
+    x, y = blobs(203)
+    for number in range(3):
+        order = shuffled(203, 0, number)
+        plain.fit(x[order], y[order], batch_size=16, shuffle=False, verbose=0)
+    assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
+
+
+async def test_two_workers_on_one_batch_each_equal_one_process_with_the_double_batch(two_workers):
+    trained = app(two_workers, master_epochs=4, samples=64, batch_size=32)
+    await trained.train_model()
+    plain = small_model()
+    plain.set_weights(await initial_weights())
+    x, y = blobs(64)
+    for _ in range(4):
+        plain.fit(x, y, batch_size=64, shuffle=False, verbose=0)
+    assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
+
+
+async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(two_workers):
+    trained = app(two_workers, master_epochs=1)
+    await trained.train_model()
+    start = await initial_weights()
+    x, y = blobs(203)
+    total = [np.zeros(w.shape) for w in start]
+    for part in partition(shuffled(203, 0, 0), equal_sizes(203, 2)):
+        local = small_model()
+        local.set_weights(start)
+        local.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
+        total = [t + len(part) / 203 * w for t, w in zip(total, local.get_weights(), strict=True)]
+    assert distance(trained.model.get_weights(), total) < 1e-6
+
+
+async def test_the_same_seed_gives_the_same_bits_and_another_one_others(two_workers):
+    runs = []
+    for seed in (1, 1, 2):
+        trained = app(two_workers, seed=seed, dropout=0.3)
+        await trained.train_sync(master_epochs=4, worker_epochs=2)
+        runs.append(trained.model.get_weights())
+    assert equal(runs[0], runs[1])
+    assert not equal(runs[0], runs[2])
+
+
+async def test_the_result_is_the_same_bits_whichever_worker_carries_which_slot(two_workers):
+    swapped = two_workers.options(workers=[2, 1])
+    runs = []
+    for cluster in (two_workers, swapped):
+        trained = app(cluster, dropout=0.3, norm=True)
+        await trained.train_model()
+        runs.append(trained.model.get_weights())
+    assert equal(*runs)
+
+
+async def test_the_last_round_is_shorter_when_the_epochs_are_no_multiple(two_workers):
+    trained = app(two_workers)
+    records = await trained.train_sync(master_epochs=5, worker_epochs=2)
+    assert [record.epochs for record in records] == [2, 2, 1]
+    assert [(record.round, record.rounds) for record in records] == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cost(two_workers):
+    trained = app(two_workers)
+    for record in await trained.train_model():
+        assert record.samples == 203
+        assert record.slot is None
+        assert record.staleness == 0
+        assert 0 < record.compute_s <= record.seconds
+        assert record.transfer_s >= 0
+        assert record.wait_s >= 0
+        assert 0 < record.accuracy <= 1
+        assert record.loss > 0
+        assert f"{record.samples:,} samples" in str(record)
+
+
+async def test_only_the_own_partition_and_the_weights_travel(two_workers):
+    trained = app(two_workers, samples=50_000, batch_size=1024)
+    records = await trained.train_model()
+    weights = sum(array.nbytes for array in trained.model.get_weights())
+    for record in records[1:]:  # the first one also carries the code
+        indices = 50_000 * 2  # uint16, all partitions together
+        assert indices + 2 * weights < record.bytes_out < indices + 2 * weights + 4000
+        assert 2 * weights < record.bytes_back < 2 * weights + 4000
+
+
+async def test_convergence_stops_training(two_workers):
+    trained = app(two_workers)
+    trained.is_convergent = lambda record: record.round == 2
+    assert len(await trained.train_sync(master_epochs=50)) == 2
+
+
+async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_momentum(two_workers):
+    plain, momentum = app(two_workers, norm=True, master_epochs=1), app(two_workers, norm=True, master_epochs=1)
+    momentum.outer = Nesterov(learning_rate=0.7, momentum=0.9)
+    await plain.train_model()
+    await momentum.train_model()
+    statistics = [not weight.trainable for weight in plain.model.weights]
+    assert sum(statistics) == 2
+    for one, other, is_statistic in zip(
+        plain.model.get_weights(), momentum.model.get_weights(), statistics, strict=True
+    ):
+        assert np.array_equal(one, other) == is_statistic
+
+
+async def test_speed_balance_gives_the_faster_worker_more_and_all_samples_are_trained_on(two_workers):
+    class Uneven(type(app(two_workers))):
+        balance = "speed"
+        samples = 4000
+
+        def train(self, weights, worker_epochs, batch_size):
+            import time
+
+            outcome = super().train(weights, worker_epochs, batch_size)
+            time.sleep(len(self.indices) * (0.0004 if self.worker.id == 2 else 0.0001))
+            self.worker.data.setdefault("sizes", []).append(len(self.indices))
+            return outcome
+
+    records = await Uneven(two_workers).train_sync(master_epochs=5)
+    sizes = await two_workers.run_code("self.data.pop('sizes')")
+    assert all(record.samples == 4000 for record in records)
+    assert sizes[0][0] == sizes[1][0] == 2000
+    assert sizes[0][-1] > 1.5 * sizes[1][-1]
+
+
+async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_workers):
+    exact, coded = app(two_workers, master_epochs=6), app(two_workers, master_epochs=6)
+    for trained in (exact, coded):
+        trained.create_model = wide_model.__get__(trained)
+    coded.codec, coded.weights_codec = "int8", "delta:int8"
+    whole = await exact.train_model()
+    records = await coded.train_model()
+    assert records[-1].bytes_out + records[-1].bytes_back < 0.4 * (whole[-1].bytes_out + whole[-1].bytes_back)
+    assert 0 < records[-1].error < 0.2
+    assert "update error" in str(records[-1])
+    assert abs(records[-1].loss - whole[-1].loss) < 0.02
+
+
+async def wide_model(self):
+    """Large enough that numbers matter more than names."""
+    import keras
+
+    self.model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(2000, activation="tanh"), keras.layers.Dense(4, activation="softmax")]
+    )
+    self.model.compile(keras.optimizers.SGD(0.005), "categorical_crossentropy", metrics=["accuracy"])
+
+
+async def test_the_test_data_is_evaluated_between_rounds_when_asked(two_workers):
+    trained = app(two_workers, evaluate_every=2)
+    records = await trained.train_sync(master_epochs=5)
+    assert [bool(record.test) for record in records] == [False, False, True, False, True]
+    assert set(records[2].test) == {"loss", "accuracy"}
+
+
+async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(two_workers):
+    trained = app(two_workers, master_epochs=8)
+    trained.load_dataset, trained.create_model = two_input_data.__get__(trained), two_input_model.__get__(trained)
+    records = await trained.train_model()
+    assert records[-1].loss < records[0].loss
+
+
+async def two_input_data(self):
+    x, self.y_train = blobs(200)
+    self.x_train = {"left": x[:, :4], "right": x[:, 4:]}
+
+
+async def two_input_model(self):
+    import keras
+
+    left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+    joined = keras.layers.Concatenate()([left, right])
+    self.model = keras.Model({"left": left, "right": right}, keras.layers.Dense(4, activation="softmax")(joined))
+    self.model.compile("adam", "categorical_crossentropy")
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+async def test_mixed_precision_trains_and_weights_stay_float32(two_workers, precision):
+    trained = app(two_workers, precision=precision, master_epochs=6)
+    records = await trained.train_model()
+    assert records[-1].loss < records[0].loss
+    assert {array.dtype for array in trained.model.get_weights()} == {np.dtype("float32")}

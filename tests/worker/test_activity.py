@@ -1,0 +1,73 @@
+"""The page that a worker's two processes share."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddlf.worker.activity import Activity
+
+
+@pytest.fixture
+def page():
+    """Descriptor of an empty page."""
+    fd = Activity.create()
+    yield fd
+    os.close(fd)
+
+
+def test_a_new_page_says_that_nothing_runs(page):
+    assert Activity(page).running() is None
+
+
+def test_the_daemon_sees_which_method_the_executor_runs_and_since_when(page):
+    daemon, executor = Activity(page), Activity(page)
+    executor.begin(7, "train")
+    running = daemon.running()
+    assert (running.id, running.name) == (7, "train")
+    assert 0 <= running.seconds < 1
+    executor.end()
+    assert daemon.running() is None
+
+
+def test_another_process_sees_it_too(page):
+    Activity(page).begin(9, "loops")
+    code = f"from ddlf.worker.activity import Activity; print(Activity({page}).running()[:2])"
+    seen = subprocess.run([sys.executable, "-c", code], pass_fds=[page], capture_output=True, text=True, check=True)
+    assert seen.stdout == "(9, 'loops')\n"
+
+
+def test_a_name_that_is_too_long_or_not_ascii_is_cut_and_never_an_error(page):
+    activity = Activity(page)
+    activity.begin(1, "é" * 200)
+    assert activity.running().name.startswith("é" * 60)
+
+
+def test_clearing_forgets_what_ran(page):
+    activity = Activity(page)
+    activity.begin(1, "f")
+    activity.clear()
+    assert activity.running() is None
+
+
+def test_the_page_has_no_name_in_the_file_system(page, own_folders):
+    assert os.fstat(page).st_nlink == 0
+
+
+def test_the_executor_knows_the_last_64_requests_that_are_to_end(page):
+    daemon, executor = Activity(page), Activity(page)
+    for id in range(1, 101):
+        daemon.ask_end(id)
+    assert [id for id in range(1, 200) if executor.is_to_end(id)] == list(range(37, 101))
+    daemon.clear()
+    assert not executor.is_to_end(100)
+
+
+def test_what_a_concurrent_method_came_between_is_shown_again(page):
+    executor = Activity(page)
+    executor.begin(1, "train")
+    shown = executor.shown()
+    executor.begin(2, "look")
+    executor.show(shown)
+    assert executor.running()[:2] == (1, "train")

@@ -1,0 +1,456 @@
+"""The process that always answers: who may talk to it, what it costs, and how it keeps an executor running."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sys
+import time
+
+import msgpack
+import psutil
+import pytest
+import pytest_asyncio
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import AuthError, ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
+from ddlf.net.dial import dial
+from ddlf.tokens import new_token
+from ddlf.wire.handshake import PREAMBLE, Hello, Role
+from ddlf.worker.daemon import MAX_HALF_OPEN, MAX_START_FAILURES, Daemon, Options
+from tests.processes import end_of, is_listening, python
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOKEN = new_token().encode()
+
+
+class RunningDaemon:
+    """A daemon in this process, with an executor in another one, and the lines it logged."""
+
+    def __init__(self, tmp_path, **options):
+        self.lines = []
+        self.logged = asyncio.Event()
+        settings = dict(host="127.0.0.1", port=0, tokens=(TOKEN,), state_dir=tmp_path) | options
+        self.daemon = Daemon(Options(**settings), self._log)
+        self.port = self.daemon.port
+        self.ready = asyncio.Event()
+        self.task = asyncio.create_task(self.daemon.run(self.ready.set))
+
+    def _log(self, line):
+        self.lines.append(line)
+        self.logged.set()
+
+    async def line_with(self, text):
+        async with asyncio.timeout(10):
+            while not any(text in line for line in self.lines):
+                self.logged.clear()
+                await self.logged.wait()
+
+    async def end(self):
+        self.daemon.stop()
+        await asyncio.wait_for(self.task, 10)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory):
+    """A daemon for the whole module."""
+    one = RunningDaemon(tmp_path_factory.mktemp("state"))
+    await asyncio.wait_for(one.ready.wait(), 20)
+    yield one
+    await one.end()
+
+
+@pytest.fixture
+def no_parser(monkeypatch):
+    """Any use of a parser fails the test."""
+
+    def reached(*_, **__):
+        reached.times += 1
+        raise AssertionError("a parser was reached before the handshake had succeeded")
+
+    reached.times = 0
+    for name in ("unpackb", "Unpacker"):
+        monkeypatch.setattr(msgpack, name, reached)
+    monkeypatch.setattr("pickle.loads", reached)
+    yield
+    assert reached.times == 0
+
+
+async def talk(port, data):
+    """Send bytes and return what comes until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    with contextlib.suppress(ConnectionError):
+        await writer.drain()
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        answer = await asyncio.wait_for(reader.read(), 8)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    return answer
+
+
+# -- before the handshake -----------------------------------------------------------------------------------------------
+
+
+async def test_a_browser_is_told_that_this_is_no_web_server(running, no_parser):
+    answer = await talk(running.port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"Content-Length: {len(body)}".encode() in head
+    await running.line_with("looks like HTTP")
+
+
+@pytest.mark.parametrize(
+    ("data", "logged"),
+    [
+        (b"SSH-2.0-OpenSSH_9\r\n", "looks like SSH"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", "looks like TLS"),
+        (bytes(200), "first bytes 00 00"),
+        (b"\xff" * 5000, "first bytes ff ff"),
+        (b"*1\r\n$4\r\nPING\r\n", "first bytes 2a 31"),
+        (PREAMBLE.pack(b"DDLF", 9, 0, 1, 0) + bytes(100), "the other side speaks protocol 9.0, this side 1.0"),
+        (PREAMBLE.pack(b"DDLF", 1, 0, 77, 0) + bytes(100), "unknown role 77"),
+        (PREAMBLE.pack(b"DDLF", 1, 0, 1, 0x80) + bytes(100), "unknown flags 0x80"),
+    ],
+)
+async def test_what_is_no_handshake_is_closed_without_an_answer(running, no_parser, data, logged):
+    assert await talk(running.port, data) == b""
+    await running.line_with(logged)
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_wrong_token_is_refused_and_reaches_no_parser(running, no_parser, role):
+    with pytest.raises(AuthError, match="holds another token"):
+        await dial("127.0.0.1", running.port, role, new_token().encode(), max_message_bytes=1000)
+    if role is Role.CONTROL:
+        await running.line_with("token mismatch: the client holds another token")
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_wrong_proof_gives_one_byte_late_and_no_more(running, no_parser, role):
+    hello = Hello(role, os.urandom(32), 1000).encode()
+    begin = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(hello + bytes(32))
+    assert len(await asyncio.wait_for(reader.read(), 5)) == 96 + 1  # the worker's hello and proof, and the verdict
+    assert time.monotonic() - begin > 0.4
+    writer.close()
+
+
+async def test_what_follows_a_wrong_proof_is_not_read(running, no_parser):
+    hello = Hello(Role.CONTROL, os.urandom(32), 1000).encode()
+    await talk(running.port, hello + bytes(32) + b"\x05\0\0\0" + bytes(60))
+
+
+async def test_who_says_nothing_is_cut_and_holds_up_nobody(running, no_parser, monkeypatch):
+    monkeypatch.setattr("ddlf.worker.daemon.HANDSHAKE_TIMEOUT_S", 0.5)
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    assert (await talk(running.port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    await running.line_with("handshake timed out (0.5 s)")
+    writer.close()
+
+
+async def test_more_connections_that_say_nothing_than_allowed_are_closed_at_once(running, no_parser):
+    idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(MAX_HALF_OPEN)]
+    assert await asyncio.wait_for(talk(running.port, b""), 1) == b""
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_a_scanner_that_comes_a_hundred_times_costs_one_line(running):
+    for _ in range(100):
+        await talk(running.port, b"scanner!")
+    assert sum("first bytes 73 63 61 6e" in line for line in running.lines) == 1
+
+
+# -- starting and ending ------------------------------------------------------------------------------------------------
+
+
+async def test_two_daemons_on_one_port_are_impossible(running, tmp_path):
+    with pytest.raises(ListenError, match=f"port {running.port} on 127.0.0.1 is in use"):
+        Daemon(Options("127.0.0.1", running.port, (TOKEN,), tmp_path))
+
+
+async def test_an_address_of_another_machine_is_refused(tmp_path):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        Daemon(Options("192.0.2.1", 0, (TOKEN,), tmp_path))
+
+
+async def test_a_state_folder_that_cannot_be_used_is_named(tmp_path, own_folders):
+    (tmp_path / "file").write_text("")
+    before = set((own_folders / "tmp").iterdir())
+    with pytest.raises(ConfigError, match=r"the state folder .*file cannot be used.*--state-dir"):
+        Daemon(Options("127.0.0.1", 0, (TOKEN,), tmp_path / "file"))
+    assert set((own_folders / "tmp").iterdir()) == before
+
+
+async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tmp_path, own_folders):
+    for _ in range(2):  # the first one opens what stays for the life of this process
+        descriptors = set(os.listdir("/proc/self/fd"))
+        folders = set((own_folders / "tmp").iterdir())
+        one = RunningDaemon(tmp_path)
+        await one.ready.wait()
+        pid = one.daemon.status()["executor_pid"]
+        await one.end()
+    assert not psutil.pid_exists(pid)
+    assert not is_listening(one.port)
+    assert set((own_folders / "tmp").iterdir()) == folders
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_a_daemon_can_be_stopped_before_its_executor_is_ready(tmp_path, own_folders):
+    folders = set((own_folders / "tmp").iterdir())
+    one = RunningDaemon(tmp_path)
+    await asyncio.sleep(0)
+    await one.end()
+    assert set((own_folders / "tmp").iterdir()) == folders
+
+
+async def test_without_a_state_folder_nothing_outlives_the_daemon(tmp_path, own_folders):
+    folders = set((own_folders / "tmp").iterdir())
+    states = set((own_folders / "state").rglob("*"))
+    one = RunningDaemon(tmp_path, state_dir=None)
+    await one.ready.wait()
+    async with connected(one.port) as worker:
+        await worker.add_method(add, persist=True)
+        assert await worker.run("add", a=1, b=2) == 3
+    await one.end()
+    assert set((own_folders / "tmp").iterdir()) == folders
+    assert set((own_folders / "state").rglob("*")) == states
+
+
+def add(a, b):
+    return a + b
+
+
+@contextlib.asynccontextmanager
+async def connected(port):
+    worker = ProxyWorker("127.0.0.1", port, TOKEN)
+    await worker.connect()
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+# -- the executor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken_numpy(tmp_path, monkeypatch):
+    """An environment in which every executor crashes at its start; it can be repaired."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "numpy.py").write_text("raise ImportError('libopenblas.so.0 is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return folder / "numpy.py"
+
+
+async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last_words(tmp_path, broken_numpy):
+    one = RunningDaemon(tmp_path)
+    await asyncio.wait_for(one.ready.wait(), 30)
+    assert one.daemon.status()["executor"] == "failed"
+    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1
+    assert "libopenblas.so.0 is missing" in one.daemon.failure
+    worker = ProxyWorker("127.0.0.1", one.port, TOKEN)
+    with pytest.raises(ExecutorCrashed, match=r"cannot start its executor.*exit code 1.*ddlf stop --restart") as caught:
+        await worker.connect()
+    assert "libopenblas.so.0 is missing" in str(caught.value)
+    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # nobody tried again meanwhile
+    broken_numpy.unlink()
+    await worker.restart()
+    await worker.connect()
+    assert await worker.run_method(add, a=1, b=2) == 3
+    await worker.close()
+    await one.end()
+
+
+async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_that_moment(tmp_path, monkeypatch):
+    start, failures = asyncio.create_subprocess_exec, [OSError(errno.EAGAIN, "no more processes")] * 2
+
+    async def fail_at_first(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr("ddlf.worker.daemon.START_RETRY_S", 0)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
+    one = RunningDaemon(tmp_path)
+    await asyncio.wait_for(one.ready.wait(), 20)
+    assert one.daemon.status()["executor"] == "ready"
+    assert [line for line in one.lines if "could not be started: no more processes" in line] == one.lines
+    await one.end()
+
+
+async def test_restart_starts_a_new_executor_that_knows_the_hosted_methods(running):
+    async with connected(running.port) as worker:
+        await worker.add_method(add)
+        before = (await worker.status())["executor_pid"]
+        await worker.restart()
+        assert await worker.run("add", a=1, b=2) == 3
+        assert (await worker.status())["executor_pid"] != before
+        await worker.remove_method("add")
+
+
+async def test_an_unknown_control_command_is_an_error_and_the_connection_stays(running):
+    async with connected(running.port) as worker:
+        with pytest.raises(ConnectionError, match="unknown control command 'format_disk'"):
+            await worker.ask("format_disk")
+        assert await worker.ping() < 5
+
+
+async def test_status_says_what_a_person_wants_to_know(running):
+    async with connected(running.port) as worker:
+        status = await worker.status()
+    assert status["executor"] == "ready"
+    assert status["busy"] is None
+    assert status["pid"] == os.getpid()
+    assert status["insecure_plaintext"] is False
+    assert status["masters"] >= 1
+
+
+# -- masters that come and go -------------------------------------------------------------------------------------------
+
+MASTER = """
+import asyncio, sys
+from ddlf.cluster.proxy import ProxyWorker
+
+def loop_for_ever():
+    while True:
+        pass
+
+async def main():
+    worker = ProxyWorker("127.0.0.1", int(sys.argv[1]), sys.argv[2].encode())
+    await worker.connect()
+    await asyncio.gather(*(worker.run_method(loop_for_ever) for _ in range(3)))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_worker_whose_master_was_killed_while_a_method_looped_serves_the_next_master(running):
+    master = await asyncio.create_subprocess_exec(sys.executable, "-c", MASTER, str(running.port), TOKEN.decode())
+    async with connected(running.port) as worker, asyncio.timeout(20):
+        while not (await worker.status())["busy"]:
+            pass
+        pid = running.daemon.status()["executor_pid"]
+        master.kill()
+        await master.wait()
+        assert await worker.run_method(add, a=1, b=2) == 3
+    assert running.daemon.status()["executor_pid"] == pid
+
+
+async def test_a_master_that_leaves_does_not_end_what_another_one_runs(running):
+    async with connected(running.port) as first:
+        await first.run_code("import asyncio\nself.gate = asyncio.Event()")
+        waiting = asyncio.ensure_future(first.run_method(wait_at_gate))
+        async with connected(running.port) as second:
+            await second.ping()
+        opened = asyncio.ensure_future(first.run_method(open_gate))
+        assert await asyncio.wait_for(waiting, 5) == "through"
+        await opened
+
+
+async def wait_at_gate(self):
+    await self.gate.wait()
+    return "through"
+
+
+def open_gate(self):
+    self.gate.set()
+
+
+open_gate.concurrent = True
+
+
+# -- as a process -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_daemon_imports_neither_numpy_nor_keras():
+    code = (
+        "import sys, ddlf.cli.worker, ddlf.worker.daemon, ddlf.tokens\n"
+        "print([m for m in ('numpy', 'keras', 'tensorflow', 'cloudpickle', 'pydantic', 'yaml') if m in sys.modules])"
+    )
+    assert python(code) == "[]\n"
+
+
+async def test_a_daemon_at_work_has_loaded_no_library_of_numpy(cluster_with_arrays):
+    worker, pid = cluster_with_arrays
+    libraries = {os.path.basename(one.path) for one in psutil.Process(pid).memory_maps()}
+    assert not [name for name in libraries if "multiarray" in name or "openblas" in name]
+    assert await worker.ping() < 5
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cluster_with_arrays(start_worker, token_file):
+    """A worker process that has just served arrays, and its daemon's process id."""
+    import numpy as np
+
+    process = start_worker()
+    async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
+        await cluster.run_method(add, a=np.ones(100_000), b=1)
+        yield cluster.workers[0], process.process.pid
+
+
+async def test_a_daemon_that_is_killed_takes_its_executor_along_and_the_master_is_told(start_worker, token_file):
+    process = start_worker()
+    async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
+        worker = cluster.workers[0]
+        executor = (await worker.status())["executor_pid"]
+        waiting = asyncio.ensure_future(worker.run_method(loop_for_ever))
+        await worker.ping()
+        process.end(signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="the connection was lost") as caught:
+            await asyncio.wait_for(waiting, 2)
+        assert caught.value.may_have_run
+        with pytest.raises(WorkerLost, match="the connection was lost; connect again") as caught:
+            await worker.run_method(add, a=1, b=2)
+        assert not caught.value.may_have_run
+    end_of(executor)
+
+
+def loop_for_ever():
+    while True:
+        pass
+
+
+async def test_a_worker_that_is_frozen_is_noticed(start_worker, token_file, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.proxy.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("ddlf.cluster.proxy.DEAD_AFTER_S", 0.5)
+    process = start_worker()
+    async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
+        waiting = asyncio.ensure_future(cluster.workers[0].run_method(loop_for_ever))
+        await cluster.ping()
+        process.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match=r"it has not answered for 0\.5 s"):
+            await asyncio.wait_for(waiting, 5)
+        process.process.send_signal(signal.SIGCONT)
+        await cluster.connect()
+        assert await cluster.run_method(add, a=1, b=2) == [3]
+
+
+async def test_persistent_methods_are_there_after_a_restart_on_the_same_port(start_worker, token_file, tmp_path):
+    first = start_worker(state_dir=tmp_path / "state")
+    async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
+        await cluster.add_method(add, persist=True)
+        await cluster.add_method(loop_for_ever)
+    assert first.end() == 0
+    second = start_worker(port=first.port, state_dir=tmp_path / "state")
+    assert second.port == first.port, second.output
+    async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
+        assert await cluster.methods() == [["add"]]
+        assert await cluster.run("add", a=1, b=2) == [3]
+
+
+async def test_nobody_answers_on_the_port_of_a_daemon_that_ended(start_worker, token_file):
+    process = start_worker()
+    async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
+        await cluster.shutdown()
+    assert process.process.wait(10) == 0
+    with pytest.raises(ConnectError, match="connection refused"):
+        await dial("127.0.0.1", process.port, Role.CONTROL, TOKEN, max_message_bytes=1000)

@@ -1,0 +1,174 @@
+"""Where data sets come from, what they look like, and what a damaged or missing one says."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.errors import DatasetError
+from ddlf.worker.datasets import fingerprint
+
+IMAGE = {"mnist": (28, 28), "cifar10": (32, 32, 3)}
+TRAIN = {"mnist": 60_000, "cifar10": 50_000}
+
+
+def arrays(name, train=None, test=10_000, value=None):
+    """Arrays of the form that Keras downloads: uint8, CIFAR's labels as a column."""
+    random = np.random.default_rng(1)
+    made = {}
+    for split, count in (("train", train or TRAIN[name]), ("test", test)):
+        pixels = (
+            random.integers(0, 256, (1, *IMAGE[name]), np.uint8) if value is None else np.full((1, *IMAGE[name]), value)
+        )
+        made[f"x_{split}"] = np.broadcast_to(pixels.astype(np.uint8), (count, *IMAGE[name]))
+        made[f"y_{split}"] = (np.arange(count) % 10).astype(np.uint8).reshape((-1, 1) if name == "cifar10" else -1)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DDLF_DATA", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    path = tmp_path / "data"
+    path.mkdir()
+    monkeypatch.setenv("DDLF_DATA", str(path))
+    return path
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """Stands for Keras's download; counts how often it is asked."""
+    calls = []
+
+    def load_data():
+        calls.append(1)
+        made = arrays("mnist", 100, 20)
+        return (made["x_train"], made["y_train"]), (made["x_test"], made["y_test"])
+
+    keras = types.SimpleNamespace(datasets=types.SimpleNamespace(mnist=types.SimpleNamespace(load_data=load_data)))
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "shape"),
+    [("mnist", ddlf.load_mnist, (28, 28, 1)), ("cifar10", ddlf.load_cifar10, (32, 32, 3))],
+)
+def test_images_are_float32_between_minus_and_plus_a_half_and_labels_one_hot(folder, name, load, shape):
+    made = arrays(name)
+    np.savez(folder / f"{name}.npz", **made)
+    (x_train, y_train), (x_test, y_test) = load()
+    assert x_train.shape == (TRAIN[name], *shape)
+    assert x_test.shape == (10_000, *shape)
+    assert x_train.dtype == y_train.dtype == np.float32
+    assert np.abs(x_train[0] - (made["x_train"][0].reshape(shape) / 255 - 0.5)).max() < 1e-6
+    assert -0.5 <= x_train[0].min() < x_train[0].max() <= 0.5
+    assert y_train.shape == (TRAIN[name], 10)
+    assert np.array_equal(y_test.argmax(1), made["y_test"].reshape(-1))
+    assert np.array_equal(y_test.sum(1), np.ones(10_000))
+
+
+@pytest.mark.parametrize(("value", "scaled"), [(0, -0.5), (255, 0.5)])
+def test_black_and_white_are_exactly_the_ends_of_the_range(folder, value, scaled):
+    np.savez(folder / "mnist.npz", **arrays("mnist", 3, 2, value))
+    assert ddlf.load_mnist()[0][0][0, 0, 0, 0] == np.float32(scaled)
+
+
+def test_a_download_is_kept_on_disk_and_not_made_again(downloads, tmp_path):
+    first = ddlf.load_mnist()
+    assert len(downloads) == 1
+    again = ddlf.load_mnist()
+    assert len(downloads) == 1
+    assert np.array_equal(first[0][0], again[0][0])
+    assert np.array_equal(first[1][1], again[1][1])
+    assert sorted(path.name for path in (tmp_path / "cache/ddlf/datasets").iterdir()) == ["mnist.npz", "mnist.sha256"]
+
+
+def test_a_changed_file_in_the_cache_is_never_used(downloads, tmp_path):
+    ddlf.load_mnist()
+    cached = tmp_path / "cache/ddlf/datasets/mnist.npz"
+    damaged = bytearray(cached.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    cached.write_bytes(damaged)
+    ddlf.load_mnist()
+    assert len(downloads) == 2
+
+
+def test_the_folder_wins_over_the_cache(downloads, folder):
+    ddlf.load_mnist()
+    np.savez(folder / "mnist.npz", **arrays("mnist", 7, 2))
+    assert len(ddlf.load_mnist()[0][0]) == 7
+
+
+def test_a_failed_download_says_where_to_put_the_file(monkeypatch):
+    def load_data():
+        raise Exception("URL fetch failure")
+
+    keras = types.SimpleNamespace(datasets=types.SimpleNamespace(mnist=types.SimpleNamespace(load_data=load_data)))
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    with pytest.raises(DatasetError, match=r"cannot be downloaded .*put mnist\.npz into a folder and set DDLF_DATA"):
+        ddlf.load_mnist()
+
+
+def pickled():
+    return {**arrays("mnist", 3, 2), "y_train": np.array([object()] * 3)}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (lambda: {"x_train": np.zeros(1)}, "has no array"),
+        (lambda: {**arrays("mnist", 3, 2), "y_train": np.zeros(2, np.uint8)}, "x_train has 3 rows, y_train 2"),
+        (pickled, "cannot be read"),
+        (lambda: {**arrays("mnist", 3, 2), "x_train": np.zeros((3, 5, 5), np.uint8)}, "x_train holds images of shape"),
+        (lambda: {**arrays("mnist", 3, 2), "y_train": np.array([0, 10, 2], np.uint8)}, "y_train holds labels"),
+    ],
+)
+def test_a_file_with_wrong_content_is_named_with_what_is_wrong(folder, content, sentence):
+    np.savez(folder / "mnist.npz", **content())
+    with pytest.raises(DatasetError, match=sentence) as refused:
+        ddlf.load_mnist()
+    assert "mnist.npz" in str(refused.value)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 2500, -30])
+def test_a_truncated_file_is_named(folder, cut):
+    np.savez(folder / "whole.npz", **arrays("mnist", 3, 2))
+    (folder / "mnist.npz").write_bytes((folder / "whole.npz").read_bytes()[:cut])
+    with pytest.raises(DatasetError, match="cannot be read"):
+        ddlf.load_mnist()
+
+
+def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("DDLF_DATA", str(tmp_path / "none"))
+    with pytest.raises(DatasetError, match="which is no folder"):
+        ddlf.load_mnist()
+
+
+def test_equal_content_has_equal_fingerprints_and_any_difference_another():
+    x, y = np.arange(12.0).reshape(3, 4), np.arange(3)
+    same = fingerprint(x, y)
+    assert fingerprint(np.asfortranarray(x), y.copy()) == same
+    changed = x.copy()
+    changed[2, 3] = np.nextafter(changed[2, 3], 100)
+    others = [
+        fingerprint(changed, y),
+        fingerprint(x[::-1], y),
+        fingerprint(x.reshape(4, 3), y),
+        fingerprint(x.astype("float32"), y),
+        fingerprint([x], y),
+        fingerprint({"x": x}, y),
+        fingerprint(y, x),
+    ]
+    assert len({same, *others}) == 8
+
+
+def test_only_arrays_have_a_fingerprint():
+    with pytest.raises(DatasetError, match=r"got a range; convert it in load_dataset"):
+        fingerprint(range(3))

@@ -1,0 +1,397 @@
+"""What user code can do to a worker, and what must become of it. Real processes: crashes, loops, cancellation."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from ddlf.errors import ExecutorCrashed, RemoteError, RequestTimeout
+from ddlf.wire.messages import Request
+from tests.processes import end_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SOON_S = 1.0
+"""What ends a request at once must do so within this time."""
+
+
+def segfault():
+    ctypes.string_at(0)
+
+
+def exit_at_once():
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abort():
+    os.abort()
+
+
+async def segfault_later():
+    await asyncio.sleep(0)
+    ctypes.string_at(0)
+
+
+def add(a, b):
+    return a + b
+
+
+def process_id():
+    return os.getpid()
+
+
+def loop_for_ever():
+    while True:
+        pass
+
+
+def loop_stubbornly():
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            continue
+
+
+def hold_the_gil():
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+async def await_then_loop():
+    await asyncio.sleep(0)
+    while True:
+        pass
+
+
+async def await_stubbornly():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def busy(worker, method=None):
+    """Wait until the worker runs something."""
+    async with asyncio.timeout(10):
+        while True:
+            found = (await worker.status())["busy"]
+            if found and method in (None, found["method"]):
+                return found
+
+
+@pytest.mark.parametrize(
+    ("method", "signal_name", "exit_code", "words"),
+    [
+        (segfault, "SIGSEGV", None, "Segmentation fault"),
+        (segfault_later, "SIGSEGV", None, "Segmentation fault"),
+        (abort, "SIGABRT", None, "Aborted"),
+        (exit_at_once, None, 3, "last words"),
+        (kill_itself, "SIGKILL", None, ""),
+    ],
+)
+async def test_a_crash_is_an_error_at_once_and_the_worker_goes_on(cluster, method, signal_name, exit_code, words):
+    first, second = cluster.workers
+    before = await first.status()
+    others = await second.run_method(process_id)
+    begin = time.monotonic()
+    with pytest.raises(ExecutorCrashed) as caught:
+        await first.run_method(method)
+    assert time.monotonic() - begin < SOON_S
+    error = caught.value
+    assert (error.signal, error.exit_code_of_process) == (signal_name, exit_code)
+    assert words in error.stderr_tail
+    assert str(error).startswith(f"worker 1 (127.0.0.1:{first.port}): the executor ")
+    assert method.__name__ in str(error)
+    assert await first.run_method(add, a=1, b=2) == 3
+    after = await first.status()
+    assert after["restarts"] == before["restarts"] + 1
+    assert after["executor_pid"] != before["executor_pid"]
+    assert after["pid"] == before["pid"]
+    assert await second.run_method(process_id) == others
+
+
+async def test_the_other_workers_method_and_connection_are_untouched_by_a_crash(cluster):
+    first, second = cluster.workers
+    gate = "import asyncio\nself.gate = asyncio.Event()"
+    await second.run_code(gate)
+    waiting = asyncio.ensure_future(second.run_method(wait_at_gate))
+    await busy(second, "wait_at_gate")
+    with pytest.raises(ExecutorCrashed):
+        await first.run_method(segfault)
+    await second.rpc(Request("run_method", open_gate))
+    assert await waiting == "through"
+
+
+async def wait_at_gate(self):
+    await self.gate.wait()
+    return "through"
+
+
+def open_gate(self):
+    self.gate.set()
+
+
+open_gate.concurrent = True
+
+
+async def test_an_executor_that_is_killed_from_outside_is_an_error_too(cluster):
+    worker = cluster.workers[0]
+    running = asyncio.ensure_future(worker.run_method(loop_for_ever))
+    await busy(worker)
+    os.kill((await worker.status())["executor_pid"], signal.SIGKILL)
+    with pytest.raises(ExecutorCrashed, match=r"SIGKILL while it ran 'loop_for_ever'.*memory"):
+        await asyncio.wait_for(running, SOON_S)
+    assert await worker.run_method(add, a=1, b=2) == 3
+
+
+async def test_many_crashes_in_a_row_do_not_wear_a_worker_out(cluster):
+    worker = cluster.workers[0]
+    for _ in range(6):
+        with pytest.raises(ExecutorCrashed):
+            await worker.run_method(exit_at_once)
+    assert await worker.run_method(add, a=1, b=2) == 3
+
+
+async def test_all_open_requests_of_a_crashed_executor_end(cluster):
+    worker = cluster.workers[0]
+    await worker.run_code("import asyncio\nself.gate = asyncio.Event()")
+    calls = [worker.run_method(crash_at_gate), *(worker.run_method(add, a=1, b=n) for n in range(20))]
+    open_requests = asyncio.gather(*calls, return_exceptions=True)
+    await worker.run_method(look)
+    with contextlib.suppress(ExecutorCrashed):
+        await worker.run_method(open_gate)
+    outcomes = await asyncio.wait_for(open_requests, 5)
+    assert {type(outcome) for outcome in outcomes} == {ExecutorCrashed}
+
+
+async def crash_at_gate(self):
+    await self.gate.wait()
+    segfault()
+
+
+def look():
+    return None
+
+
+look.concurrent = True
+
+
+async def test_hosted_methods_survive_a_crash_and_variables_do_not(cluster):
+    worker = cluster.workers[0]
+    await worker.add_method(add)
+    await worker.rpc(Request("set_variable", "v", 1))
+    with pytest.raises(ExecutorCrashed):
+        await worker.run_method(segfault)
+    assert await worker.run("add", a=1, b=2) == 3
+    assert await worker.rpc(Request("list_variables")) == {}
+
+
+async def test_sys_exit_is_an_ordinary_error_and_the_process_goes_on(cluster):
+    worker = cluster.workers[0]
+    pid = await worker.run_method(process_id)
+    with pytest.raises(RemoteError, match="SystemExit: 7") as caught:
+        await worker.run_method(sys_exit)
+    assert caught.value.type_name == "SystemExit"
+    assert await worker.run_method(process_id) == pid
+
+
+def sys_exit():
+    sys.exit(7)
+
+
+async def test_a_memory_error_is_an_ordinary_error(cluster):
+    worker = cluster.workers[0]
+    with pytest.raises(MemoryError):
+        await worker.run_method(use_up_memory)
+    assert await worker.run_method(add, a=1, b=2) == 3
+
+
+def use_up_memory():
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 64 * 1024**2, limit[1]))
+    try:
+        return len(bytearray(1024**3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
+async def test_processes_that_user_code_started_end_with_a_crashed_executor(cluster):
+    worker = cluster.workers[0]
+    child = await worker.run_method(start_a_child)
+    with pytest.raises(ExecutorCrashed):
+        await worker.run_method(kill_itself)
+    assert await worker.run_method(add, a=1, b=2) == 3
+    end_of(child)
+
+
+def start_a_child():
+    import subprocess
+
+    return subprocess.Popen(["sleep", "600"], close_fds=False).pid
+
+
+# -- a worker that is busy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [loop_for_ever, hold_the_gil, await_then_loop])
+async def test_ping_and_status_answer_while_a_method_blocks_and_a_cancelled_call_frees_the_worker(cluster, method):
+    worker = cluster.workers[0]
+    pid = await worker.run_method(process_id)
+    running = asyncio.ensure_future(worker.run_method(method))
+    assert (await busy(worker))["method"] == method.__name__
+    begin = time.monotonic()
+    await worker.ping()
+    await worker.status()
+    assert time.monotonic() - begin < 0.2
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.wait_for(worker.run_method(process_id), 3) == pid
+
+
+@pytest.mark.parametrize("method", [loop_for_ever, await_then_loop])
+async def test_a_call_whose_time_is_over_is_ended_by_an_interrupt(cluster, method):
+    worker = cluster.workers[0]
+    pid = await worker.run_method(process_id)
+    begin = time.monotonic()
+    with pytest.raises(RequestTimeout, match=f"'{method.__name__}' did not end within 0.2 s") as caught:
+        await worker.rpc(Request("run_method", method), timeout_s=0.2)
+    assert time.monotonic() - begin < 0.2 + SOON_S
+    assert caught.value.may_have_run
+    assert await asyncio.wait_for(worker.run_method(process_id), 3) == pid
+
+
+async def test_code_that_loops_is_ended_too(cluster):
+    worker = cluster.workers[0]
+    running = asyncio.ensure_future(worker.run_code("while True: pass"))
+    assert (await busy(worker))["method"] == "run_code"
+    running.cancel()
+    assert await asyncio.wait_for(worker.run_code("1 + 1"), 3) == 2
+
+
+async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
+    worker = cluster.workers[0]
+    await worker.add_method(loop_for_ever, concurrent=True)
+    running = asyncio.ensure_future(worker.run("loop_for_ever"))
+    assert (await busy(worker))["method"] == "loop_for_ever"
+    running.cancel()
+    assert await asyncio.wait_for(worker.run_code("1 + 1"), 3) == 2
+    assert (await worker.status())["busy"] is None
+
+
+@pytest.mark.parametrize("method", [loop_stubbornly, await_stubbornly])
+async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_over(cluster, method):
+    worker = cluster.workers[0]
+    pid = await worker.run_method(process_id)
+    running = asyncio.ensure_future(worker.run_method(method))
+    id = (await busy(worker))["id"]
+    assert await worker.ask("cancel", id, 0.2) == "killed"
+    with pytest.raises(ExecutorCrashed):
+        await running
+    assert await worker.run_method(process_id) != pid
+
+
+async def test_a_call_that_is_cancelled_while_another_one_blocks_never_starts(cluster):
+    worker = cluster.workers[0]
+    await worker.run_method(clear_starts)
+    first = asyncio.ensure_future(worker.run_method(loop_for_ever))
+    await busy(worker)
+    second = asyncio.ensure_future(worker.run_method(note_start))
+    third = asyncio.ensure_future(worker.run_method(add, a=1, b=2))
+    await worker.ping()  # the second one is on its way
+    second.cancel()
+    await worker.ping()  # and so is its end
+    first.cancel()
+    assert await asyncio.wait_for(third, 3) == 3
+    assert await worker.run_method(starts) == []
+
+
+def clear_starts(self):
+    self.starts = []
+
+
+def note_start(self):
+    self.starts.append(1)
+
+
+def starts(self):
+    return self.starts
+
+
+async def test_a_late_interrupt_does_not_hit_the_next_method(cluster):
+    worker = cluster.workers[0]
+    for _ in range(20):
+        with contextlib.suppress(RequestTimeout):
+            await worker.rpc(Request("run_method", loop_a_little), timeout_s=0.01)
+        assert await worker.run_method(loop_a_little) == "done"
+
+
+def loop_a_little():
+    end = time.monotonic() + 0.02
+    while time.monotonic() < end:
+        pass
+    return "done"
+
+
+async def test_a_cleanup_after_an_interrupt_has_time_to_finish(cluster):
+    worker = cluster.workers[0]
+    running = asyncio.ensure_future(worker.run_method(loop_and_clean_up))
+    await busy(worker)
+    running.cancel()
+    assert await asyncio.wait_for(worker.run_code("self.cleaned_up"), 3) is True
+
+
+def loop_and_clean_up(self):
+    self.cleaned_up = False
+    try:
+        while True:
+            pass
+    finally:
+        time.sleep(0.2)
+        self.cleaned_up = True
+
+
+# -- what the process hands on ------------------------------------------------------------------------------------------
+
+
+async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(cluster):
+    worker = cluster.workers[0]
+    secret = worker._token.decode()
+    process = psutil.Process((await worker.status())["executor_pid"])
+    for one in (process, process.parent()):
+        assert secret not in " ".join(one.cmdline())
+        assert secret not in " ".join(one.environ().values())
+
+
+async def test_the_executors_connections_are_not_inherited_by_processes_that_user_code_starts(cluster):
+    inherited = await cluster.workers[0].run_method(inheritable_descriptors)
+    assert inherited == []
+
+
+def inheritable_descriptors():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue
+    return found

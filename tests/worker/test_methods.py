@@ -1,0 +1,132 @@
+"""Hosting functions: names, files, and what survives."""
+
+import stat
+
+import pytest
+
+from ddlf.worker.methods import Methods, concurrent, once, takes_self
+
+
+def add(a, b):
+    return a + b
+
+
+async def double(self, x):
+    return 2 * x
+
+
+class Counter:
+    def __call__(self, x):
+        return x
+
+    def count(self, x):
+        return x
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """The folder of a daemon's life, and the one that outlives it."""
+    return tmp_path / "session", tmp_path / "persist"
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (add, False),
+        (double, True),
+        (lambda self: self, True),
+        (lambda *self: self, False),
+        (lambda: None, False),
+        (lambda x, self=1: x, False),
+        (Counter(), False),
+        (Counter().count, False),
+        (print, False),
+        (max, False),
+    ],
+)
+def test_only_a_function_whose_first_parameter_is_called_self_gets_the_worker(function, expected):
+    assert takes_self(function) is expected
+
+
+def test_a_method_is_hosted_under_the_functions_name_and_can_be_called(folders):
+    methods = Methods(*folders)
+    assert methods.add(add, None, False, False) == "add"
+    assert methods.names() == ["add"]
+    assert methods.get("add").function(2, 3) == 5
+
+
+def test_a_new_executor_finds_what_the_last_one_hosted(folders):
+    Methods(*folders).add(double, "twice", False, True)
+    found = Methods(*folders).get("twice")
+    assert (found.takes_self, found.concurrent) == (True, True)
+    assert found.function.__name__ == "double"
+
+
+def test_persistent_methods_outlive_the_daemons_folder_and_others_do_not(folders, tmp_path):
+    methods = Methods(*folders)
+    methods.add(add, None, True, False)
+    methods.add(double, None, False, False)
+    assert Methods(tmp_path / "another session", folders[1]).names() == ["add"]
+
+
+@pytest.mark.parametrize("again_persistent", [True, False])
+def test_adding_again_replaces_the_method_wherever_it_lay(folders, tmp_path, again_persistent):
+    methods = Methods(*folders)
+    methods.add(add, "f", not again_persistent, False)
+    methods.add(double, "f", again_persistent, False)
+    assert Methods(*folders).get("f").function.__name__ == "double"
+    survivors = Methods(tmp_path / "another session", folders[1]).names()
+    assert survivors == (["f"] if again_persistent else [])
+
+
+def test_a_removed_method_is_gone_from_memory_and_disk(folders):
+    methods = Methods(*folders)
+    methods.add(add, None, True, False)
+    methods.remove("add")
+    assert methods.names() == []
+    assert Methods(*folders).names() == []
+    assert not [path for folder in folders if folder.exists() for path in folder.iterdir()]
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name(folders):
+    methods = Methods(*folders)
+    with pytest.raises(LookupError, match="it has none; add it with add_method"):
+        methods.get("trian")
+    methods.add(add, "train", False, False)
+    with pytest.raises(LookupError, match=r"no method 'trian' here; it has: train \(did you mean 'train'\?\)"):
+        methods.get("trian")
+
+
+@pytest.mark.parametrize("name", ["__class__", "_private", "a.b", "../x", "a/b", "x" * 200, "1x", "é"])
+def test_a_name_that_is_no_plain_identifier_is_refused_and_writes_nothing(folders, name):
+    with pytest.raises(ValueError, match="is no name for a method"):
+        Methods(*folders).add(add, name, False, False)
+    assert not folders[0].exists()
+
+
+def test_a_lambda_needs_a_name(folders):
+    with pytest.raises(ValueError, match="give one with name="):
+        Methods(*folders).add(lambda x: x, None, False, False)
+    assert Methods(*folders).add(lambda x: x, "identity", False, False) == "identity"
+
+
+def test_files_of_methods_are_for_their_owner_only(folders):
+    Methods(*folders).add(add, None, True, False)
+    (path,) = folders[1].iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folders[1].stat().st_mode) == 0o700
+
+
+def test_a_file_of_a_method_is_not_unpickled_before_it_is_called(folders):
+    Methods(*folders).add(add, None, True, False)
+    (path,) = folders[1].iterdir()
+    path.write_bytes(b"no pickle")
+    methods = Methods(*folders)
+    assert methods.names() == ["add"]
+    with pytest.raises(TypeError, match="cannot load code"):
+        methods.get("add")
+
+
+def test_a_function_can_be_marked_to_run_beside_others():
+    assert once(concurrent(lambda: None)).concurrent
+    assert not once(add).concurrent

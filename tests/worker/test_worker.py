@@ -1,0 +1,411 @@
+"""The worker that methods see, without its processes: a ``Worker`` in this process, asked directly or over a socket pair."""
+
+import asyncio
+import contextlib
+import traceback
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.net.connection import Connection
+from ddlf.net.memory import socket_pair
+from ddlf.wire.code import CodeSender, load_result
+from ddlf.wire.frame import Limits
+from ddlf.wire.messages import Kind, Request
+from ddlf.wire.values import dumps, loads
+from ddlf.worker.methods import concurrent
+from ddlf.worker.worker import Job, Worker
+
+LIMITS = Limits()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """A worker without a daemon."""
+    return Worker(tmp_path / "session", tmp_path / "persist")
+
+
+class Master:
+    """The other end of a worker's connection, frame by frame."""
+
+    def __init__(self, sock):
+        self.code = CodeSender()
+        self.answers = {}
+        self.closed = asyncio.Event()
+        self.connection = Connection(sock, self._on_frame, lambda reason: self.closed.set(), limits=LIMITS)
+
+    def _on_frame(self, frame):
+        self.future(frame.id).set_result((frame.kind, loads(frame.buffers, load_result)))
+
+    def future(self, id):
+        return self.answers.setdefault(id, asyncio.get_running_loop().create_future())
+
+    def send(self, id, command, *args, **kwargs):
+        self.connection.send(Kind.REQUEST, id, command, dumps([list(args), kwargs], self.code.dump), None)
+
+    def cancel(self, id):
+        self.connection.send(Kind.CANCEL, id, "", [])
+
+    async def answer(self, id):
+        """The kind of an answer, and its value or the name of the error's type."""
+        kind, value = await asyncio.wait_for(self.future(id), 5)
+        return (kind, value) if kind == Kind.RESULT else (kind, value["chain"][0][0].rpartition(".")[2])
+
+
+@pytest.fixture
+async def master(worker):
+    """A master that is connected to ``worker``."""
+    mine, theirs = socket_pair()
+    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    master = Master(mine)
+    yield master
+    master.connection.close()
+    await asyncio.wait_for(serving, 5)
+
+
+async def run(worker, function, /, *args, **kwargs):
+    return (await worker.handle(Request("run_method", function, *args, **kwargs))).unwrap()
+
+
+# -- calling ------------------------------------------------------------------------------------------------------------
+
+
+async def test_plain_and_async_functions_run_with_and_without_the_worker(worker):
+    async def with_self(self, x):
+        return self is worker, x
+
+    async def without(x):
+        return x
+
+    assert await run(worker, with_self, 1) == (True, 1)
+    assert await run(worker, without, x=2) == 2
+    assert await run(worker, lambda self, x: self is worker, 1) is True
+    assert await run(worker, lambda x: x, 3) == 3
+
+
+async def test_what_a_method_sets_on_self_stays_until_clean(worker):
+    def remember(self):
+        self.anything = 7
+        self.data["total"] = 1000
+
+    await run(worker, remember)
+    assert await run(worker, lambda self: (self.anything, self.data["total"])) == (7, 1000)
+    await worker.clean()
+    assert await run(worker, lambda self: (hasattr(self, "anything"), self.data)) == (False, {})
+
+
+async def test_a_method_can_call_hosted_methods_and_functions_of_its_own_worker(worker):
+    async def outer(self):
+        return await self.run("inner", 1) + await self.run_method(lambda x: x, 10)
+
+    await worker.add_method(lambda self, x: x + 1, name="inner")
+    assert await run(worker, outer) == 12
+
+
+async def test_an_unknown_command_is_refused(worker):
+    with pytest.raises(ProtocolError, match="unknown command 'handle'"):
+        (await worker.handle(Request("handle"))).unwrap()
+    with pytest.raises(ProtocolError, match="run without a method"):
+        (await worker.handle(Request("run"))).unwrap()
+
+
+async def test_a_method_that_raises_system_exit_does_not_end_the_worker(worker):
+    def leave():
+        raise SystemExit(3)
+
+    async def leave_later():
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    for function in (leave, leave_later):
+        with pytest.raises(SystemExit):
+            await run(worker, function)
+    assert await run(worker, lambda: 1) == 1
+
+
+# -- code ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("1 + 1", 2),
+        ("x = 5\nx * 2", 10),
+        ("x = 5", None),
+        ("", None),
+        ("# nothing", None),
+        ("import asyncio\nawait asyncio.sleep(0, 'slept')", "slept"),
+        ("async def f():\n    return 4\nawait f()", 4),
+        ("self.id", 0),
+        ("for n in range(3):\n    last = n\nlast", 2),
+    ],
+)
+async def test_code_gives_the_value_of_its_last_expression(worker, code, value):
+    assert await worker.run_code(code) == value
+
+
+async def test_names_that_code_defines_are_there_for_later_code(worker):
+    await worker.run_code("def f(x):\n    return x + 1")
+    assert await worker.run_code("f(1)") == 2
+    await worker.clean()
+    with pytest.raises(NameError):
+        await worker.run_code("f(1)")
+
+
+async def test_an_error_in_code_shows_the_line_of_the_code(worker):
+    with pytest.raises(ZeroDivisionError) as caught:
+        await worker.run_code("x = 1\nx / 0")
+    assert "x / 0" in "".join(traceback.format_exception(caught.value))
+
+
+# -- variables ----------------------------------------------------------------------------------------------------------
+
+
+async def test_variables_are_set_read_listed_and_deleted(worker):
+    await worker.set_variable("v", [1, 2])
+    assert await worker.get_variable("v") == [1, 2]
+    assert await worker.list_variables() == {"v": "list"}
+    await worker.delete_variable("v")
+    assert await worker.list_variables() == {}
+
+
+@pytest.mark.parametrize("name", ["1x", "class", "__builtins__", "😀", "", "a.b", 7, None])
+async def test_a_name_that_is_no_identifier_is_refused_as_a_variable(worker, name):
+    with pytest.raises(ValueError, match="is no valid variable name"):
+        await worker.set_variable(name, 1)
+
+
+async def test_an_unknown_variable_is_a_key_error_with_the_nearest_name(worker):
+    await worker.set_variable("weights", 1)
+    with pytest.raises(KeyError, match="did you mean 'weights'"):
+        await worker.get_variable("wieghts")
+    with pytest.raises(KeyError, match="set are: weights"):
+        await worker.delete_variable("zzz")
+
+
+# -- turns --------------------------------------------------------------------------------------------------------------
+
+
+async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(worker):
+    log = []
+
+    async def step(name):
+        log.append(f"{name} begins")
+        await asyncio.sleep(0)
+        log.append(f"{name} ends")
+
+    await asyncio.gather(*(run(worker, step, name) for name in "ab"))
+    assert log == ["a begins", "a ends", "b begins", "b ends"]
+
+
+async def test_a_concurrent_method_runs_while_another_one_does(worker):
+    opened = asyncio.Event()
+
+    async def wait():
+        await asyncio.wait_for(opened.wait(), 5)
+        return "opened"
+
+    waiting = asyncio.ensure_future(run(worker, wait))
+    await asyncio.sleep(0)
+    await run(worker, concurrent(lambda: opened.set()))
+    assert await waiting == "opened"
+
+
+async def test_a_request_whose_time_is_over_before_its_turn_does_not_start(worker):
+    gate = asyncio.Event()
+    started = []
+    first = asyncio.ensure_future(run(worker, lambda: gate.wait()))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(worker.handle(Request("run_method", lambda: started.append(1)), timeout_s=0))
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    with pytest.raises(RequestTimeout) as caught:
+        (await second).unwrap()
+    assert not caught.value.may_have_run
+    assert started == []
+
+
+# -- over a connection --------------------------------------------------------------------------------------------------
+
+
+async def test_a_waiting_request_that_is_cancelled_never_runs_and_the_next_one_does(worker, master):
+    master.send(1, "run_code", "import asyncio\ngate = asyncio.Event()\nran = []")
+    await master.answer(1)
+    master.send(2, "run_method", wait_at_gate)
+    master.send(3, "run_method", note_that_it_ran)
+    master.cancel(3)
+    assert await master.answer(3) == (Kind.ERROR, "RequestCancelled")
+    worker._namespace["gate"].set()
+    assert await master.answer(2) == (Kind.RESULT, True)
+    master.send(4, "run_code", "ran")
+    assert await master.answer(4) == (Kind.RESULT, [])
+
+
+async def wait_at_gate(self):
+    return await self._namespace["gate"].wait()
+
+
+def note_that_it_ran(self):
+    self._namespace["ran"].append(1)
+
+
+async def wait_for_ever():
+    await asyncio.Event().wait()
+
+
+def double(x):
+    return 2 * x
+
+
+async def test_when_the_connection_ends_its_requests_are_cancelled(worker):
+    mine, theirs = socket_pair()
+    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    master = Master(mine)
+    master.send(1, "run_method", wait_for_ever)
+    master.send(2, "run_method", wait_for_ever)
+    master.connection.close()
+    await asyncio.wait_for(serving, 5)
+    assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
+
+
+async def test_a_cancel_of_an_unknown_request_is_ignored(master):
+    master.cancel(77)
+    master.send(1, "run_method", double, 1)
+    assert await master.answer(1) == (Kind.RESULT, 2)
+
+
+async def test_a_request_number_that_is_open_already_ends_the_connection(master):
+    master.send(1, "run_method", wait_for_ever)
+    master.send(1, "run_method", wait_for_ever)
+    await asyncio.wait_for(master.closed.wait(), 5)
+
+
+async def test_two_connections_are_served_and_one_ends_without_the_other(worker, master):
+    mine, theirs = socket_pair()
+    other = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    Master(mine).connection.close()
+    await asyncio.wait_for(other, 5)
+    master.send(1, "run_method", double, 3)
+    assert await master.answer(1) == (Kind.RESULT, 6)
+
+
+async def test_arrays_come_and_go_unchanged(master):
+    array = np.arange(100_000, dtype=np.float32).reshape(10, 100, 100)
+    master.send(1, "run_method", double, array)
+    kind, result = await master.answer(1)
+    assert kind == Kind.RESULT
+    assert result.dtype == np.float32
+    assert np.array_equal(result, 2 * array)
+
+
+async def test_a_running_request_that_awaits_is_cancelled_in_place(master):
+    master.send(1, "run_method", wait_for_ever)
+    master.send(2, "run_method", double, 4)
+    master.cancel(1)
+    assert await master.answer(1) == (Kind.ERROR, "RequestCancelled")
+    assert await master.answer(2) == (Kind.RESULT, 8)
+
+
+async def test_handle_can_be_cancelled_by_its_caller(worker):
+    waiting = asyncio.ensure_future(worker.handle(Request("run_method", wait_for_ever)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
+        await waiting
+    assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
+
+
+async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(worker):
+    log = []
+    late = Job(-1, Request("run_method", lambda: log.append("late")), lambda response: None, None)
+
+    async def first():
+        await asyncio.sleep(0)
+
+    worker.submit(Job(-1, Request("run_method", first), lambda response: worker.submit(late), None))
+    await run(worker, lambda: log.append("waiting"))
+    await run(worker, lambda: None)
+    assert log == ["waiting", "late"]
+
+
+@pytest.mark.parametrize("function", ["return_a_ring", "return_a_ring_later"])
+async def test_a_result_that_cannot_be_encoded_is_an_error_and_never_silence(master, function):
+    master.send(1, "run_method", globals()[function])
+    kind, _ = await master.answer(1)
+    assert kind == Kind.ERROR
+    master.send(2, "run_method", double, 1)
+    assert await master.answer(2) == (Kind.RESULT, 2)
+
+
+def return_a_ring():
+    ring = []
+    ring.append(ring)
+    return ring
+
+
+async def return_a_ring_later():
+    await asyncio.sleep(0)
+    return return_a_ring()
+
+
+async def test_an_object_whose_pickling_raises_anything_is_an_error_and_never_silence(master):
+    master.send(1, "connect", pickle_results=True)
+    await master.answer(1)
+    master.send(2, "run_method", return_what_raises)
+    kind, _ = await master.answer(2)
+    assert kind == Kind.ERROR
+
+
+def return_what_raises():
+    class Stubborn(dict):
+        def items(self):
+            raise RuntimeError("no items here")
+
+        def __reduce__(self):
+            raise RuntimeError("no pickle here")
+
+    return Stubborn(a=1)
+
+
+async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(worker, master):
+    mine, theirs = socket_pair()
+    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    other = Master(mine)
+    other.send(1, "connect", pickle_results=True)
+    await other.answer(1)
+    master.send(1, "connect", pickle_results=False)
+    await master.answer(1)
+    master.send(2, "run_method", return_an_object)
+    assert await master.answer(2) == (Kind.ERROR, "ResultNotData")
+    other.send(2, "run_method", return_an_object)
+    assert (await other.answer(2))[0] == Kind.RESULT
+    other.connection.close()
+    await asyncio.wait_for(serving, 5)
+
+
+def return_an_object():
+    return object()
+
+
+async def test_an_answer_has_the_arrays_as_they_were_when_its_method_returned(worker, master):
+    worker.weights = np.zeros(16_000_000, np.float32)  # more than the kernel's buffers hold
+    master.connection.pause_reading()
+    master.send(1, "run_method", return_weights)
+    master.send(2, "run_method", change_weights)
+    changed = asyncio.ensure_future(run(worker, lambda: None))
+    await changed
+    master.connection.resume_reading()
+    _, weights = await master.answer(1)
+    await master.answer(2)
+    assert worker.weights[0] == 1
+    assert not weights.any()
+
+
+def return_weights(self):
+    return self.weights
+
+
+def change_weights(self):
+    self.weights += 1
