@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgpack
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError, ResultNotData
-from ddlf.wire.frame import Buffer
+from ddlf.wire.frame import JOIN_BELOW_BYTES, Buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,8 @@ MAX_DIMENSIONS = 32
 """Of an array: what every version of NumPy can hold."""
 INLINE_ARRAY_BYTES = 512
 """Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
+MANY_BUFFERS = 2048
+"""From as many on, all arrays that would be copied into one piece with others anyway travel inside the tree, so that their number has no limit."""
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -270,7 +272,7 @@ def _dump_array(
             order = "F"
         else:
             array = np.ascontiguousarray(array)
-    if array.nbytes <= INLINE_ARRAY_BYTES:
+    if array.nbytes <= (INLINE_ARRAY_BYTES if len(buffers) < MANY_BUFFERS else JOIN_BELOW_BYTES):
         memory = array.tobytes("A")
         return msgpack.ExtType(Tag.INLINE_ARRAY, pack([memory, number, order, *array.shape]))
     flat = array.T if order == "F" else array
