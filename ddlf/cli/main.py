@@ -43,6 +43,20 @@ def parser() -> Parser:
     _add_cluster(status)
     status.add_argument("--json", action="store_true", help="print JSON")
 
+    bench = commands.add_parser(
+        "bench",
+        help="measure the way to each worker",
+        description="Measure latency and speed of the way to each worker.",
+    )
+    _add_cluster(bench)
+    bench.add_argument(
+        "--megabytes", type=number("megabytes", 1, 1000), default=32, metavar="N", help="of a transfer (default: 32)"
+    )
+    bench.add_argument(
+        "--limit", type=number("limit", 1), default=60, metavar="S", help="seconds for one worker (default: 60)"
+    )
+    bench.add_argument("--json", action="store_true", help="print JSON")
+
     stop = commands.add_parser(
         "stop", help="end workers, or what they run", description="End the workers of a cluster."
     )
@@ -83,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _main(argv: list[str]) -> NoReturn:
     top = parser()
-    names = ("run", "status", "stop", "token")
+    names = ("run", "status", "bench", "stop", "token")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         near = difflib.get_close_matches(argv[0], names, 1)
         top.error(
@@ -97,7 +111,7 @@ def _main(argv: list[str]) -> NoReturn:
     if options.command == "run":
         sys.exit(run_file(options.app, options))
     try:
-        commands = {"status": _status, "stop": _stop}
+        commands = {"status": _status, "bench": _bench, "stop": _stop}
         code = _token(options) if options.command == "token" else asyncio.run(commands[options.command](options))
     except DDLFError as error:
         if getattr(options, "debug", False):
@@ -170,6 +184,12 @@ def _describe(answer: Any) -> str:
     restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
+
+
+async def _bench(options: argparse.Namespace) -> int:
+    from ddlf.cli.bench import bench
+
+    return await bench(_cluster(options), options)
 
 
 async def _stop(options: argparse.Namespace) -> int:

@@ -250,14 +250,14 @@ class ProxyWorker(IWorker):
             self._exit = None
             self._exit_news.clear()
             sock, hello = await self._dial_executor(timeout_s)
-            import numpy as np
+            from ddlf.net.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
 
             data = Channel(load_result if self.pickle_results else refuse_loading, self._on_event, self._on_data_end)
             data.open(
                 sock,
                 Limits(max_body_bytes=self._max_message_bytes),
                 Limits(max_body_bytes=hello.max_message_bytes),
-                lambda size: np.empty(size, np.uint8),
+                POOL.take,
             )
             if self._data is not None:
                 self._bytes_before = (self.bytes_sent, self.bytes_received)

@@ -211,8 +211,9 @@ class FrameDecoder:
             self._buffers.append(memory)
             self._target, self._filled = target, have
             return None
-        self._header = None
-        return Frame(kind, id, name, extra, self._buffers)
+        frame = Frame(kind, id, name, extra, self._buffers)
+        self._header, self._buffers = None, []  # nothing here holds the arrays from now on
+        return frame
 
     def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
         if header_length == 0:

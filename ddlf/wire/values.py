@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgpack
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError, ResultNotData
-from ddlf.wire.frame import Buffer
+from ddlf.wire.frame import JOIN_BELOW_BYTES, Buffer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,8 @@ MAX_DIMENSIONS = 32
 """Of an array: what every version of NumPy can hold."""
 INLINE_ARRAY_BYTES = 512
 """Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
+MANY_BUFFERS = 2048
+"""From as many on, all arrays that would be copied into one piece with others anyway travel inside the tree, so that their number has no limit."""
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -98,24 +100,41 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
 
 def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
     """``dumps``, without the place in the error."""
-    buffers: list[Buffer] = [b""]
-    depth = 0
+    encoder = _Encoder(dump_object)
+    try:
+        encoder.buffers[0] = encoder.pack(value)
+    except DDLFError:
+        raise
+    except (RecursionError, ValueError):
+        raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
+    return encoder.buffers
 
-    def pack(item: Any) -> bytes:
-        nonlocal depth
-        depth += 1
-        if depth > MAX_DEPTH:
+
+class _Encoder:
+    """One ``dumps``. A class, because closures that call each other are a reference cycle, which would hold the arrays until some
+    later garbage collection."""
+
+    __slots__ = ("_depth", "_dump_object", "buffers")
+
+    def __init__(self, dump_object: DumpObject) -> None:
+        self.buffers: list[Buffer] = [b""]
+        self._dump_object = dump_object
+        self._depth = 0
+
+    def pack(self, item: Any) -> bytes:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
             raise RecursionError
-        data = msgpack.Packer(default=extend, strict_types=True, unicode_errors="surrogatepass").pack(item)
-        depth -= 1
+        data = msgpack.Packer(default=self._extend, strict_types=True, unicode_errors="surrogatepass").pack(item)
+        self._depth -= 1
         return data  # type: ignore[no-any-return]
 
-    def extend(item: Any) -> msgpack.ExtType:
+    def _extend(self, item: Any) -> msgpack.ExtType:
         kind = type(item)
         if kind is tuple:
-            return msgpack.ExtType(Tag.TUPLE, pack(list(item)))
+            return msgpack.ExtType(Tag.TUPLE, self.pack(list(item)))
         if kind is set or kind is frozenset:
-            return msgpack.ExtType(Tag.SET if kind is set else Tag.FROZENSET, pack(list(item)))
+            return msgpack.ExtType(Tag.SET if kind is set else Tag.FROZENSET, self.pack(list(item)))
         if kind is complex:
             return msgpack.ExtType(Tag.COMPLEX, struct.pack("<dd", item.real, item.imag))
         if kind is int:
@@ -123,23 +142,15 @@ def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if kind is numpy.ndarray or kind is numpy.memmap:
-                packed = _dump_array(item, buffers, pack)
+                packed = _dump_array(item, self.buffers, self.pack)
                 if packed is not None:
                     return packed
             elif isinstance(item, numpy.generic):
                 number = _dtype_number(item.dtype)
                 if number is not None:
                     return msgpack.ExtType(Tag.SCALAR, bytes([number]) + item.tobytes())
-        tag, data = dump_object(item)
+        tag, data = self._dump_object(item)
         return msgpack.ExtType(tag, data)
-
-    try:
-        buffers[0] = pack(value)
-    except DDLFError:
-        raise
-    except (RecursionError, ValueError):
-        raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
-    return buffers
 
 
 def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
@@ -152,52 +163,60 @@ def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
     Raises:
         ProtocolError: The bytes are not such a value.
     """
-    depth = 0
+    try:
+        if not buffers:
+            raise ProtocolError("message without a value")
+        return _Decoder(buffers, load_object).unpack(buffers[0])
+    except DDLFError:
+        raise
+    except Exception as error:  # msgpack's errors share no base class
+        raise ProtocolError(f"value cannot be read: {type(error).__name__}: {error}") from None
 
-    def unpack(data: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        if depth > MAX_DEPTH:
+
+class _Decoder:
+    """One ``loads``. A class for the same reason as ``_Encoder``."""
+
+    __slots__ = ("_buffers", "_depth", "_load_object")
+
+    def __init__(self, buffers: list[Any], load_object: LoadObject) -> None:
+        self._buffers = buffers
+        self._load_object = load_object
+        self._depth = 0
+
+    def unpack(self, data: Any) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
             raise ProtocolError("value nests too deeply")
-        value = msgpack.unpackb(data, strict_map_key=False, ext_hook=extend, unicode_errors="surrogatepass")
-        depth -= 1
+        value = msgpack.unpackb(data, strict_map_key=False, ext_hook=self._extend, unicode_errors="surrogatepass")
+        self._depth -= 1
         return value
 
-    def extend(code: int, data: bytes) -> Any:
+    def _extend(self, code: int, data: bytes) -> Any:
         if code == Tag.TUPLE:
-            return tuple(_items(unpack(data)))
+            return tuple(_items(self.unpack(data)))
         if code == Tag.ARRAY:
-            index, *rest = _items(unpack(data))
-            if type(index) is not int or not 1 <= index < len(buffers):
-                raise ProtocolError(f"array refers to buffer {index!r} of {len(buffers)}")
-            return _load_array(buffers[index], rest)
+            index, *rest = _items(self.unpack(data))
+            if type(index) is not int or not 1 <= index < len(self._buffers):
+                raise ProtocolError(f"array refers to buffer {index!r} of {len(self._buffers)}")
+            return _load_array(self._buffers[index], rest)
         if code == Tag.INLINE_ARRAY:
-            memory, *rest = _items(unpack(data))
+            memory, *rest = _items(self.unpack(data))
             if type(memory) is not bytes:
                 raise ProtocolError("array without memory")
             return _load_array(bytearray(memory), rest)
         if code == Tag.SCALAR:
             return _load_array(bytearray(data[1:]), [data[0], "C"])[()]
         if code == Tag.SET:
-            return set(_items(unpack(data)))
+            return set(_items(self.unpack(data)))
         if code == Tag.FROZENSET:
-            return frozenset(_items(unpack(data)))
+            return frozenset(_items(self.unpack(data)))
         if code == Tag.COMPLEX:
             return complex(*struct.unpack("<dd", data))
         if code == Tag.INTEGER:
             return int.from_bytes(data, "little", signed=True)
         if code in (Tag.OBJECT, Tag.CODE):
-            return load_object(Tag(code), data)
+            return self._load_object(Tag(code), data)
         raise ProtocolError(f"extension type {code} not allowed")
-
-    try:
-        if not buffers:
-            raise ProtocolError("message without a value")
-        return unpack(buffers[0])
-    except DDLFError:
-        raise
-    except Exception as error:  # msgpack's errors share no base class
-        raise ProtocolError(f"value cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _items(value: Any) -> list[Any]:
@@ -253,7 +272,7 @@ def _dump_array(
             order = "F"
         else:
             array = np.ascontiguousarray(array)
-    if array.nbytes <= INLINE_ARRAY_BYTES:
+    if array.nbytes <= (INLINE_ARRAY_BYTES if len(buffers) < MANY_BUFFERS else JOIN_BELOW_BYTES):
         memory = array.tobytes("A")
         return msgpack.ExtType(Tag.INLINE_ARRAY, pack([memory, number, order, *array.shape]))
     flat = array.T if order == "F" else array

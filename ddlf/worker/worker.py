@@ -29,6 +29,7 @@ import numpy as np
 
 from ddlf.errors import NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
+from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeCache, CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
@@ -39,6 +40,9 @@ from ddlf.worker.activity import Activity
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
+
+EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+"""A coroutine runs until it first waits before its task meets the event loop; one that never waits costs as little as a function."""
 
 
 QUEUED = frozenset({"run_code", "load_mnist", "load_cifar10", "clean"})
@@ -127,6 +131,7 @@ class Worker(IWorker):
         self._sessions.add(session)
         await session.closed
         self._sessions.discard(session)
+        POOL.clear()
         for job in list(session.jobs.values()):
             self.cancel(job)
 
@@ -224,17 +229,26 @@ class Worker(IWorker):
             response = Response(error=error)
         else:
             if inspect.isawaitable(result):
-                job.task = asyncio.ensure_future(self._complete(job, result))
+                self._start_task(job, result)
                 return
             response = Response(result)
         self._finish(job, response)
 
+    def _start_task(self, job: Job, result: Any) -> None:
+        try:
+            job.task = asyncio.Task(self._complete(job, result), loop=asyncio.get_running_loop(), **EAGER)
+            self._blocking_id = 0
+        except Interrupted:
+            # It came in the moment in which the method began to wait. The master's cancellation, which follows, ends the task.
+            self._blocking_id = 0
+
     async def _complete(self, job: Job, result: Any) -> None:
         try:
             try:
+                self._blocking_id = job.id if EAGER else 0  # until it first waits it is a blocking method
                 response = Response(await result)
             finally:
-                job.task = None  # in here, so that a signal just before it is caught below
+                job.task, self._blocking_id = None, 0  # in here, so that a signal just before it is caught below
         except (asyncio.CancelledError, Interrupted):
             response = Response(error=RequestCancelled("cancelled while it ran"))
         except BaseException as error:
@@ -443,7 +457,7 @@ class Session:
         self.jobs: dict[int, Job] = {}
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
-            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=empty
+            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=POOL.take
         )
 
     def _on_frame(self, frame: Frame) -> None:
@@ -499,11 +513,6 @@ class Session:
             print(f"ddlf-worker: closed a connection: {reason}", file=sys.stderr, flush=True)
         if not self.closed.done():
             self.closed.set_result(None)
-
-
-def empty(size: int) -> Any:
-    """Memory for an array, without the zeroing that ``bytearray`` does."""
-    return np.empty(size, np.uint8)
 
 
 def cores() -> int:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 
 import pytest
 
+from ddlf.cli.bench import Way, slow
+from ddlf.cluster.proxy import ProxyWorker
 from tests.processes import command, is_listening, python
 
 
@@ -38,9 +41,17 @@ def test_help_imports_nothing_of_weight():
 
 def test_help_shows_first_steps_and_every_command():
     text = ddlf("--help").stdout
-    for word in ("run", "status", "stop", "token", "ddlf run apps/digits_cnn.py --local 2", "ddlf-worker --port 9000"):
+    for word in (
+        "run",
+        "status",
+        "bench",
+        "stop",
+        "token",
+        "ddlf run apps/digits_cnn.py --local 2",
+        "ddlf-worker --port 9000",
+    ):
         assert word in text
-    for name in ("run", "status", "stop", "token"):
+    for name in ("run", "status", "bench", "stop", "token"):
         assert ddlf(name, "--help").returncode == 0
     assert ddlf("--version").stdout.startswith("ddlf 0.")
 
@@ -49,7 +60,7 @@ def test_help_shows_first_steps_and_every_command():
     ("arguments", "sentence"),
     [
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
-        (["xyz"], "unknown command 'xyz'; there are: run, status, stop, token"),
+        (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, token"),
         (["run"], "the following arguments are required: app"),
         (["token"], "the following arguments are required: ACTION"),
         (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),
@@ -157,6 +168,38 @@ def test_stop_restart_ends_what_runs_and_the_master_is_told(workers, tmp_path):
     assert "SIGKILL while it ran 'run_code'" in errors
     assert "idle" in ddlf("status", *options).stdout
     assert all(worker.process.poll() is None for worker in both)
+
+
+# -- bench --------------------------------------------------------------------------------------------------------------
+
+
+def test_bench_has_a_line_with_latency_and_both_speeds_for_each_worker(workers):
+    (first, second), options = workers
+    second.end()
+    ended = ddlf("bench", "--megabytes", "1", *options)
+    assert ended.returncode == 3
+    line, lost = ended.stdout.splitlines()
+    assert re.search(
+        rf"1  127.0.0.1:{first.port} +call +[\d.]+ ms, p99 +[\d.]+ ms; to it +[\d,]+ MB/s, from it +[\d,]+ MB/s", line
+    )
+    assert "connection refused" in lost
+
+
+def test_bench_as_json_has_positive_figures(workers):
+    (first, _), options = workers
+    found = json.loads(ddlf("bench", "--megabytes", "1", "--json", *options).stdout)
+    assert found[0].pop("address") == f"127.0.0.1:{first.port}"
+    assert set(found[0]) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
+    assert all(value > 0 for row in found for value in row.values() if not isinstance(value, str))
+
+
+def test_bench_names_the_way_that_is_much_slower_than_the_others():
+    proxies = [ProxyWorker("pc", port, b"token", id=port) for port in (1, 2, 3)]
+    ways = [Way(0.001, 0.002, 110, 110), Way(0.001, 0.002, 112, 11), Way(0.001, 0.002, 108, 109)]
+    assert slow(proxies, ways) == [
+        "the way from worker 2 (pc:2) has 10% of the usual speed: check its cable and its switch port"
+    ]
+    assert slow(proxies[:2], ways[:2]) == []
 
 
 # -- tokens -------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as npst
 import ddlf.wire.values as values_module
 from ddlf.errors import NotPicklable, ProtocolError, ResultNotData
 from ddlf.wire.code import CodeCache, CodeSender
+from ddlf.wire.frame import Limits, encode_frame
 from ddlf.wire.values import DTYPES, INLINE_ARRAY_BYTES, MAX_DEPTH, Tag, dumps, loads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -332,3 +333,11 @@ def test_the_array_of_the_document_is_the_one_on_the_wire(written_bytes):
     assert tree == written_bytes["large-array"]
     assert bytes(memory) == array.tobytes()
     assert same(loads([tree, bytearray(memory)]), array)
+
+
+def test_any_number_of_small_arrays_fits_in_one_message():
+    arrays = [np.full(200, number, np.float32) for number in range(10_000)]
+    buffers = dumps(arrays)
+    encode_frame(1, 1, "run", buffers, limits=Limits())
+    for array, back in zip(arrays, loads([bytearray(buffer) for buffer in buffers]), strict=True):
+        assert np.array_equal(array, back)

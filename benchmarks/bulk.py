@@ -1,0 +1,133 @@
+"""What a large array costs in memory: ``python -m benchmarks.bulk [--megabytes 500] [--json FILE]``. Linux.
+
+One worker; an array goes there, then another comes back. The peak of each process is its own high-water mark (VmHWM), set back before each
+transfer. Then arrays that are odd: empty, of one byte, of 2 GiB + 1, and 20,000 small ones in one call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf import Cluster
+from ddlf.net.buffers import POOL
+
+
+def reset_peak() -> int:
+    """Set this process's high-water mark back and return its memory in bytes."""
+    gc.collect()
+    POOL.clear()
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def memory(field: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def prepare(self: Any) -> int:
+    """Runs on the worker."""
+    return reset_peak()
+
+
+def receive(data: Any) -> int:
+    """Runs on the worker, while it holds ``data``: its peak."""
+    return memory("VmHWM")
+
+
+def make(self: Any, size: int) -> int:
+    """Runs on the worker: an array to send, in memory that is there before."""
+    self.array = np.ones(size, np.uint8)
+    return reset_peak()
+
+
+def give(self: Any) -> Any:
+    """Runs on the worker."""
+    return self.array
+
+
+def peak() -> int:
+    """Runs on the worker."""
+    return memory("VmHWM")
+
+
+async def measure(size: int) -> dict[str, float]:
+    """Memory beyond what was there before, divided by the array's size, of both sides and both directions."""
+    async with Cluster.local(1) as cluster:
+        (before,) = await cluster.run_method(prepare)
+        array = np.ones(size, np.uint8)
+        mine = reset_peak()
+        begin = time.perf_counter()
+        (there,) = await cluster.run_method(receive, data=array)
+        there_s = time.perf_counter() - begin
+        there_sender = memory("VmHWM") - mine
+        del array
+        (theirs,) = await cluster.run_method(make, size=size)
+        mine = reset_peak()
+        begin = time.perf_counter()
+        (back,) = await cluster.run_method(give)
+        back_s = time.perf_counter() - begin
+        back_receiver = memory("VmHWM") - mine
+        assert back.nbytes == size
+        (sent,) = await cluster.run_method(peak)
+    return {
+        "bytes": size,
+        "master_to_worker_s": there_s,
+        "worker_to_master_s": back_s,
+        "receiving_worker": (there - before) / size,
+        "sending_master": there_sender / size,
+        "receiving_master": back_receiver / size,
+        "sending_worker": (sent - theirs) / size,
+    }
+
+
+def describe(data: Any) -> Any:
+    """Runs on the worker: what came, without sending it back."""
+    if isinstance(data, list):
+        return len(data), sum(int(part.sum()) for part in data)
+    return data.shape, int(data[-1]) if data.size else None
+
+
+async def odd(large: bool) -> None:
+    """Arrays that are unlike the usual ones."""
+    async with Cluster.local(1) as cluster:
+        cases: dict[str, Any] = {
+            "empty": np.empty((0, 3), np.float32),
+            "1 byte": np.ones(1, np.uint8),
+            "20,000 of 1 kB": [np.ones(1000, np.uint8) for _ in range(20_000)],
+        }
+        if large:
+            cases["2 GiB + 1"] = np.ones(2**31 + 1, np.uint8)
+        for name, data in cases.items():
+            begin = time.perf_counter()
+            (answer,) = await cluster.run_method(describe, data=data)
+            print(f"{name:<16} {time.perf_counter() - begin:6.3f} s  {answer}")
+            assert answer == describe(data)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bulk", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--no-large", action="store_true", help="leave out the array of 2 GiB + 1")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    found = asyncio.run(measure(options.megabytes * 10**6))
+    for side in ("receiving_worker", "sending_master", "receiving_master", "sending_worker"):
+        print(f"{side.replace('_', ' '):<18} {found[side]:.3f} x the array ({found[side] * options.megabytes:+.0f} MB)")
+    asyncio.run(odd(not options.no_large))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Whether a worker answers while it works: ``python -m benchmarks.load [--seconds 5] [--json FILE]``.
+
+Round trips of ``ping`` and of ``status`` to the daemon, one every 5 ms, while nothing runs, while a method computes on every core, and while
+arrays of 100 MB go to and fro on the data connection. The master that asks is the one that sends and receives the arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf import Cluster
+
+EVERY_S = 0.005
+
+
+def compute(seconds: float) -> None:
+    """Runs on the worker: holds the event loop, and with it the executor, as training without a thread would."""
+    a = np.ones((400, 400), np.float32)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        a = a @ a * 0.0 + 1.0
+
+
+def echo(value: Any) -> Any:
+    """Runs on the worker."""
+    return value
+
+
+@contextlib.asynccontextmanager
+async def nothing(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
+    """No load."""
+    yield
+
+
+@contextlib.asynccontextmanager
+async def computing(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
+    """Every worker computes."""
+    task = asyncio.ensure_future(cluster.run_method(compute, seconds=seconds + 1))
+    await asyncio.sleep(0.3)
+    yield
+    await task
+
+
+@contextlib.asynccontextmanager
+async def streaming(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
+    """100 MB to the first worker and back, again and again."""
+    array = np.ones(25_000_000, np.float32)
+    going = True
+
+    async def stream() -> None:
+        while going:
+            await cluster.options(workers=[1]).run_method(echo, value=array)
+
+    task = asyncio.ensure_future(stream())
+    await asyncio.sleep(0.3)
+    yield
+    going = False
+    await task
+
+
+async def measure(seconds: float) -> dict[str, dict[str, float]]:
+    """Milliseconds: median, 99th percentile and longest, for each load and request."""
+    found = {}
+    async with Cluster.local(os.cpu_count() or 1) as cluster:
+        worker = cluster.workers[0]
+        for load in (nothing, computing, streaming):
+            async with load(cluster, seconds):
+                times: dict[str, list[float]] = {"ping": [], "status": []}
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end:
+                    for name, ask in (("ping", worker.ping), ("status", worker.status)):
+                        begin = time.perf_counter()
+                        await ask()
+                        times[name].append((time.perf_counter() - begin) * 1e3)
+                        await asyncio.sleep(EVERY_S)
+            for name, values in times.items():
+                p50, p99 = np.percentile(values, [50, 99])
+                found[f"{name}, {load.__name__}"] = {
+                    "p50_ms": p50,
+                    "p99_ms": p99,
+                    "max_ms": max(values),
+                    "n": len(values),
+                }
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    found = asyncio.run(measure(options.seconds))
+    for name, f in found.items():
+        print(
+            f"{name:<18} p50 {f['p50_ms']:7.2f} ms  p99 {f['p99_ms']:7.2f} ms  max {f['max_ms']:7.2f} ms  of {f['n']}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

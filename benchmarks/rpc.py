@@ -1,0 +1,187 @@
+"""How fast a call is, beside what people would use instead: ``python -m benchmarks.rpc [--quick] [--json FILE]``.
+
+All peers are started once and kept, on this machine, one server process each. Then each repeat measures every peer in turn, so that a
+disturbance hits all of them; the table shows medians and, in brackets, the range of half the repeats. A ratio is DDLF's time divided by the
+other's, below 1 where DDLF is faster: the median of the repeats' own ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import ALWAYS, PEERS, Peer
+
+SMALL = bytes(64)
+FLOATS_2MB = 515_000
+"""2.06 MB: the weights of a small convolutional network, which is what a round of training sends."""
+FLOATS_100MB = 25_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to measure.
+
+    Args:
+        name: In the table.
+        measure: Takes a peer and returns seconds per call.
+        shown: Writes such seconds for people.
+        pipelined: Whether it needs several calls on one connection at a time.
+    """
+
+    name: str
+    measure: Callable[[Peer], Awaitable[float]]
+    shown: Callable[[float], str]
+    pipelined: bool = False
+
+
+def one_at_a_time(value: Any, calls: int) -> Callable[[Peer], Awaitable[float]]:
+    """Seconds of a round trip, the mean of ``calls``."""
+
+    async def measure(peer: Peer) -> float:
+        result = await peer.call(value)
+        assert memoryview(result).nbytes == memoryview(value).nbytes
+        del result
+        begin = time.perf_counter()
+        for _ in range(calls):
+            await peer.call(value)
+        return (time.perf_counter() - begin) / calls
+
+    return measure
+
+
+def in_flight(value: Any, calls: int, at_once: int) -> Callable[[Peer], Awaitable[float]]:
+    """Seconds per call while ``at_once`` are open."""
+
+    async def measure(peer: Peer) -> float:
+        async def caller() -> None:
+            for _ in range(calls // at_once):
+                await peer.call(value)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(caller() for _ in range(at_once)))
+        return (time.perf_counter() - begin) / (calls // at_once * at_once)
+
+    return measure
+
+
+def cases(quick: bool) -> list[Case]:
+    """What is measured."""
+    scale = 0.1 if quick else 1.0
+    array = np.zeros(FLOATS_2MB, np.float32) + 1  # touched, so that its pages exist
+    large = np.zeros(FLOATS_100MB // (10 if quick else 1), np.float32) + 1
+    return [
+        Case("64 B, one at a time", one_at_a_time(SMALL, int(1000 * scale)), lambda s: f"{s * 1e6:,.0f} us"),
+        Case("64 B, 100 in flight", in_flight(SMALL, int(5000 * scale), 100), lambda s: f"{1 / s:,.0f}/s", True),
+        Case("2.06 MB round trip", one_at_a_time(array, int(50 * scale)), lambda s: f"{s * 1e3:,.2f} ms"),
+        Case(f"{large.nbytes / 1e6:.0f} MB round trip", one_at_a_time(large, 2), lambda s: f"{s * 1e3:,.0f} ms"),
+    ]
+
+
+async def measure(kinds: list[type[Peer]], repeats: int, quick: bool) -> dict[str, dict[str, list[float]]]:
+    """Start the peers, measure them in turn, end them.
+
+    Returns:
+        Seconds per call: by case, by peer, one for each repeat.
+    """
+    todo = cases(quick)
+    found: dict[str, dict[str, list[float]]] = {case.name: {} for case in todo}
+    peers = [kind() for kind in kinds]
+    started: list[Peer] = []
+    try:
+        for peer in peers:
+            await peer.start()
+            started.append(peer)
+        for repeat in range(-1, repeats):  # the first one warms up
+            for case in todo:
+                for peer in peers:
+                    if case.pipelined and not peer.pipelines:
+                        continue
+                    gc.collect()
+                    seconds = await case.measure(peer)
+                    if repeat >= 0:
+                        found[case.name].setdefault(peer.name, []).append(seconds)
+    finally:
+        for peer in started:
+            await peer.stop()
+    return found
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """The quartiles: half of the repeats lie between them."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], values[0], values[0])
+    return low, high
+
+
+def table(found: dict[str, dict[str, list[float]]], quick: bool) -> str:
+    """The figures for people."""
+    lines = []
+    for case in cases(quick):
+        rows = found[case.name]
+        lines.append(case.name)
+        for name, values in rows.items():
+            middle = statistics.median(values)
+            ratio = statistics.median(mine / other for mine, other in zip(rows["DDLF"], values, strict=True))
+            ends = sorted(spread(values), reverse=case.pipelined)
+            shown = f"[{case.shown(ends[0])} .. {case.shown(ends[1])}]"
+            compared = "" if name == "DDLF" else f"DDLF / it = {ratio:.2f}"
+            lines.append(f"  {name:<22}{case.shown(middle):>12}  {shown:<26}{compared}")
+    return "\n".join(lines)
+
+
+def facts() -> dict[str, Any]:
+    """The machine and the versions, without which figures mean nothing."""
+    versions = {}
+    for name in ("ddlf", "numpy", "msgpack", "grpcio", "ray", "distributed", "uvloop"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform(), **versions}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rpc", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer calls and only peers that need nothing installed")
+    parser.add_argument("--repeats", type=int, help="of each measurement (default: 7; 2 with --quick)")
+    parser.add_argument("--peers", help="comma-separated parts of names: ddlf,raw,grpc")
+    parser.add_argument(
+        "--uvloop", action="store_true", help="run this side on uvloop; DDLF_UVLOOP=1 does so for the worker"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    options = parser.parse_args(argv)
+    kinds = [kind for kind in (ALWAYS if options.quick else PEERS) if kind.available()]
+    if options.peers:
+        parts = ["ddlf", *options.peers.lower().split(",")]
+        kinds = [kind for kind in PEERS if kind.available() and any(part in kind.name.lower() for part in parts)]
+    repeats = options.repeats or (2 if options.quick else 7)
+    loop_factory = None
+    if options.uvloop:
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        found = runner.run(measure(kinds, repeats, options.quick))
+    print(table(found, options.quick))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"machine": facts(), "quick": options.quick, "seconds": found}, indent=2) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
