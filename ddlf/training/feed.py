@@ -20,9 +20,11 @@ class Feed(Protocol):
 
     Attributes:
         dataset: What ``fit`` or ``evaluate`` gets as ``x``.
+        data: The data as arrays, in the memory that the feed uses: keep these, and the original can be freed.
     """
 
     dataset: Any
+    data: Any
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         """Give the indices of the samples for the next pass, shape ``(n,)``, any integer type."""
@@ -67,6 +69,8 @@ class TensorFlowFeed:
         order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         with tf.device("CPU:0"):
             tensors = tree_map(tf.convert_to_tensor, data)
+        # ``tensor.numpy()`` would copy again; the buffer protocol does not. Such a view is read-only.
+        self.data = tree_map(lambda tensor: np.asarray(memoryview(tensor)), tensors)
 
         def batch(number: Any) -> Any:
             rows = order[number * batch_size : (number + 1) * batch_size]
@@ -109,6 +113,7 @@ class ArrayFeed:
                 rows = feed._order[number * batch_size : (number + 1) * batch_size]
                 return tuple(tree_map(lambda array: array[rows], data))
 
+        self.data = data
         self._order: np.ndarray[Any, Any] = np.arange(0)
         self.dataset = Batches(workers=0)
 

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,31 @@ from ddlf.worker.datasets import fingerprint
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
-    from ddlf.app import IApp
     from ddlf.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+
+class App(Protocol):
+    """What a replica needs of an app; ``ddlf.IApp`` has it."""
+
+    precision: str
+    callbacks: Any
+    model: Any
+    x_train: Any
+    y_train: Any
+    indices: np.ndarray[Any, Any]
+    worker: Any
+    replica: Any
+
+    def load_dataset(self) -> Any:
+        """Set ``x_train`` and ``y_train``; plain or async."""
+
+    def create_model(self) -> Any:
+        """Set ``model``; plain or async."""
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """Return the update, or a tuple of it and metrics; plain or async."""
 
 
 class Replica:
@@ -35,11 +56,13 @@ class Replica:
 
     Attributes:
         stopping: Set when training is to end at the next batch.
+        attributes: What ``load_dataset`` set on the app; the worker keeps it for later runs.
     """
 
-    def __init__(self, app: IApp) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self.stopping = False
+        self.attributes: dict[str, Any] = {}
         self._feed: tuple[int, Feed] | None = None
         self._task: dict[str, Any] = {}
         self._exchange = WorkerEnd()
@@ -70,15 +93,11 @@ class Replica:
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
-    def load(self) -> dict[str, Any]:
-        """Run the app's ``load_dataset``.
-
-        Returns:
-            The attributes that it set.
-        """
+    def load(self) -> None:
+        """Run the app's ``load_dataset``."""
         before = dict(vars(self.app))
         call(self.app.load_dataset)
-        return {name: value for name, value in vars(self.app).items() if before.get(name, before) is not value}
+        self.attributes = {name: v for name, v in vars(self.app).items() if before.get(name, before) is not v}
 
     def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round.
@@ -123,7 +142,12 @@ class Replica:
 
         replica, indices = self, self.app.indices
         if self._feed is None or self._feed[0] != batch_size:
-            self._feed = batch_size, make_feed((self.app.x_train, self.app.y_train), batch_size)
+            feed = make_feed((self.app.x_train, self.app.y_train), batch_size)
+            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
+            kept = dict(zip(("x_train", "y_train"), feed.data, strict=True))
+            vars(self.app).update(kept)
+            self.attributes.update(kept)
+            self._feed = batch_size, feed
         feed = self._feed[1]
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
@@ -153,7 +177,7 @@ STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: 5-10 % less time on the MNIST CNN."""
 
 
-def use_fast_steps(model: Any, app: IApp) -> None:
+def use_fast_steps(model: Any, app: App) -> None:
     """Let one call of the compiled function take several batches, unless the user chose a number or has callbacks that may look at batches.
 
     Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
@@ -200,7 +224,7 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 # -- methods that the master runs on a worker -----------------------------------------------------------------------
 
 
-async def open_app(self: Worker, app: IApp) -> dict[str, Any]:
+async def open_app(self: Worker, app: App) -> dict[str, Any]:
     """Take an app and build its model."""
     app.worker = self
     self.replica = app.replica = Replica(app)  # type: ignore[attr-defined]
@@ -219,12 +243,13 @@ async def load_data(self: Worker, wanted: str) -> dict[str, Any]:
     replica: Replica = self.replica  # type: ignore[attr-defined]
     held = wanted in self.datasets
     if held:
-        vars(replica.app).update(self.datasets[wanted])
+        replica.attributes = self.datasets[wanted]
+        vars(replica.app).update(replica.attributes)
         content = wanted
     else:
-        attributes = await self.compute(replica.load)
+        await self.compute(replica.load)
         content = await self.compute(fingerprint_of, replica.app)
-        self.datasets[content] = attributes
+        self.datasets[content] = replica.attributes
     x = first_array(replica.app.x_train)
     return {
         "fingerprint": content,

@@ -39,6 +39,16 @@ def test_models_of_several_inputs_get_trees_of_batches(kind):
     assert list(label) == [500, 0, 300]
 
 
+@pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
+def test_the_arrays_of_a_feed_are_the_memory_it_uses(kind):
+    feed = kind(({"a": np.arange(6)}, np.arange(6)), 4)
+    assert list(feed.data[0]["a"]) == list(range(6))
+    feed.data[1].flags.writeable = kind is ArrayFeed  # TensorFlow's own memory stays read-only
+    assert feed.data[1].flags.writeable == (kind is ArrayFeed)
+    feed.set_order(np.array([2]))
+    assert rows(feed)[0][1] == feed.data[1][2]
+
+
 def test_the_first_array_of_a_tree_is_found():
     assert first_array({"a": [np.zeros(3), np.zeros(3)]}).shape == (3,)
 

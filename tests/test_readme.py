@@ -1,0 +1,50 @@
+"""The README's examples run as they are shown."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    random = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    np.savez(
+        folder / "mnist.npz",
+        x_train=random.integers(0, 256, (300, 28, 28), np.uint8),
+        y_train=random.integers(0, 10, 300, np.uint8),
+        x_test=random.integers(0, 256, (50, 28, 28), np.uint8),
+        y_test=random.integers(0, 10, 50, np.uint8),
+    )
+    return {**os.environ, "DDLF_DATA": str(folder)}
+
+
+def run(tmp_path, environment, source, *arguments):
+    script = tmp_path / "example.py"
+    script.write_text(source)
+    command = (sys.executable, script, *arguments)
+    return subprocess.run(
+        command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=120, check=False
+    )
+
+
+def test_the_remote_calls_print_what_the_comments_say(tmp_path, environment):
+    result = run(tmp_path, environment, BLOCKS[0])
+    expected = re.findall(r"print\(.*# (\[.*\])", BLOCKS[0])
+    assert result.stdout.splitlines() == expected == ["[16, 16, 16]", "[16, 160]"], result.stderr
+
+
+def test_the_app_trains(tmp_path, environment):
+    result = run(tmp_path, environment, BLOCKS[1], "--local", "2", "--master-epochs", "2")
+    assert result.returncode == 0, result.stderr
+    assert "round 2/2" in result.stdout
+    assert "test " in result.stdout
