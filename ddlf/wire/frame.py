@@ -100,6 +100,10 @@ def encode_frame(
     header = msgpack.packb([kind, id, name, sizes, extra])
     if len(header) > limits.max_header_bytes:
         raise FrameTooLarge(f"a header of {len(header):,} bytes is over the limit of {limits.max_header_bytes:,}")
+    if body <= JOIN_BELOW_BYTES:
+        return [
+            b"".join((PREFIX.pack(len(header), 0, body), header, *buffers))
+        ]  # most messages; the loop does the same
     pieces: list[Buffer] = []
     small: list[Buffer] = [PREFIX.pack(len(header), 0, body), header]
     for size, buffer in zip(sizes, buffers, strict=True):
@@ -233,14 +237,11 @@ class FrameDecoder:
         if type(header) is not list or len(header) != 5:
             raise ProtocolError("header is not an array of 5 fields")
         kind, id, name, sizes, extra = header
-        for field, value, kind_of in (
-            ("kind", kind, int),
-            ("id", id, int),
-            ("name", name, str),
-            ("sizes", sizes, list),
-        ):
-            if type(value) is not kind_of:
-                raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
+        if not (type(kind) is int and type(id) is int and type(name) is str and type(sizes) is list):
+            expected = (("kind", int), ("id", int), ("name", str), ("sizes", list))
+            for (field, kind_of), value in zip(expected, header, strict=False):
+                if type(value) is not kind_of:
+                    raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
         if extra is not None and type(extra) not in (int, float):
             raise ProtocolError(f"header field 'extra' is a {type(extra).__name__}")
         if len(sizes) > self.limits.max_buffers:
