@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from ddlf import Cluster
-from ddlf.net.buffers import POOL
 
 
 def reset_peak() -> int:
     """Set this process's high-water mark back and return its memory in bytes."""
+    from ddlf.net.buffers import POOL  # in here, because each process has its own
+
     gc.collect()
     POOL.clear()
     Path("/proc/self/clear_refs").write_text("5")
