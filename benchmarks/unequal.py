@@ -1,6 +1,6 @@
 """Machines of different speed: equal parts, parts that follow the speed, and asynchronous training, with one of two workers slowed.
 
-    python -m benchmarks.unequal [--slowdown 3] [--rounds 8] [--samples 60000]
+    python -m benchmarks.unequal [--slowdown 3] [--rounds 6] [--samples 12000] [--repeats 3]
 
 The second worker is stopped and continued by signals, so that it runs 1/slowdown of the time. The ideal round is the one in which both workers
 compute all the time: undisturbed round x 2 / (1 + 1 / slowdown).
@@ -66,45 +66,54 @@ async def train(cluster: Cluster, options: argparse.Namespace, **attributes: Any
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Measure and print."""
+    """Measure in turns and print medians over the repeats."""
+    variants = {
+        "sync": (False, {}),
+        "equal parts": (True, {}),
+        "parts by speed": (True, {"balance": "speed"}),
+        "async": (False, {"mode": "async"}),
+        "async beside": (True, {"mode": "async"}),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    accuracies: dict[str, list[float]] = {name: [] for name in variants}
     async with Cluster.local(2) as cluster:
         pid = (await cluster.status())[1]["executor_pid"]
-        rounds = options.rounds
         await train(cluster, options, master_epochs=1)  # warm
-        plain, plain_accuracy = await train(cluster, options, master_epochs=rounds)
-        free, free_accuracy = await train(cluster, options, master_epochs=rounds, mode="async")
-        async with slowed(pid, options.slowdown):
-            equal, _ = await train(cluster, options, master_epochs=rounds)
-            speed, speed_accuracy = await train(cluster, options, master_epochs=rounds, balance="speed")
-            loose, loose_accuracy = await train(cluster, options, master_epochs=rounds, mode="async")
-    settled = slice(2, None)  # the first rounds measure
-    undisturbed = statistics.median(record.seconds for record in plain)
-    ideal = undisturbed * 2 / (1 + 1 / options.slowdown)
-    print(f"sync, both at full speed: {undisturbed:.2f} s a round, accuracy {plain_accuracy:.4f}")
-    print(f"ideal with one slowed {options.slowdown:g}x: {ideal:.2f} s a round")
-    for name, records in (("equal parts", equal), ("parts by speed", speed)):
-        seconds = [record.seconds for record in records[settled]]
+        for repeat in range(options.repeats):
+            for name, (slow, attributes) in variants.items():
+                async with slowed(pid, options.slowdown) if slow else contextlib.nullcontext():
+                    records, accuracy = await train(
+                        cluster, options, master_epochs=options.rounds, seed=repeat, **attributes
+                    )
+                # Of asynchronous runs the worker that is not slowed. The first rounds of parts by speed measure the speeds.
+                settled = [record.seconds for record in records if record.slot in (None, 1)][2:]
+                seconds[name].append(statistics.median(settled))
+                accuracies[name].append(accuracy)
+    ideal = [second * 2 / (1 + 1 / options.slowdown) for second in seconds["sync"]]
+    print(
+        f"sync, both at full speed: {show(seconds['sync'], ' s')} a round, accuracy {show(accuracies['sync'], '', 4)}"
+    )
+    for name in ("equal parts", "parts by speed"):
+        ratios = [second / best for second, best in zip(seconds[name], ideal, strict=True)]
         print(
-            f"  {name:<15} {statistics.median(seconds):6.2f} s ({min(seconds):.2f}-{max(seconds):.2f}),"
-            f" {statistics.median(seconds) / ideal:.2f} x ideal"
+            f"  {name:<15} {show(seconds[name], ' s')}, {show(ratios, ' x ideal')}, accuracy {show(accuracies[name], '', 4)}"
         )
-    print(
-        f"  accuracy by speed {speed_accuracy:.4f}, {100 * (speed_accuracy - plain_accuracy):+.2f} points of undisturbed"
-    )
-    fast = [statistics.median(r.seconds for r in records if r.slot == 1) for records in (free, loose)]
-    print(
-        f"async, the other worker: {fast[0]:.2f} s a round undisturbed, {fast[1]:.2f} s beside the slowed one", end=""
-    )
-    print(f" ({100 * (fast[1] / fast[0] - 1):+.1f} %)")
-    print(
-        f"  accuracy {free_accuracy:.4f} undisturbed, {loose_accuracy:.4f} with one slowed"
-        f" ({100 * (loose_accuracy - free_accuracy):+.2f} points)"
-    )
+    losses = [100 * (b / a - 1) for a, b in zip(seconds["async"], seconds["async beside"], strict=True)]
+    print(f"async, the other worker: {show(seconds['async'], ' s')} a round undisturbed")
+    print(f"  beside the slowed one it loses {show(losses, ' %', 1)}")
+    points = [100 * (b - a) for a, b in zip(accuracies["async"], accuracies["async beside"], strict=True)]
+    print(f"  accuracy {show(accuracies['async'], '', 4)} undisturbed, {show(points, ' points')} with one slowed")
+
+
+def show(values: list[float], unit: str, digits: int = 2) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.{digits}f}{unit} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slowdown", type=float, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=60_000)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=12_000)
+    parser.add_argument("--repeats", type=int, default=3)
     asyncio.run(main(parser.parse_args()))
