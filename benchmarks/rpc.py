@@ -92,7 +92,9 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-async def measure(kinds: list[type[Peer]], repeats: int, quick: bool) -> dict[str, dict[str, list[float]]]:
+async def measure(
+    kinds: list[type[Peer]], repeats: int, quick: bool, pin: str | None = None
+) -> dict[str, dict[str, list[float]]]:
     """Start the peers, measure them in turn, end them.
 
     Returns:
@@ -112,6 +114,8 @@ async def measure(kinds: list[type[Peer]], repeats: int, quick: bool) -> dict[st
                 print(f"{peer.name} does not start and is left out: {error}", file=sys.stderr)
             else:
                 started.append(peer)
+        if pin:
+            pin_processes(0 if pin == "one" else 1)
         for repeat in range(-1, repeats):  # the first one warms up
             for case in todo:
                 for peer in started:
@@ -125,6 +129,16 @@ async def measure(kinds: list[type[Peer]], repeats: int, quick: bool) -> dict[st
         for peer in started:
             await peer.stop()
     return found
+
+
+def pin_processes(servers: int) -> None:
+    """This process on core 0, all that it started, thread by thread, on core ``servers``."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {servers})
+    os.sched_setaffinity(0, {0})
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -166,8 +180,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer calls and only peers that need nothing installed")
     parser.add_argument("--repeats", type=int, help="of each measurement (default: 7; 2 with --quick)")
     parser.add_argument("--peers", help="comma-separated parts of names: ddlf,raw,grpc")
+    parser.add_argument("--uvloop", action="store_true", help="run this side on uvloop; the worker stays on asyncio")
     parser.add_argument(
-        "--uvloop", action="store_true", help="run this side on uvloop; DDLF_UVLOOP=1 does so for the worker"
+        "--pin",
+        choices=("one", "two"),
+        help="both sides on one core, or one each: where the scheduler puts them decides what waking costs (Linux)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args(argv)
@@ -182,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        found = runner.run(measure(kinds, repeats, options.quick))
+        found = runner.run(measure(kinds, repeats, options.quick, options.pin))
     print(table(found, options.quick))
     if options.json:
         options.json.write_text(
