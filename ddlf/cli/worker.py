@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon, Options
 
 LOOPBACK = "127.0.0.1"
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parser() -> Parser:
@@ -110,6 +111,8 @@ def _run(options: argparse.Namespace) -> int:
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
                 print(json.dumps(facts), file=pipe)
 
+    # A signal that comes while the event loop is made waits until it can be handled: half a loop cannot end tidily.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     if beyond:
         print(
             f"ddlf-worker: WARNING: {host} is reachable from other machines and nothing is encrypted (--insecure-plaintext)",
@@ -136,9 +139,10 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
         daemon.stop()
 
     # First the signals: from here on every end is a tidy one, which leaves no folder behind.
-    for number_ in (signal.SIGINT, signal.SIGTERM):
+    for number_ in STOPPING:
         loop.add_signal_handler(number_, stop, number_)
     daemon = Daemon(settings, log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     if exit_with_parent:
         # A thread, because stdin may be a file or a terminal, which the event loop cannot watch everywhere. It reads the bare
         # descriptor: a buffered one is locked while a read waits, and Python would wait for that lock at its end.
