@@ -21,7 +21,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import cloudpickle
 
@@ -267,8 +267,3 @@ def _can_pickle(value: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def refuse_code(tag: Tag, data: bytes) -> NoReturn:
-    """The ``load_object`` of a daemon, which never runs user code."""
-    raise ProtocolError("the control connection carries no code")
