@@ -11,7 +11,9 @@ from typing import Any
 
 __all__ = [
     "AppError",
+    "AppMissing",
     "AuthError",
+    "ClusterTooSmall",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -19,6 +21,7 @@ __all__ = [
     "DatasetMismatch",
     "ExecutorCrashed",
     "FrameTooLarge",
+    "LeaseError",
     "ListenError",
     "NotPicklable",
     "ProtocolError",
@@ -66,6 +69,10 @@ class AppError(DDLFError, TypeError):
     exit_code = 2
 
 
+class AppMissing(DDLFError, LookupError):
+    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place."""
+
+
 class ListenError(DDLFError, OSError):
     """A worker cannot listen on the address it was given."""
 
@@ -74,6 +81,12 @@ class ListenError(DDLFError, OSError):
 
 class ConnectError(DDLFError, ConnectionError):
     """One or more workers could not be reached."""
+
+    exit_code = 3
+
+
+class LeaseError(DDLFError, PermissionError):
+    """Another master holds a worker, or took over what this one led."""
 
     exit_code = 3
 
@@ -110,6 +123,12 @@ class WorkerLost(DDLFError, ConnectionError):
     def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = True) -> None:
         super().__init__(message, hint=hint, worker=worker)
         self.may_have_run = may_have_run
+
+
+class ClusterTooSmall(DDLFError, ConnectionError):
+    """So many workers were lost that training cannot go on."""
+
+    exit_code = 5
 
 
 class ExecutorCrashed(DDLFError, RuntimeError):
