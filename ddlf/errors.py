@@ -12,6 +12,9 @@ from typing import Any
 __all__ = [
     "AppError",
     "AuthError",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -19,6 +22,7 @@ __all__ = [
     "DatasetMismatch",
     "ExecutorCrashed",
     "FrameTooLarge",
+    "LeaseError",
     "ListenError",
     "NotPicklable",
     "ProtocolError",
@@ -74,6 +78,12 @@ class ListenError(DDLFError, OSError):
 
 class ConnectError(DDLFError, ConnectionError):
     """One or more workers could not be reached."""
+
+    exit_code = 3
+
+
+class LeaseError(DDLFError, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
 
     exit_code = 3
 
@@ -177,6 +187,36 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class CheckpointError(DDLFError, OSError):
+    """A checkpoint cannot be written, found, read or used.
+
+    Attributes:
+        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+    """
+
+    exit_code = 7
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is not what was once written.
+
+    Attributes:
+        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
+        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: What is there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", file: str = "", expected: str = "", got: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+        self.expected = expected
+        self.got = got
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint is whole, but of another model, other data or other settings than this run."""
 
 
 class RemoteError(DDLFError):
