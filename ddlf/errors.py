@@ -13,6 +13,9 @@ __all__ = [
     "AppError",
     "AppMissing",
     "AuthError",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
     "ClusterTooSmall",
     "ConfigError",
     "ConnectError",
@@ -86,7 +89,7 @@ class ConnectError(DDLFError, ConnectionError):
 
 
 class LeaseError(DDLFError, PermissionError):
-    """Another master holds a worker, or took over what this one led."""
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
 
     exit_code = 3
 
@@ -196,6 +199,36 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class CheckpointError(DDLFError, OSError):
+    """A checkpoint cannot be written, found, read or used.
+
+    Attributes:
+        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+    """
+
+    exit_code = 7
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is not what was once written.
+
+    Attributes:
+        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
+        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: What is there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", file: str = "", expected: str = "", got: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+        self.expected = expected
+        self.got = got
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint is whole, but of another model, other data or other settings than this run."""
 
 
 class RemoteError(DDLFError):
