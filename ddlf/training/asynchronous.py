@@ -38,13 +38,16 @@ async def train(job: Job) -> list[RoundRecord]:
     Returns:
         A record for each update, in the order in which they were applied.
     """
-    records: list[RoundRecord] = []
+    progress = job.progress
+    records = progress.records
+    if not progress.slot_rounds:
+        progress.slot_rounds = [0] * job.slots
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
     converged = False
 
     async def run(slot: int) -> None:
         nonlocal converged
-        for number, epochs in enumerate(schedule):
+        for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
             if converged:
                 return
             begin = time.perf_counter()
@@ -55,7 +58,7 @@ async def train(job: Job) -> list[RoundRecord]:
             async def attempt(
                 worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
             ) -> tuple[SlotResult, Any, int]:
-                weights, version = job.weights, len(records)
+                weights, version = progress.weights, len(records)
                 return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
 
             result, weights, version = await job.crew.carry(slot, number, attempt)
@@ -70,8 +73,15 @@ async def train(job: Job) -> list[RoundRecord]:
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
-            _, job.weights = job.outer.update([], job.weights, share, job.trainable)
-            job.optimizers[slot] = result.optimizer
+            _, progress.weights = job.outer.update([], progress.weights, share, job.trainable)
+            progress.optimizers[slot] = result.optimizer
+            progress.ledger.add(part, epochs)
+            progress.held = job.weights_out.held
+            if result.lost is not None:
+                progress.lost[slot] = result.lost
+            progress.slot_rounds[slot] = number + 1
+            progress.round = len(records) + 1
+            job.lost_of.pop(slot, None)
             end = time.perf_counter()
             record = RoundRecord(
                 round=number + 1,
@@ -92,6 +102,7 @@ async def train(job: Job) -> list[RoundRecord]:
                 metrics=mean_metrics([(result.metrics, result.samples)]),
             )
             records.append(record)
+            await job.keep()
             if await job.report(record):
                 converged = True
                 await job.stop_workers()

@@ -32,27 +32,28 @@ async def train(job: Job) -> list[RoundRecord]:
     """Train until ``master_epochs`` are over or the app says that it has converged.
 
     Args:
-        job: The app, its cluster, the weights to start from and the settings of the run. ``job.weights`` holds the result.
+        job: The app, its cluster, where to start from and the settings of the run. ``job.progress`` holds the result.
 
     Returns:
         A record for each round.
     """
-    records: list[RoundRecord] = []
+    progress = job.progress
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
-    state = job.outer.init(job.weights)
-    indices = shuffled(job.samples, job.seed, 0)
-    speeds: list[float | None] = [None] * job.slots
-    for number, epochs in enumerate(schedule):
+    if progress.round == 0:
+        progress.outer = job.outer.init(progress.weights)
+        progress.speeds = [None] * job.slots
+    indices = shuffled(job.samples, job.seed, progress.round)
+    for number, epochs in list(enumerate(schedule))[progress.round :]:
         begin = time.perf_counter()
         out, back = job.bytes_moved()
         lost = job.crew.losses
         job.crew.begin_round()
-        merge = RunningMerge(job.slots, like=job.weights)
-        partitions = partition(indices, _sizes(job, speeds))
+        merge = RunningMerge(job.slots, like=progress.weights)
+        partitions = partition(indices, _sizes(job, progress.speeds))
         tasks = [
             asyncio.ensure_future(
                 job.crew.carry(
-                    slot, number, partial(run_slot, job, slot, number, epochs, partitions[slot], job.weights)
+                    slot, number, partial(run_slot, job, slot, number, epochs, partitions[slot], progress.weights)
                 )
             )
             for slot in range(job.slots)
@@ -67,12 +68,20 @@ async def train(job: Job) -> list[RoundRecord]:
             await end_all(tasks)
             raise
         results = [task.result() for task in tasks]
-        state, job.weights = job.outer.update(state, job.weights, merge.result(), job.trainable)
-        job.optimizers = [result.optimizer for result in results]
-        speeds = [
+        progress.outer, progress.weights = job.outer.update(
+            progress.outer, progress.weights, merge.result(), job.trainable
+        )
+        progress.optimizers = [result.optimizer for result in results]
+        progress.speeds = [
             smooth_speed(old, result.samples * epochs / max(result.compute_s, 1e-9))
-            for old, result in zip(speeds, results, strict=True)
+            for old, result in zip(progress.speeds, results, strict=True)
         ]
+        for part in partitions:
+            progress.ledger.add(part, epochs)
+        progress.held = job.weights_out.held
+        progress.lost = {slot: result.lost for slot, result in enumerate(results) if result.lost is not None}
+        progress.round = number + 1
+        job.lost_of = {}
         end = time.perf_counter()
         slowest = max(result.elapsed for result in results)
         compute = max(result.compute_s for result in results)
@@ -96,11 +105,12 @@ async def train(job: Job) -> list[RoundRecord]:
             metrics=mean_metrics([(result.metrics, result.samples) for result in results]),
             test=test,
         )
-        records.append(record)
+        progress.records.append(record)
+        await job.keep()
         if await job.report(record):
             break
     await job.stop_workers()
-    return records
+    return progress.records
 
 
 def _sizes(job: Job, speeds: Sequence[float | None]) -> list[int]:
