@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "AppError",
     "AuthError",
+    "BadUpdate",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -177,6 +178,20 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class BadUpdate(DDLFError, ValueError):
+    """What a worker sent back from a round cannot be merged. The weights are those of before.
+
+    Attributes:
+        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
+        count: Values of that tensor that are wrong.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", tensor: str = "", count: int = 0) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.tensor = tensor
+        self.count = count
 
 
 class RemoteError(DDLFError):
