@@ -86,6 +86,11 @@ class IApp:
         codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
         weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
             the difference to what the worker holds.
+        merge: How the updates of a round become one: ``"mean"``, weighted by samples; ``"median"`` or ``"trimmed:0.2"``, which few bad
+            updates cannot move far. Synchronous training only.
+        update_policy: What an update that looks wrong leads to: ``"stop"`` ends training on NaN, infinity or a wrong shape, and names
+            worker, tensor and count; ``"reject"`` also compares lengths and directions with the others, has a bad one computed again on
+            another worker, and leaves it out if that does not help; ``"clip"`` scales what is only too long.
         outer: How a merged update changes the weights; by default it is subtracted.
         verbose: Whether to print a line for each step.
         history: The records of the last training.
@@ -126,6 +131,8 @@ class IApp:
     codec: str = "float32"
     weights_codec: str = "float32"
     verbose: bool = True
+    merge: str = "mean"
+    update_policy: str = "stop"
     outer: OuterOptimizer | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
 
@@ -275,6 +282,8 @@ class IApp:
 
     async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
         names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+        from ddlf.algorithms.check import check_policy
+        from ddlf.algorithms.merge import rule
         from ddlf.training.exchange import check_codecs
         from ddlf.training.precision import check_precision
 
@@ -287,6 +296,8 @@ class IApp:
                 raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
         if self.balance not in ("equal", "speed"):
             raise ConfigError(f"balance must be 'equal' or 'speed', got {self.balance!r}")
+        rule(self.merge)
+        check_policy(self.update_policy)
         check_codecs(self.codec, self.weights_codec)
         check_precision(self.precision)
         samples = await self.prepare(settings["seed"])
@@ -315,6 +326,7 @@ class IApp:
         )
 
     async def _job(self, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
+        from ddlf.algorithms.merge import rule
         from ddlf.algorithms.outer import Subtract
         from ddlf.training.exchange import WeightsOut
         from ddlf.training.ledger import Ledger
@@ -353,6 +365,9 @@ class IApp:
             keep_optimizer=self.optimizer_state == "kept",
             trainable=trainable,
             samples=samples,
+            names=[weight.path for weight in self.model.weights],
+            rule=rule(self.merge),
+            update_policy=self.update_policy,
             outer=self.outer or Subtract(),
             codec=self.codec,
             weights_out=weights_out,
@@ -387,7 +402,15 @@ class IApp:
             **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
             **{
                 name: getattr(self, name)
-                for name in ("precision", "balance", "codec", "weights_codec", "optimizer_state")
+                for name in (
+                    "precision",
+                    "balance",
+                    "codec",
+                    "weights_codec",
+                    "optimizer_state",
+                    "merge",
+                    "update_policy",
+                )
             },
         }
         folder = CheckpointFolder(where, keep=self.checkpoint_keep)

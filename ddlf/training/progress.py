@@ -106,12 +106,16 @@ class Progress:
             lost={
                 slot: [state.get(i) for i in range(len(weights))] for slot, state in _by_slot(arrays["lost"]).items()
             },
-            records=[RoundRecord(**{**record, "workers": tuple(record["workers"])}) for record in facts["records"]],
+            records=[_record(record) for record in facts["records"]],
         )
 
 
 def _plain(record: RoundRecord) -> dict[str, Any]:
-    return {**dataclasses.asdict(record), "workers": list(record.workers)}
+    return {**dataclasses.asdict(record), "workers": list(record.workers), "verdicts": list(record.verdicts)}
+
+
+def _record(facts: dict[str, Any]) -> RoundRecord:
+    return RoundRecord(**{**facts, "workers": tuple(facts["workers"]), "verdicts": tuple(facts["verdicts"])})
 
 
 def _by_slot(group: Any) -> dict[int, dict[int, Any]]:

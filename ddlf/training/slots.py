@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.check import fault
 from ddlf.algorithms.codec import codec
+from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
@@ -43,6 +45,9 @@ class Job:
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
         keep_optimizer: Whether a slot's optimizer goes on from where its last round left it.
+        names: Paths of the weights.
+        rule: How the updates of a round become one.
+        update_policy: What to do with an update that looks wrong.
         outer: How a merged update changes the weights.
         codec: Of the updates on their way back.
         weights_out: Of the weights on their way out.
@@ -62,6 +67,9 @@ class Job:
     worker_epochs: int
     batch_size: int
     seed: int
+    names: list[str]
+    rule: Rule
+    update_policy: str
     outer: OuterOptimizer
     codec: str
     weights_out: WeightsOut
@@ -75,6 +83,16 @@ class Job:
     def give_lost(self, number: int) -> bool:
         """Whether workers are to send what a biased codec has lost so far, because the checkpoint after this round needs it."""
         return self.keeper is not None and codec(self.codec).biased and self.keeper.is_due(number + 1)
+
+    def check(self, slot: int, result: SlotResult) -> None:
+        """Refuse an update that cannot be used whatever the others are.
+
+        Raises:
+            BadUpdate: Names the worker, the tensor and how many of its values are wrong.
+        """
+        found = fault(result.update, result.samples, self.progress.weights, self.names)
+        if found is not None:
+            raise found.error(slot + 1, f"worker {result.worker}")
 
     async def keep(self) -> None:
         """Write a checkpoint of what the run has come to, if that is due."""
