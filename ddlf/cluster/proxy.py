@@ -13,6 +13,7 @@ import itertools
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ddlf.errors import (
@@ -412,7 +413,8 @@ class ProxyWorker(IWorker):
     async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         id = next(self._ids)
-        buffers = dumps([list(request.args), request.kwargs], channel.code.dump)
+        dump = channel.code.dump if request.pickle is None else partial(channel.code.dump, pickle=request.pickle)
+        buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         channel.pending[id] = future
         timer = None if timeout_s is None else loop.call_later(timeout_s, self._time_out, future, request, timeout_s)
