@@ -1,5 +1,6 @@
 """The benchmarks of the transport run, here with tiny settings. Their figures are not tested: those depend on the machine."""
 
+import asyncio
 import json
 
 import pytest
@@ -50,3 +51,11 @@ def test_a_large_array_needs_its_own_memory_once_and_nothing_on_the_side_that_se
     for side in ("worker", "master"):
         assert found[f"receiving_{side}"] < 1.1 + allowed
         assert found[f"sending_{side}"] < allowed
+
+
+def test_a_broadcast_needs_no_memory_on_the_master_and_what_is_gathered_one_copy_for_each_worker():
+    size, workers = 50_000_000, 4
+    found = asyncio.run(bulk.broadcast(size, workers))
+    allowed = 32 * 2**20 / size
+    assert found["broadcasting_master"] < allowed
+    assert found["gathering_master"] < workers + allowed
