@@ -93,7 +93,7 @@ class Activity:
     def is_to_end(self, id: int) -> bool:
         """Whether the daemon asked for the end of this request."""
         (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
-        if asked != self._asked:  # rarely; looking through the page for each call would cost more than the rest of this file
+        if asked != self._asked:  # rarely: to look through the page for each call costs more than all else in this file
             self._to_end = frozenset(_ENDED.unpack_from(self._page, _ENDED_AT))
             self._asked = asked  # last, because a signal may come in between and ask again
         return id in self._to_end
