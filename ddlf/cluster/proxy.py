@@ -13,6 +13,7 @@ import itertools
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ddlf.errors import (
@@ -30,7 +31,7 @@ from ddlf.net.dial import dial
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Kind, Request, Response, rebuild
+from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
 
 CONNECT_TIMEOUT_S = 10.0
@@ -41,6 +42,7 @@ HEARTBEAT_S = 2.0
 DEAD_AFTER_S = 10.0
 """A daemon that has not answered for so long is gone, or its machine is, or the network to it."""
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
+ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
 class Channel:
@@ -79,7 +81,7 @@ class Channel:
         future = self.pending.pop(frame.id, None)
         if future is None or future.done():
             return  # its caller was cancelled or timed out
-        if frame.kind not in (Kind.RESULT, Kind.ERROR):
+        if frame.kind not in ANSWERS:
             raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         try:
             value = loads(frame.buffers, self._load_object)
@@ -203,7 +205,7 @@ class ProxyWorker(IWorker):
             control = Channel(refuse_loading, self._on_event, self._on_control_end)
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
             # When this side is gone, however that comes, the daemon ends what runs of its requests.
-            (await self._call(control, Request("claim", self._first_id), timeout_s)).unwrap()
+            await self._call(control, Request("claim", self._first_id), timeout_s)
             self._control = control
             self._spawn(self._watch(control))
 
@@ -284,7 +286,7 @@ class ProxyWorker(IWorker):
                 pickle_results=self.pickle_results,
             )
             try:
-                self.facts = (await self._call(data, session, timeout_s)).unwrap()
+                self.facts = await self._call(data, session, timeout_s)
             except BaseException:
                 data.connection.close()  # or the next request would use a connection without a session
                 raise
@@ -415,29 +417,28 @@ class ProxyWorker(IWorker):
         data = self._data
         if data is None or not data.is_open:
             data = await self._open_data()
-        return (await self._call(data, request, timeout_s)).unwrap()
+        return await self._call(data, request, timeout_s)
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
         self._check_connected()
         assert self._control is not None
-        return (await self._call(self._control, Request(command, *args, **kwargs), timeout_s)).unwrap()
+        return await self._call(self._control, Request(command, *args, **kwargs), timeout_s)
 
-    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Response:
+    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         kind, value = await self._exchange(channel, request, timeout_s)
-        if kind == Kind.RESULT:
-            return Response(value)
-        if value["chain"][0][0] == CODE_MISSING:
+        if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING:
             channel.code.forget()
             kind, value = await self._exchange(channel, request, timeout_s)
-            if kind == Kind.RESULT:
-                return Response(value)
-        return Response(error=rebuild(value, worker=self.name))
+        if kind == Kind.ERROR:
+            raise rebuild(value, worker=self.name)
+        return value
 
     async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         id = next(self._ids)
-        buffers = dumps([list(request.args), request.kwargs], channel.code.dump)
+        dump = channel.code.dump if request.pickle is None else partial(channel.code.dump, pickle=request.pickle)
+        buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         channel.pending[id] = future
         timer = None if timeout_s is None else loop.call_later(timeout_s, self._time_out, future, request, timeout_s)
