@@ -306,7 +306,7 @@ class ProxyWorker(IWorker):
         """Give a new executor what this master had given to the one before."""
         try:
             for request in self.replay(self):
-                (await self._call(data, request, None)).unwrap()
+                await self._call(data, request, None)
         except BaseException:
             data.connection.close()  # or the next request would use an executor that lacks half of it
             raise
