@@ -20,7 +20,10 @@ def test_what_is_not_given_follows_from_dead_after():
     [
         (dict(heartbeat_s=5, dead_after_s=2), r"dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)"),
         (dict(heartbeat_s=5), r"dead_after_s \(4 s\) must be at least 3 x heartbeat_s \(5 s\)"),
-        (dict(suspect_after_s=4), r"suspect_after_s \(4 s\) must be between heartbeat_s \(0.5 s\) and dead_after_s \(4 s\)"),
+        (
+            dict(suspect_after_s=4),
+            r"suspect_after_s \(4 s\) must be between heartbeat_s \(0.5 s\) and dead_after_s \(4 s\)",
+        ),
         (dict(suspect_after_s=0.1), r"suspect_after_s \(0.1 s\) must be between"),
         (dict(dead_after_s=0), "dead_after_s must be a finite number of seconds > 0, got 0|heartbeat_s must be"),
         (dict(dead_after_s=float("nan")), "must be a finite number"),
