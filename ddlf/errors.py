@@ -91,8 +91,8 @@ class VersionError(DDLFError, ConnectionError):
     exit_code = 4
 
 
-class LeaseError(DDLFError, ConnectionError):
-    """Another master holds the worker, or took it over.
+class LeaseError(DDLFError, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
 
     Attributes:
         may_have_run: Whether the request can have started on the worker before it changed hands.
