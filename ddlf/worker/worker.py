@@ -595,6 +595,9 @@ class Session:
     def _send_answer(self, id: int, response: Response) -> None:
         if self._connection.closed:
             return
+        if self.lease is not None and not self.may_ask():
+            self.close()  # what its master's requests ended with now is nothing that it asked for
+            return
         try:
             if response.error is None:
                 dump = dump_result if self._pickle_results else refuse_objects
