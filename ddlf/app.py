@@ -462,7 +462,8 @@ class IApp:
         begin = time.perf_counter()
         # The workers import Keras and build their models while this side does.
         self._run = secrets.token_hex(8)
-        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self, run=self._run))
+        again = self.cluster.options(idempotent=True)  # a worker that dies meanwhile gets it once more
+        opening = asyncio.ensure_future(again.run_method(replica.open_app, app=self, run=self._run))
         await asyncio.sleep(0)
         try:
             if not hasattr(self, "x_train"):
@@ -492,7 +493,7 @@ class IApp:
             )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
         self._content = mine
-        loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
+        loaded = await again.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)
         self._content = loaded[0]["fingerprint"]
         samples: int = loaded[0]["samples"]

@@ -1,7 +1,8 @@
 """What the executor is doing, in a page of memory that its daemon reads. Runs in both processes of a worker.
 
 The executor writes a few bytes before and after each method; the daemon reads them when somebody asks. That costs no system call, so a small call
-stays small, and it works while the executor loops forever or holds the GIL. The daemon writes the requests that are to end into the same page.
+stays small, and it works while the executor loops forever or holds the GIL. The daemon writes into the same page which requests are to end, and
+which master has the worker.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _ID = struct.Struct("<Q")
 _ASKED_AT = 248  # how often the end of a request was asked for
 _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
+_LEASE_AT = 1024
+_LEASE_BYTES = 24
 PAGE_BYTES = 4096
 
 
@@ -98,6 +101,14 @@ class Activity:
             self._asked = asked  # last, because a signal may come in between and ask again
         return id in self._to_end
 
+    def grant(self, lease: bytes) -> None:
+        """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
+        self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] = lease.ljust(_LEASE_BYTES, b"\0")
+
+    def holds(self, lease: bytes) -> bool:
+        """Whether this key is the one of the lease."""
+        return len(lease) == _LEASE_BYTES and self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] == lease
+
     def clear(self) -> None:
-        """Start anew, for a new executor."""
-        self._page[:PAGE_BYTES] = bytes(PAGE_BYTES)
+        """Start anew, for a new executor. The lease is the daemon's and stays."""
+        self._page[:_LEASE_AT] = bytes(_LEASE_AT)
