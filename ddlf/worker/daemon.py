@@ -94,7 +94,7 @@ class Daemon:
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = Executor(options, self._session_dir, state_dir, self._announce, log)
+        self._executor = self._make_executor(state_dir)
         self._sessions: set[ControlSession] = set()
         self._greetings: set[asyncio.Task[None]] = set()
         self._orphans: set[asyncio.Task[None]] = set()
@@ -102,6 +102,9 @@ class Daemon:
         self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+
+    def _make_executor(self, state_dir: Path) -> Executor:
+        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
