@@ -8,26 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError, ConfigError, DatasetMismatch
-from ddlf.training.record import RoundRecord
+from ddlf.training.record import RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.proxy import ProxyWorker
+    from ddlf.training.crew import Crew
     from ddlf.training.replica import Replica
     from ddlf.training.slots import Job
     from ddlf.worker.worker import Worker
 
 EVALUATION_BATCH = 512
 MASTER_ONLY = frozenset(
-    {"cluster", "model", "worker", "replica", "indices", "x_train", "y_train", "x_test", "y_test", "history"}
+    {
+        "cluster",
+        "model",
+        "worker",
+        "replica",
+        "indices",
+        "x_train",
+        "y_train",
+        "x_test",
+        "y_test",
+        "history",
+        "optimizers",
+    }
+    | {"on_round", "on_event", "is_convergent"}
 )
 """Attributes that do not travel from the master to the workers; nor do those that begin with an underscore."""
 
@@ -50,12 +66,20 @@ class IApp:
         callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``.
         precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
             bfloat16 would gain.
+        slots: K, the logical replicas that the workers carry; None for as many as workers at the beginning. Workers may come and go
+            meanwhile: the result depends on K alone.
+        optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
+            as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
+            begins with a new optimizer, and nothing of it travels.
+        wait_for_workers_s: How long to wait when all workers are lost.
         balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
         codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
         weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
             the difference to what the worker holds.
         outer: How a merged update changes the weights; by default it is subtracted.
         verbose: Whether to print a line for each step.
+        history: The records of the last training.
+        optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
 
     Example::
 
@@ -79,12 +103,18 @@ class IApp:
     seed: int = 0
     evaluate_every: int = 0
     precision: str = "auto"
+    slots: int | None = None
+    optimizer_state: Literal["kept", "fresh"] = "kept"
+    wait_for_workers_s: float = 60.0
     balance: str = "equal"
     codec: str = "float32"
     weights_codec: str = "float32"
     verbose: bool = True
     outer: OuterOptimizer | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
+
+    _run = ""
+    _content = ""
 
     model: Any
     x_train: Any
@@ -98,6 +128,7 @@ class IApp:
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
         self.history: list[RoundRecord] = []
+        self.optimizers: list[Any] = []
 
     # -- what a user writes -----------------------------------------------------------------------------------------
 
@@ -140,9 +171,14 @@ class IApp:
         """Whether training can stop. Called on the master after every round (every update in asynchronous training)."""
         return False
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Called on the master after every round; prints its line."""
+    def on_round(self, record: RoundRecord) -> Any:
+        """Called on the master after every round; prints its line. May be async."""
         self.say(str(record))
+
+    def on_event(self, event: TrainingEvent) -> None:
+        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary."""
+        if event.kind not in ("start", "finish"):
+            self.say(f"{event.kind:<9} {event.text}")
 
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
@@ -202,7 +238,7 @@ class IApp:
         """
         from ddlf.training import sync
 
-        return await self._train(sync.train, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(sync.train, True, master_epochs, worker_epochs, batch_size, seed)
 
     async def train_async(
         self,
@@ -218,9 +254,9 @@ class IApp:
         """
         from ddlf.training import asynchronous
 
-        return await self._train(asynchronous.train, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed)
 
-    async def _train(self, algorithm: Any, *given: int | None) -> list[RoundRecord]:
+    async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
         names = ("master_epochs", "worker_epochs", "batch_size", "seed")
         from ddlf.training.exchange import check_codecs
         from ddlf.training.precision import check_precision
@@ -237,14 +273,28 @@ class IApp:
         check_codecs(self.codec, self.weights_codec)
         check_precision(self.precision)
         samples = await self.prepare(settings["seed"])
-        job = self._job(samples, **settings)
-        try:
-            self.history = await algorithm(job)
-        finally:
-            self.model.set_weights(job.weights)
+        async with self._crew(backups) as crew:
+            job = self._job(samples, crew, **settings)
+            try:
+                self.history = await algorithm(job)
+            finally:
+                self.model.set_weights(job.weights)
+                self.optimizers = job.optimizers
         return self.history
 
-    def _job(self, samples: int, **settings: int) -> Job:
+    def _crew(self, backups: bool) -> Crew:
+        from ddlf.training.crew import Crew
+
+        assert self.cluster is not None
+        return Crew(
+            self.cluster,
+            self._open_worker,
+            self.on_event,
+            backups=backups,
+            wait_s=self.wait_for_workers_s,
+        )
+
+    def _job(self, samples: int, crew: Crew, **settings: int) -> Job:
         from ddlf.algorithms.outer import Subtract
         from ddlf.training.exchange import WeightsOut
         from ddlf.training.slots import Job
@@ -261,11 +311,17 @@ class IApp:
             return metrics
 
         async def report(record: RoundRecord) -> bool:
-            self.on_round(record)
+            await _maybe_await(self.on_round(record))
             return bool(self.is_convergent(record))
 
+        slots = self.slots or self.cluster.N
         job = Job(
+            run=self._run,
             cluster=self.cluster,
+            crew=crew,
+            slots=slots,
+            keep_optimizer=self.optimizer_state == "kept",
+            optimizers=[None] * slots,
             weights=self.model.get_weights(),
             trainable=trainable,
             samples=samples,
@@ -299,7 +355,8 @@ class IApp:
         assert self.cluster is not None
         begin = time.perf_counter()
         # The workers import Keras and build their models while this side does.
-        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self))
+        self._run = secrets.token_hex(8)
+        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self, run=self._run))
         await asyncio.sleep(0)
         try:
             if not hasattr(self, "x_train"):
@@ -328,8 +385,10 @@ class IApp:
                 f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
             )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
+        self._content = mine
         loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)
+        self._content = loaded[0]["fingerprint"]
         samples: int = loaded[0]["samples"]
         news = sum(facts["loaded"] for facts in loaded)
         how = (
@@ -342,25 +401,35 @@ class IApp:
         )
         return samples
 
-    def _check_models(self, weights: list[list[list[Any]]]) -> None:
+    async def _open_worker(self, worker: ProxyWorker) -> None:
+        """Bring one worker to where training is: app, model and data, checked as at the beginning."""
+        from ddlf.training import replica
+        from ddlf.wire.messages import Request
+
+        facts = await worker.rpc(Request("run_method", replica.open_app, app=self, run=self._run))
+        self._check_models([facts["weights"]], worker.id)
+        loaded = await worker.rpc(Request("run_method", replica.load_data, wanted=self._content))
+        self._check_data(self._content, [loaded], worker.id)
+
+    def _check_models(self, weights: list[list[list[Any]]], first: int = 1) -> None:
         from ddlf.training.replica import describe_weights
 
         mine = [tuple(row[1:]) for row in describe_weights(self.model)]
-        for number, theirs in enumerate(weights, 1):
+        for number, theirs in enumerate(weights, first):
             if [tuple(row[1:]) for row in theirs] != mine:
                 raise AppError(
                     f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
                     hint="it must not depend on the machine it runs on",
                 )
 
-    def _check_data(self, mine: str, loaded: list[dict[str, Any]]) -> None:
+    def _check_data(self, mine: str, loaded: list[dict[str, Any]], first: int = 1) -> None:
         contents = {facts["fingerprint"] for facts in loaded} | ({mine} if mine else set())
         if len(contents) == 1:
             return
         rows = [("master", mine, "", "", "")] if mine else []
         rows += [
             (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-            for n, f in enumerate(loaded, 1)
+            for n, f in enumerate(loaded, first)
         ]
         table = "\n".join(
             f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows

@@ -11,7 +11,12 @@ from typing import Any
 
 __all__ = [
     "AppError",
+    "AppMissing",
     "AuthError",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "ClusterTooSmall",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -19,6 +24,7 @@ __all__ = [
     "DatasetMismatch",
     "ExecutorCrashed",
     "FrameTooLarge",
+    "LeaseError",
     "ListenError",
     "NotPicklable",
     "ProtocolError",
@@ -66,6 +72,10 @@ class AppError(DDLFError, TypeError):
     exit_code = 2
 
 
+class AppMissing(DDLFError, LookupError):
+    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place."""
+
+
 class ListenError(DDLFError, OSError):
     """A worker cannot listen on the address it was given."""
 
@@ -74,6 +84,12 @@ class ListenError(DDLFError, OSError):
 
 class ConnectError(DDLFError, ConnectionError):
     """One or more workers could not be reached."""
+
+    exit_code = 3
+
+
+class LeaseError(DDLFError, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
 
     exit_code = 3
 
@@ -110,6 +126,12 @@ class WorkerLost(DDLFError, ConnectionError):
     def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = True) -> None:
         super().__init__(message, hint=hint, worker=worker)
         self.may_have_run = may_have_run
+
+
+class ClusterTooSmall(DDLFError, ConnectionError):
+    """So many workers were lost that training cannot go on."""
+
+    exit_code = 5
 
 
 class ExecutorCrashed(DDLFError, RuntimeError):
@@ -177,6 +199,36 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class CheckpointError(DDLFError, OSError):
+    """A checkpoint cannot be written, found, read or used.
+
+    Attributes:
+        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+    """
+
+    exit_code = 7
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is not what was once written.
+
+    Attributes:
+        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
+        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: What is there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", file: str = "", expected: str = "", got: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+        self.expected = expected
+        self.got = got
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint is whole, but of another model, other data or other settings than this run."""
 
 
 class RemoteError(DDLFError):

@@ -75,7 +75,7 @@ class Cluster:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
     ) -> None:
-        machines = Counter(_machine(host) for host, _ in addresses)
+        self._machines = machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
@@ -83,8 +83,9 @@ class Cluster:
             )
         tokens = tokens or loopback_tokens()
         self._min_workers = min_workers
-        self._workers = [
-            ProxyWorker(
+
+        def proxy(host: str, port: int, number: int) -> ProxyWorker:
+            worker = ProxyWorker(
                 host,
                 port,
                 tokens.primary,
@@ -94,8 +95,14 @@ class Cluster:
                 share=machines[_machine(host)],
                 pickle_results=pickle_results,
             )
-            for number, (host, port) in enumerate(addresses, 1)
-        ]
+            worker.replay = self._hosted_by
+            return worker
+
+        self._proxy = proxy
+        self._workers = [proxy(host, port, number) for number, (host, port) in enumerate(addresses, 1)]
+        self._missing: list[ProxyWorker] = []
+        self._hosted: dict[str, Request] = {}
+        self._variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
@@ -225,7 +232,7 @@ class Cluster:
             return_exceptions=True,
         )
         await self._check_reached(outcomes)
-        for number, worker in enumerate(self._workers, 1):
+        for number, worker in enumerate([*self._workers, *self._missing], 1):
             worker.id, worker.N = number, len(self._workers)
         outcomes = await asyncio.gather(
             *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
@@ -252,18 +259,70 @@ class Cluster:
         text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
         if len(reached) >= (self._min_workers or len(self._workers)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
+            self._missing += [worker for worker in self._workers if worker not in reached]
             self._workers = reached
             return
         error = ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
+    async def add(self, host: str, port: int = 9000) -> ProxyWorker:
+        """Take another worker into the cluster. Training that goes on gives it slots from its next round.
+
+        Args:
+            host: Name or address of its machine.
+            port: Its port.
+
+        Returns:
+            Its proxy, connected, with the next free number and the methods and variables that all workers have.
+
+        Raises:
+            ConnectError: It does not answer; the cluster is as before. So it is with ``AuthError`` and ``VersionError``.
+        """
+        ((host, port),) = _addresses([host], [port])
+        known = [*self._workers, *self._missing]
+        for worker in known:
+            if (worker.host, worker.port) == (host, port):
+                raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
+        self._machines[_machine(host)] += 1
+        worker = self._proxy(host, port, max(worker.id for worker in known) + 1)
+        try:
+            await worker.connect(timeout_s=self._connect_timeout_s)
+        except BaseException:
+            await worker.close()
+            raise
+        self._workers.append(worker)
+        return worker
+
+    def _hosted_by(self, worker: ProxyWorker) -> list[Request]:
+        """What gives a worker's new executor the methods and variables that were given to all workers.
+
+        The values are those that the variables were set to: this side keeps references to them, not copies.
+        """
+        requests = list(self._hosted.values())
+        for name, values in self._variables.items():
+            value = values.get(worker.id, values.get(None))
+            if worker.id in values or None in values:
+                requests.append(Request("set_variable", name, value))
+        return requests
+
+    @property
+    def missing(self) -> list[ProxyWorker]:
+        """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
+        return list(self._missing)
+
+    def take_in(self, worker: ProxyWorker) -> None:
+        """Count a missing worker that has been reached now among the workers."""
+        if worker in self._missing:
+            self._missing.remove(worker)
+            self._workers.append(worker)
+
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
         if self._whole is not None:
             await self._whole.close()
             return
-        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*(worker.close() for worker in (*self._workers, *self._missing)))
         if self._local is not None:
             await self._local.stop()
 
@@ -375,9 +434,12 @@ class Cluster:
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
         await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        key = name or method_name(method)
+        self._hosted[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Forget a hosted method on all workers."""
+        self._hosted.pop(method_name(method), None)
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
@@ -398,6 +460,7 @@ class Cluster:
         """
         if each is None:
             await self._all("set_variable", name, value)
+            self._variables[name] = {None: value}
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
@@ -407,6 +470,7 @@ class Cluster:
                 for worker, own in zip(self._workers, each, strict=True)
             ]
         )
+        self._variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
 
     async def get_variable(self, name: str) -> list[Any]:
         """The variable's value on each worker."""
@@ -414,6 +478,7 @@ class Cluster:
 
     async def delete_variable(self, name: str) -> None:
         """Forget a variable on all workers."""
+        self._variables.pop(name, None)
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
@@ -430,6 +495,7 @@ class Cluster:
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Methods stay."""
+        self._variables.clear()
         await self._all("clean")
 
     async def ping(self) -> list[float]:

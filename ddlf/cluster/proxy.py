@@ -110,6 +110,9 @@ class ProxyWorker(IWorker):
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
 
+    Attributes:
+        replay: Returns the requests that a new executor gets before any other.
+
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
     """
@@ -148,6 +151,8 @@ class ProxyWorker(IWorker):
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
+        self.replay: Callable[[ProxyWorker], list[Request]] = lambda worker: []
+        self._executor_pid = 0
 
     def __repr__(self) -> str:
         return f"ProxyWorker({self.name})"
@@ -201,6 +206,14 @@ class ProxyWorker(IWorker):
             (await self._call(control, Request("claim", self._first_id), timeout_s)).unwrap()
             self._control = control
             self._spawn(self._watch(control))
+
+    async def reconnect(self, timeout_s: float | None = None) -> None:
+        """Try again until connected."""
+        while True:
+            try:
+                return await self.connect()
+            except ConnectError:
+                await asyncio.sleep(0.2)
 
     async def close(self) -> None:
         """Leave the worker; it goes on. Safe to call again.
@@ -283,7 +296,19 @@ class ProxyWorker(IWorker):
                     worker=self.name,
                     hint=f"code can only be sent between equal minor versions: install {mine} there",
                 )
+            if self.facts["pid"] != self._executor_pid:
+                await self._replay(data)
             return data
+
+    async def _replay(self, data: Channel) -> None:
+        """Give a new executor what this master had given to the one before."""
+        try:
+            for request in self.replay(self):
+                (await self._call(data, request, None)).unwrap()
+        except BaseException:
+            data.connection.close()  # or the next request would use an executor that lacks half of it
+            raise
+        self._executor_pid = self.facts["pid"]
 
     async def _dial_executor(self, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()

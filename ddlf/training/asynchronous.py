@@ -5,6 +5,8 @@ Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
     read the current weights w and their version; send them with the slot's partition of this round
     on arrival of its update g:  w <- w - g / K,  version <- version + 1
 
+A slot whose worker is lost begins its round again on another one, with the weights of then; what was lost was never applied.
+
 The staleness of an update is the number of merges applied between reading the weights and applying it. All of this runs on one event loop, so
 a merge needs no lock.
 """
@@ -13,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import end_all, mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
 
 if TYPE_CHECKING:
+    from ddlf.cluster.proxy import ProxyWorker
     from ddlf.training.slots import Job
 
 
@@ -45,11 +48,17 @@ async def train(job: Job) -> list[RoundRecord]:
             if converged:
                 return
             begin = time.perf_counter()
-            weights, version = job.weights, len(records)
-            out, back = job.bytes_moved(slot)
+            job.crew.meet_new_workers()
             # Every slot shuffles alike and takes its own part: in each round the parts are disjoint and complete.
             part = partition(shuffled(job.samples, job.seed, number), equal_sizes(job.samples, job.slots))[slot]
-            result = await run_slot(job, slot, number, epochs, part, weights)
+
+            async def attempt(
+                worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
+            ) -> tuple[SlotResult, Any, int]:
+                weights, version = job.weights, len(records)
+                return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
+
+            result, weights, version = await job.crew.carry(slot, number, attempt)
             if converged or result.stopped:
                 return
             merging = time.perf_counter()
@@ -62,8 +71,8 @@ async def train(job: Job) -> list[RoundRecord]:
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
             _, job.weights = job.outer.update([], job.weights, share, job.trainable)
+            job.optimizers[slot] = result.optimizer
             end = time.perf_counter()
-            moved = job.bytes_moved(slot)
             record = RoundRecord(
                 round=number + 1,
                 rounds=len(schedule),
@@ -76,8 +85,9 @@ async def train(job: Job) -> list[RoundRecord]:
                 compute_s=result.compute_s,
                 transfer_s=result.elapsed - result.compute_s,
                 merge_s=end - merging,
-                bytes_out=moved[0] - out,
-                bytes_back=moved[1] - back,
+                bytes_out=result.bytes_out,
+                bytes_back=result.bytes_back,
+                workers=(result.worker,),
                 error=result.error,
                 metrics=mean_metrics([(result.metrics, result.samples)]),
             )

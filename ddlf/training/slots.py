@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ProtocolError
 from ddlf.training import replica
+from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
 from ddlf.training.record import RoundRecord
 from ddlf.wire.messages import Request
@@ -25,7 +28,10 @@ class Job:
     """One training run.
 
     Args:
-        cluster: Its workers carry the slots: slot j is on worker j + 1.
+        run: Names it on the workers.
+        cluster: Its workers carry the slots.
+        crew: They, as they come and go.
+        slots: K.
         weights: Current global weights, one array for each of ``model.weights``. Replaced in each merge, never changed in place.
         trainable: For each of them, whether it is trained; the others are averaged plainly.
         samples: n, in the data set of every node.
@@ -33,6 +39,8 @@ class Job:
         worker_epochs: Local epochs in a round.
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
+        keep_optimizer: Whether a slot's optimizer goes on from where its last round left it.
+        optimizers: The state of each slot's optimizer after its last round that counts; None before the first.
         outer: How a merged update changes the weights.
         codec: Of the updates on their way back.
         weights_out: Of the weights on their way out.
@@ -41,7 +49,10 @@ class Job:
         evaluate_between: Evaluates the current weights while workers compute, in the rounds in which that is wanted.
     """
 
+    run: str
     cluster: Cluster
+    crew: Crew
+    slots: int
     weights: Weights
     trainable: list[bool]
     samples: int
@@ -55,15 +66,12 @@ class Job:
     balance: str
     report: Callable[[RoundRecord], Awaitable[bool]]
     evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
+    keep_optimizer: bool = True
+    optimizers: list[Weights | None] = field(default_factory=list)
 
-    @property
-    def slots(self) -> int:
-        """K."""
-        return self.cluster.N
-
-    def bytes_moved(self, slot: int | None = None) -> tuple[int, int]:
-        """Bytes sent and received so far, by all workers or by one slot's."""
-        workers = self.cluster.workers if slot is None else [self.cluster.workers[slot]]
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received so far, by all workers."""
+        workers = self.cluster.workers
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
 
     async def stop_workers(self) -> None:
@@ -83,6 +91,10 @@ class SlotResult:
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
         stopped: Whether it was ended early.
+        optimizer: The state of the optimizer after it.
+        worker: Who carried it.
+        bytes_out: Sent for it.
+        bytes_back: Received.
     """
 
     update: Weights
@@ -92,14 +104,46 @@ class SlotResult:
     compute_s: float
     elapsed: float
     stopped: bool
+    optimizer: Weights
+    worker: int
+    bytes_out: int
+    bytes_back: int
 
 
 async def run_slot(
-    job: Job, slot: int, number: int, epochs: int, indices: np.ndarray[Any, Any], weights: Weights
+    job: Job,
+    slot: int,
+    number: int,
+    epochs: int,
+    indices: np.ndarray[Any, Any],
+    weights: Weights,
+    worker: ProxyWorker,
+    holds: bool,
 ) -> SlotResult:
-    """Send a slot's partition and the weights to its worker, and wait for the update."""
+    """Send a slot's partition and the weights to a worker, and wait for the update.
+
+    Args:
+        job: The run.
+        slot: Which, from 0.
+        number: Of the round, from 0.
+        epochs: Local ones.
+        indices: Of the slot's samples.
+        weights: To begin with.
+        worker: That carries it.
+        holds: Whether the slot's last round left its state on that worker.
+
+    Raises:
+        AppMissing: The worker has lost what the run gave it.
+        ProtocolError: It trained on other samples than those it was given.
+    """
     begin = time.perf_counter()
+    out, back = worker.bytes_sent, worker.bytes_received
+    state = job.optimizers[slot]
+    fresh = state is None or not job.keep_optimizer
     task = {
+        "run": job.run,
+        "optimizer": "fresh" if fresh else "held" if holds else state,
+        "give_lost": False,
         "slot": slot,
         "round": number,
         "seed": job.seed,
@@ -107,9 +151,11 @@ async def run_slot(
         "batch_size": job.batch_size,
         "indices": indices,
         "codec": job.codec,
-        "weights": job.weights_out.encode(slot, weights),
+        "weights": job.weights_out.encode(slot, weights, holds=holds),
     }
-    reply = await job.cluster.workers[slot].rpc(Request("run_method", replica.train_slot, task))
+    reply = await worker.rpc(Request("run_method", replica.train_slot, task))
+    if reply["digest"] != replica.digest(indices):
+        raise ProtocolError("trained on other samples than it was given", worker=worker.name)
     return SlotResult(
         update=read_update(reply["update"], weights),
         samples=reply["samples"],
@@ -118,6 +164,10 @@ async def run_slot(
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
         stopped=reply["stopped"],
+        optimizer=[np.asarray(array) for array in reply["optimizer"]],
+        worker=worker.id,
+        bytes_out=worker.bytes_sent - out,
+        bytes_back=worker.bytes_received - back,
     )
 
 

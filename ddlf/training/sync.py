@@ -7,7 +7,8 @@ One round, with K slots and n samples (Phan and Do 2023, Algorithm 2, with all s
     w <- outer(w, merge(g_1 .. g_K))
     stop if is_convergent(record): the workers get STOP
 
-Updates are summed in slot order, whatever the order of their arrival, so equal seeds give equal bits.
+Updates are summed in slot order, whatever the order of their arrival and whoever carried a slot, so equal seeds give equal bits. A slot whose worker
+is lost is computed again by another one, from the same weights, indices, optimizer state and seeds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlf.algorithms.merge import RunningMerge
@@ -43,10 +45,16 @@ async def train(job: Job) -> list[RoundRecord]:
     for number, epochs in enumerate(schedule):
         begin = time.perf_counter()
         out, back = job.bytes_moved()
+        lost = job.crew.losses
+        job.crew.begin_round()
         merge = RunningMerge(job.slots, like=job.weights)
         partitions = partition(indices, _sizes(job, speeds))
         tasks = [
-            asyncio.ensure_future(run_slot(job, slot, number, epochs, partitions[slot], job.weights))
+            asyncio.ensure_future(
+                job.crew.carry(
+                    slot, number, partial(run_slot, job, slot, number, epochs, partitions[slot], job.weights)
+                )
+            )
             for slot in range(job.slots)
         ]
         try:
@@ -60,6 +68,7 @@ async def train(job: Job) -> list[RoundRecord]:
             raise
         results = [task.result() for task in tasks]
         state, job.weights = job.outer.update(state, job.weights, merge.result(), job.trainable)
+        job.optimizers = [result.optimizer for result in results]
         speeds = [
             smooth_speed(old, result.samples * epochs / max(result.compute_s, 1e-9))
             for old, result in zip(speeds, results, strict=True)
@@ -82,6 +91,8 @@ async def train(job: Job) -> list[RoundRecord]:
             bytes_out=moved[0] - out,
             bytes_back=moved[1] - back,
             error=sum(result.error for result in results) / len(results),
+            workers=tuple(result.worker for result in results),
+            lost=job.crew.losses - lost,
             metrics=mean_metrics([(result.metrics, result.samples) for result in results]),
             test=test,
         )

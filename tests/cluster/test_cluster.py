@@ -14,6 +14,7 @@ from ddlf.errors import (
     AuthError,
     ConfigError,
     ConnectError,
+    ExecutorCrashed,
     NotPicklable,
     RemoteError,
     RequestTimeout,
@@ -539,3 +540,37 @@ async def test_shutdown_ends_the_workers(start_worker, token_file):
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         await cluster.shutdown()
     assert worker.process.wait(10) == 0
+
+
+async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash(cluster):
+    def scaled(self, x):
+        return x * self.variables["factor"] + self.variables["offset"]
+
+    await cluster.add_method(scaled)
+    await cluster.set_variable("factor", each=[1, 10])
+    await cluster.set_variable("offset", 5)
+    await cluster.set_variable("forgotten", 1)
+    await cluster.delete_variable("forgotten")
+    with pytest.raises(ExecutorCrashed):
+        await cluster.workers[1].run_code("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert await cluster.run(scaled, x=3) == [8, 35]
+    assert [set(names) for names in await cluster.variables()] == [{"factor", "offset"}] * 2
+
+
+async def test_a_worker_can_be_added_and_has_what_the_others_have(start_worker):
+    first, second = start_worker(), start_worker()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+        await cluster.set_variable("x", 7)
+        added = await cluster.add("127.0.0.1", second.port)
+        assert (added.id, cluster.N) == (2, 2)
+        assert await cluster.get_variable("x") == [7, 7]
+        with pytest.raises(ConfigError, match="in the cluster already"):
+            await cluster.add("127.0.0.1", second.port)
+
+
+async def test_a_worker_that_cannot_be_added_leaves_the_cluster_as_it_was(start_worker, free_port):
+    first = start_worker()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+        with pytest.raises(ConnectError):
+            await cluster.add("127.0.0.1", free_port)
+        assert cluster.N == 1
