@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ddlf.testing.network import Direction
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
+    from ddlf.training.record import TrainingEvent
 
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -33,22 +34,6 @@ WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "flip": np.negative,
 }
 """What becomes of each array of an update."""
-
-
-class Event(Protocol):
-    """What ``IApp.on_event`` gets, as far as it matters here."""
-
-    @property
-    def kind(self) -> str:
-        """``"start"`` and ``"finish"`` of a slot on a worker, and others."""
-
-    @property
-    def round(self) -> int:
-        """From 1."""
-
-    @property
-    def worker(self) -> int | None:
-        """Its number, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +292,13 @@ class FaultPlan:
         injection = Injection(self, cluster)
         wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
         before: dict[str, Any] = {name: vars(app)[name] for name in ("on_event", "train") if name in vars(app)}
-        replaced: dict[str, Any] = {"on_event": _Hook(injection, getattr(app, "on_event", None))}
+        usual = app.on_event
+
+        def on_event(event: TrainingEvent) -> None:
+            injection.observe(event)
+            usual(event)
+
+        replaced: dict[str, Any] = {"on_event": on_event}
         if wrong:
             replaced["train"] = _WrongUpdates(app, before.get("train"), tuple(wrong))
         vars(app).update(replaced)
@@ -342,7 +333,7 @@ class Injection:
         self._slot_took: dict[int, float] = {}
         self._acting: dict[asyncio.Task[None], _Fault] = {}
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: TrainingEvent) -> None:
         """Begin what belongs to this event."""
         if event.worker is None:
             return
@@ -379,26 +370,6 @@ class Injection:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-
-
-class _Hook:
-    """In place of ``app.on_event``. A copy of the app goes to the workers, where nothing is observed."""
-
-    def __init__(self, injection: Injection, original: Callable[[Any], None] | None) -> None:
-        self._injection = injection
-        self._original = original
-
-    def __call__(self, event: Event) -> None:
-        self._injection.observe(event)
-        if self._original is not None:
-            self._original(event)
-
-    def __reduce__(self) -> Any:
-        return _ignore, ()
-
-
-def _ignore() -> None:
-    """What is left of a ``_Hook`` on a worker."""
 
 
 class _WrongUpdates:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -15,19 +14,16 @@ from ddlf.errors import ConfigError
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
+from ddlf.training.record import TrainingEvent
 from tests.processes import end_of
 from tests.training.models import app as blobs_app
+from tests.training.models import equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@dataclass(frozen=True)
-class Event:
-    kind: str
-    round: int
-    worker: int | None
-    slot: int = 1
-    text: str = ""
+def event(kind, number, worker):
+    return TrainingEvent(kind=kind, round=number, slot=1, worker=worker)
 
 
 class App(IApp):
@@ -108,15 +104,15 @@ async def test_a_plan_that_makes_no_sense_is_refused_when_it_is_made(make, text)
 async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
     before = [machine.executor.pid for machine in app.cluster.machines]
     async with FaultPlan().kill(worker=2, at_round=3).on(app) as injection:
-        for event in (Event("start", 2, 2), Event("start", 3, 1), Event("finish", 3, 2), Event("lost", 3, None)):
-            app.on_event(event)
+        for one in (event("start", 2, 2), event("start", 3, 1), event("finish", 3, 2), event("lost", 3, None)):
+            app.on_event(one)
         await asyncio.sleep(0)
         assert injection.done == []
-        app.on_event(Event("start", 3, 2))
+        app.on_event(event("start", 3, 2))
         await until(lambda: not psutil.pid_exists(before[1]))
         assert [fault for _, fault in injection.done] == list(FaultPlan().kill(worker=2, at_round=3).faults)
         assert psutil.pid_exists(before[0])
-        app.on_event(Event("start", 3, 2))  # the same slot again: it happens once
+        app.on_event(event("start", 3, 2))  # the same slot again: it happens once
         await app.cluster.run_code("1")
     assert len(injection.done) == 1
     assert len(app.seen) == 6
@@ -128,7 +124,7 @@ async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_
         pids = app.cluster.machine(1).daemon.pid, app.cluster.machine(1).executor.pid
         plan = FaultPlan().kill(worker=1, at_round=1, part="daemon", back_after_s=back_after_s)
         async with plan.on(app):
-            app.on_event(Event("start", 1, 1))
+            app.on_event(event("start", 1, 1))
             await until(
                 lambda pids=pids: not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == "zombie"
             )
@@ -141,7 +137,7 @@ async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_
 
 async def test_a_hang_ends_after_its_seconds(app):
     async with FaultPlan().hang(worker=1, at_round=1, seconds=0.4).on(app):
-        app.on_event(Event("start", 1, 1))
+        app.on_event(event("start", 1, 1))
         await until(lambda: app.cluster.machine(1).daemon.status() == psutil.STATUS_STOPPED)
         begin = time.monotonic()
         assert await app.cluster.workers[0].run_code("1") == 1
@@ -150,7 +146,7 @@ async def test_a_hang_ends_after_its_seconds(app):
 
 async def test_a_partition_heals_after_its_seconds(app):
     async with FaultPlan().partition(worker=2, at_round=1, seconds=0.4, direction="to_worker").on(app):
-        app.on_event(Event("start", 1, 2))
+        app.on_event(event("start", 1, 2))
         await until(lambda: app.cluster.machine(2).proxy.fault("to_worker", "data").stopped)
         assert not app.cluster.machine(2).proxy.fault("to_master", "data").stopped
         begin = time.monotonic()
@@ -166,8 +162,8 @@ async def test_what_still_holds_at_the_end_is_taken_back(app):
         .slow(worker=2, factor=9)
     )
     async with plan.on(app) as injection:
-        app.on_event(Event("start", 1, 1))
-        app.on_event(Event("start", 1, 2))
+        app.on_event(event("start", 1, 1))
+        app.on_event(event("start", 1, 2))
         await until(lambda: len(injection.done) == 3)
     begin = time.monotonic()
     assert await app.cluster.run_code("1") == [1, 1]
@@ -176,11 +172,11 @@ async def test_what_still_holds_at_the_end_is_taken_back(app):
 
 async def test_after_is_a_share_of_the_workers_last_slot(app):
     async with FaultPlan().reset(worker=1, at_round=2, after=0.5).on(app) as injection:
-        app.on_event(Event("start", 1, 1))
+        app.on_event(event("start", 1, 1))
         await asyncio.sleep(0.4)
-        app.on_event(Event("finish", 1, 1))
+        app.on_event(event("finish", 1, 1))
         begin = time.monotonic()
-        app.on_event(Event("start", 2, 1))
+        app.on_event(event("start", 2, 1))
         await until(lambda: injection.done)
         assert 0.2 <= time.monotonic() - begin < 0.4
 
@@ -188,7 +184,7 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
 async def test_a_fault_that_did_not_happen_is_an_error(app):
     with pytest.raises(ConfigError, match=r"did not happen: kill\(worker=2, at_round=9\)"):
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
-            app.on_event(Event("start", 1, 2))
+            app.on_event(event("start", 1, 2))
     with pytest.raises(ZeroDivisionError):  # an error of the run itself is the one to see
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
             raise ZeroDivisionError
@@ -207,8 +203,21 @@ async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
                 pass
         with pytest.raises(ConfigError, match="cannot be frozen"):  # noqa: PT012
             async with FaultPlan().hang(worker=1, at_round=1, seconds=1).on(made := App(cluster)) as injection:
-                made.on_event(Event("start", 1, 1))
+                made.on_event(event("start", 1, 1))
                 await until(lambda: injection.done)
+
+
+async def test_training_with_killed_in_process_workers_ends_with_the_same_bits():
+    runs = []
+    for plan in (FaultPlan(), FaultPlan().kill(worker=2, at_round=1).kill(worker=1, at_round=3)):
+        async with in_process_cluster(2) as cluster:
+            trained = blobs_app(cluster, optimizer="adam", dropout=0.3, master_epochs=4)
+            async with plan.on(trained) as injection:
+                await trained.train_sync()
+            assert len(injection.done) == len(plan.faults)
+            runs.append(trained.model.get_weights())
+            assert [status["restarts"] for status in await cluster.status()] == [len(plan.faults) // 2] * 2
+    assert equal(*runs)
 
 
 class Watched(type(blobs_app(None))):
@@ -235,7 +244,7 @@ async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of
                 steps = await two_rounds(made)
                 for number in (1, 2):
                     for worker in (1, 2):
-                        made.on_event(Event("start", number, worker))
+                        made.on_event(event("start", number, worker))
                 await until(lambda injection=injection: injection.done)
             assert steps[0] == [2.0, 2.0]
             np.testing.assert_equal((steps[1][0] + steps[1][1]) / 2, mean)
