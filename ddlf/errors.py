@@ -88,12 +88,6 @@ class ConnectError(DDLFError, ConnectionError):
     exit_code = 3
 
 
-class LeaseError(DDLFError, PermissionError):
-    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
-
-    exit_code = 3
-
-
 class AuthError(DDLFError, PermissionError):
     """The two sides do not hold the same token, or a token cannot be used."""
 
@@ -104,6 +98,20 @@ class VersionError(DDLFError, ConnectionError):
     """The two sides speak different versions of the protocol or run Python versions that cannot exchange code."""
 
     exit_code = 4
+
+
+class LeaseError(DDLFError, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
+
+    Attributes:
+        may_have_run: Whether the request can have started on the worker before it changed hands.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = False) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.may_have_run = may_have_run
 
 
 class ProtocolError(DDLFError, ConnectionError):
@@ -119,13 +127,25 @@ class WorkerLost(DDLFError, ConnectionError):
 
     Attributes:
         may_have_run: Whether the request can have started on the worker.
+        last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
+        attempts: How often an idempotent request was tried.
     """
 
     exit_code = 5
 
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        worker: str = "",
+        may_have_run: bool = True,
+        last_seen_s: float | None = None,
+    ) -> None:
         super().__init__(message, hint=hint, worker=worker)
         self.may_have_run = may_have_run
+        self.last_seen_s = last_seen_s
+        self.attempts = 1
 
 
 class ClusterTooSmall(DDLFError, ConnectionError):
@@ -138,6 +158,8 @@ class ExecutorCrashed(DDLFError, RuntimeError):
     """The process that ran the request ended; the worker's daemon lives and has started a new one.
 
     Attributes:
+        may_have_run: Whether the request can have started in it.
+        attempts: How often an idempotent request was tried.
         exit_code_of_process: Its exit code, None when a signal ended it.
         signal: The name of that signal, as ``"SIGSEGV"``, or None.
         stderr_tail: The last lines it wrote to its standard error.
@@ -159,6 +181,8 @@ class ExecutorCrashed(DDLFError, RuntimeError):
         self.exit_code_of_process = exit_code
         self.signal = signal
         self.stderr_tail = stderr_tail
+        self.may_have_run = True
+        self.attempts = 1
 
     def __str__(self) -> str:
         tail = f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, NotPicklable, SeveralErrors
+from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
+from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.messages import Request
 
@@ -39,9 +40,13 @@ class Cluster:
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
         connect_timeout_s: For each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
+        heartbeat_s: How often master and workers give each other a sign of life; by default an eighth of ``dead_after_s``.
+        suspect_after_s: Silence after which a worker's ``state`` is ``"suspect"``; by default half of ``dead_after_s``.
+        dead_after_s: Silence after which a worker is given up, and after which another master may have its workers; 4 by default.
+        takeover: Take the workers from another master that has them.
 
     Raises:
-        ConfigError: The addresses cannot be used.
+        ConfigError: The addresses cannot be used, or the times contradict each other.
 
     Example::
 
@@ -59,12 +64,17 @@ class Cluster:
         pickle_results: bool = False,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        heartbeat_s: float | None = None,
+        suspect_after_s: float | None = None,
+        dead_after_s: float | None = None,
+        takeover: bool = False,
     ) -> None:
         addresses = _addresses(hosts, ports)
         if min_workers is not None and not 1 <= min_workers <= len(addresses):
             raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
         tokens = find_tokens(token_file)
-        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup(addresses, tokens, threads, pickle_results, timing, connect_timeout_s, min_workers, takeover)
 
     def _setup(
         self,
@@ -72,8 +82,10 @@ class Cluster:
         tokens: Tokens | None,
         threads: int | None,
         pickle_results: bool,
+        timing: Timing,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        takeover: bool = False,
     ) -> None:
         self._machines = machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
@@ -94,6 +106,8 @@ class Cluster:
                 threads=threads,
                 share=machines[_machine(host)],
                 pickle_results=pickle_results,
+                timing=timing,
+                takeover=takeover,
             )
             worker.replay = self._hosted_by
             return worker
@@ -106,12 +120,17 @@ class Cluster:
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
+        self._idempotent = False
         self._local: LocalWorkers | None = None
         self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
-    def from_config(cls, path: str | Path | None = None) -> Self:
+    def from_config(cls, path: str | Path | None = None, *, takeover: bool = False) -> Self:
         """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
+
+        Args:
+            path: The file.
+            takeover: As in ``Cluster``.
 
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
@@ -125,30 +144,44 @@ class Cluster:
             token_file=config.security.token_file,
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
+            heartbeat_s=config.run.heartbeat_s,
+            suspect_after_s=config.run.suspect_after_s,
+            dead_after_s=config.run.dead_after_s,
+            takeover=takeover,
         )
 
     @classmethod
-    def local(cls, n: int = 2, *, threads: int | None = None, pickle_results: bool = False) -> Self:
+    def local(
+        cls,
+        n: int = 2,
+        *,
+        threads: int | None = None,
+        pickle_results: bool = False,
+        heartbeat_s: float | None = None,
+        suspect_after_s: float | None = None,
+        dead_after_s: float | None = None,
+    ) -> Self:
         """A cluster of ``n`` new workers on this machine, which ``connect`` starts and ``close`` ends.
 
         Args:
             n: 1 to 1,024.
             threads: For computation on each; by default this machine's cores divided by ``n``.
-            pickle_results: As in ``Cluster``.
+            pickle_results: As in ``Cluster``; so are the times.
         """
         from ddlf.launch.local import LocalWorkers
 
         self = cls.__new__(cls)
-        self._setup_local(LocalWorkers, n, threads, pickle_results)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup_local(LocalWorkers, n, threads, pickle_results, timing)
         return self
 
     def _setup_local(
-        self, kind: Callable[[int], LocalWorkers], n: int, threads: int | None, pickle_results: bool
+        self, kind: Callable[[int], LocalWorkers], n: int, threads: int | None, pickle_results: bool, timing: Timing
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         local = kind(n)
-        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results)
+        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results, timing)
         self._local = local
 
     @property
@@ -169,6 +202,7 @@ class Cluster:
         *,
         on_error: Literal["raise", "return"] | None = None,
         timeout_s: float | None = None,
+        idempotent: bool | None = None,
         workers: Sequence[ProxyWorker | int] | None = None,
     ) -> Self:
         """A view of this cluster, over the same connections.
@@ -176,6 +210,8 @@ class Cluster:
         Args:
             on_error: ``"return"`` puts a failed worker's exception in its place of the result list instead of raising.
             timeout_s: For each request.
+            idempotent: Whether requests may run more than once: a lost one is tried again on the same worker, up to 3 times in all.
+                Requests that are not marked start at most once.
             workers: A part of the workers, as proxies or by their numbers from 1.
         """
         if on_error not in (None, "raise", "return"):
@@ -188,6 +224,7 @@ class Cluster:
         view._whole = self._whole or self
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        view._idempotent = self._idempotent if idempotent is None else idempotent
         if workers is not None:
             view._workers = [self._find(worker) for worker in workers]
             if len(set(map(id, view._workers))) != len(view._workers):
@@ -209,6 +246,7 @@ class Cluster:
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
+            LeaseError: Those that were not got are all with another master; the same table.
 
         On failure:
             Nothing is left open, also when the caller is cancelled.
@@ -262,7 +300,7 @@ class Cluster:
             self._missing += [worker for worker in self._workers if worker not in reached]
             self._workers = reached
             return
-        error = ConnectError(text)
+        error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
@@ -362,7 +400,10 @@ class Cluster:
 
     async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
         request = Request(command, *args, **kwargs)
-        return await self.gather([worker.rpc(request, self._timeout_s) for worker in self._workers])
+        return await self.gather([self._rpc(worker, request) for worker in self._workers])
+
+    def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
+        return worker.rpc(request, self._timeout_s, idempotent=self._idempotent)
 
     async def _each(
         self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
@@ -380,7 +421,7 @@ class Cluster:
                 )
         return await self.gather(
             [
-                worker.rpc(Request(command, method, **given), self._timeout_s)
+                self._rpc(worker, Request(command, method, **given))
                 for worker, given in zip(self._workers, per_worker, strict=False)
             ]
         )
@@ -425,7 +466,7 @@ class Cluster:
             method: By function or by name.
             args: For the method; so are ``kwargs``.
         """
-        return await self._find(worker).rpc(Request("run", method_name(method), *args, **kwargs), self._timeout_s)
+        return await self._rpc(self._find(worker), Request("run", method_name(method), *args, **kwargs))
 
     run_on = run_at
 
@@ -466,7 +507,7 @@ class Cluster:
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
         await self.gather(
             [
-                worker.rpc(Request("set_variable", name, own), self._timeout_s)
+                self._rpc(worker, Request("set_variable", name, own))
                 for worker, own in zip(self._workers, each, strict=True)
             ]
         )

@@ -11,6 +11,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
 from ddlf.launch.local import LocalWorkers
 from ddlf.testing.network import Direction, FaultProxy, Kind
+from ddlf.timing import Timing
 
 Part = Literal["executor", "daemon", "both"]
 """Of a worker: the process that runs user code, the one that always answers, or both."""
@@ -96,10 +97,11 @@ class FaultyCluster(Cluster):
     Args:
         workers: Makes what starts and ends the workers.
         n: How many.
+        dead_after_s: As in ``Cluster``.
     """
 
-    def __init__(self, workers: Callable[[int], LocalWorkers], n: int) -> None:
-        self._setup_local(workers, n, None, False)
+    def __init__(self, workers: Callable[[int], LocalWorkers], n: int, dead_after_s: float | None = None) -> None:
+        self._setup_local(workers, n, None, False, Timing.of(None, None, dead_after_s))
 
     @property
     def machines(self) -> list[Machine]:

@@ -34,19 +34,20 @@ from ddlf.worker.daemon import Daemon, Executor, Options
 from ddlf.worker.worker import Worker
 
 
-def in_process_cluster(n: int = 2, *, proxied: bool = False) -> FaultyCluster:
+def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
     """A cluster of ``n`` workers inside this process, which ``connect`` starts and ``close`` ends.
 
     Args:
         n: 1 to 1,024.
         proxied: Whether a ``FaultProxy`` stands before each.
+        dead_after_s: As in ``Cluster``.
 
     Example::
 
         async with in_process_cluster(3) as cluster:
             assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
     """
-    return FaultyCluster(lambda count: InProcessWorkers(count, proxied=proxied), n)
+    return FaultyCluster(lambda count: InProcessWorkers(count, proxied=proxied), n, dead_after_s)
 
 
 class InProcessWorker(Worker):
@@ -113,6 +114,12 @@ class InProcessExecutor(Executor):
         task = asyncio.get_running_loop().create_task(self._worker.control(mine, limits, peer_limits))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+
+    def grant(self, lease: bytes) -> None:
+        """See ``Executor``."""
+        super().grant(lease)
+        if self._worker is not None:
+            self._worker.end_sessions_without_lease()
 
     def kill(self) -> bool:
         """Stand in for ``kill -9``; returns whether it was there."""

@@ -22,12 +22,13 @@ PERIOD_S = 0.05
 EXECUTOR = "ddlf.worker.executor"
 
 
-def local_cluster(n: int = 2, *, proxied: bool = False) -> FaultyCluster:
+def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
     """A cluster of ``n`` new worker processes on this machine, which ``connect`` starts and ``close`` ends.
 
     Args:
         n: 1 to 1,024.
         proxied: Whether a ``FaultProxy`` stands before each, so that the network can be bad too.
+        dead_after_s: As in ``Cluster``: shorter makes tests of losses faster.
 
     Example::
 
@@ -35,7 +36,7 @@ def local_cluster(n: int = 2, *, proxied: bool = False) -> FaultyCluster:
             cluster.machine(2).kill()                # kill -9 of the executor
             cluster.machine(3).proxy.partition()     # silence
     """
-    return FaultyCluster(lambda count: ProcessWorkers(count, proxied=proxied), n)
+    return FaultyCluster(lambda count: ProcessWorkers(count, proxied=proxied), n, dead_after_s)
 
 
 class ProcessMachine(Machine):

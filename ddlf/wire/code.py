@@ -34,7 +34,13 @@ CACHE_BYTES = 256 * 1024**2
 
 
 class CodeMissing(DDLFError):
-    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full."""
+    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full.
+
+    Attributes:
+        may_have_run: False when the request was refused for it, and so may be sent again; True when a method raised it.
+    """
+
+    may_have_run = True
 
 
 def pickle_object(value: Any) -> bytes:

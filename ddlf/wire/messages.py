@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 import ddlf.errors
-from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestTimeout, SeveralErrors, WorkerLost
+from ddlf.errors import DDLFError, ProtocolError, RemoteError, SeveralErrors
 
 MAX_ERROR_TEXT = 64 * 1024
 """Characters of an exception's text: the rest is cut."""
@@ -120,8 +120,9 @@ def describe(error: BaseException) -> dict[str, Any]:
         if isinstance(current, BaseExceptionGroup):
             rest += [(part, "The above exception is one of the group below:") for part in current.exceptions]
     facts: dict[str, Any] = {"chain": chain, "hint": error.hint if isinstance(error, DDLFError) else ""}
-    if isinstance(error, RequestTimeout | WorkerLost):
-        facts["may_have_run"] = error.may_have_run
+    may_have_run = getattr(error, "may_have_run", None)
+    if isinstance(may_have_run, bool):
+        facts["may_have_run"] = may_have_run
     return facts
 
 
@@ -143,7 +144,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
     if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own not in _REMOTE:
         error = own(message, hint=hint, worker=worker)
-        if isinstance(error, RequestTimeout | WorkerLost):
+        if hasattr(error, "may_have_run"):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error
     remote = _remote_class(name)(name, message, _format(chain), worker=worker)

@@ -1,7 +1,8 @@
 """What the executor is doing, in a page of memory that its daemon reads. Runs in both processes of a worker.
 
 The executor writes a few bytes before and after each method; the daemon reads them when somebody asks. That costs no system call, so a small call
-stays small, and it works while the executor loops forever or holds the GIL. The daemon writes the requests that are to end into the same page.
+stays small, and it works while the executor loops forever or holds the GIL. The daemon writes into the same page which requests are to end, and
+which master has the worker.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in 
 _ID = struct.Struct("<Q")
 _ENDED_AT = 256
 _ENDED_IDS = 64
+_LEASE_AT = 1024
+_LEASE_BYTES = 24
 PAGE_BYTES = 4096
 
 
@@ -91,6 +94,14 @@ class Activity:
         """Whether the daemon asked for the end of this request."""
         return self._page.find(_ID.pack(id), _ENDED_AT, _ENDED_AT + _ENDED_IDS * _ID.size) >= 0
 
+    def grant(self, lease: bytes) -> None:
+        """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
+        self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] = lease.ljust(_LEASE_BYTES, b"\0")
+
+    def holds(self, lease: bytes) -> bool:
+        """Whether this key is the one of the lease."""
+        return len(lease) == _LEASE_BYTES and self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] == lease
+
     def clear(self) -> None:
-        """Start anew, for a new executor."""
-        self._page[:PAGE_BYTES] = bytes(PAGE_BYTES)
+        """Start anew, for a new executor. The lease is the daemon's and stays."""
+        self._page[:_LEASE_AT] = bytes(_LEASE_AT)

@@ -1,8 +1,8 @@
 """The process that runs user code. Started by the daemon, which hands it every data connection over a local channel.
 
 The channel carries the settings once (a length and JSON; the tokens come this way, so that they are in no argument list and no environment), then
-eight bytes of preamble with each socket. The executor answers one byte when it is ready. It ends with its daemon: the kernel kills it when the
-daemon dies, and the end of the channel ends it where the kernel cannot.
+eight bytes of preamble with each socket, or ``LEASE_CHANGED`` without one. The executor answers one byte when it is ready. It ends with its daemon:
+the kernel kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
         data, descriptors, _, _ = socket.recv_fds(channel, PREAMBLE.size, 1)
         if not data:
             os._exit(0)  # the daemon is gone
+        if not descriptors:
+            worker.end_sessions_without_lease()
+            return
         sock = socket.socket(fileno=descriptors[0])
         sock.set_inheritable(False)
         sock.setblocking(False)

@@ -181,7 +181,7 @@ async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
 async def test_what_one_master_sent_need_not_be_there_for_another(cluster):
     assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
     first = cluster.workers[0]
-    other = ddlf.ProxyWorker(first.host, first.port, first._token, id=1, N=2)
+    other = ddlf.ProxyWorker(first.host, first.port, first._token, guest=True)
     await other.connect()
     assert await other.run_method(without_self, a=2) == (2, 1)
     await other.close()
@@ -504,7 +504,7 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         with pytest.raises(
             ConnectError, match=r"busy with 'run_code' since \d+ s; wait, or end it with: ddlf stop --res"
         ):
-            await Cluster(["127.0.0.1"], worker.port, token_file=token_file).connect()
+            await ddlf.ProxyWorker("127.0.0.1", worker.port, first.workers[0]._token, guest=True).connect()
         call.cancel()
 
 
