@@ -78,6 +78,9 @@ class Run:
         environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options, "--save", "model.keras"]
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A shell starts what runs in the background so, and it would be inherited.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.began = time.monotonic()
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -186,7 +189,7 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
         if not problems and code not in (0, 130, -signal.SIGINT) and not run.was_starting():
             problems.append(f"it ended with {code}")
         if code == 0 and seconds > IGNORED_S:
-            problems.append(f"it went on for {seconds:.1f} s")
+            problems.append(f"it went on for {seconds:.1f} s:\n{run.text()}")
         _wait_for_orphans(run)
         problems += run.problems(ports)
         return Outcome(sent - run.began, code, seconds, problems)
