@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddlf.cli import interrupts  # isort: skip - before what takes time
+
 import argparse
 import asyncio
 import contextlib
@@ -19,6 +21,8 @@ from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon, Options
+
+interrupts.imported()
 
 LOOPBACK = "127.0.0.1"
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -53,8 +57,14 @@ def parser() -> Parser:
     return result
 
 
+def command() -> None:
+    """The entry point of the command."""
+    with interrupts.quiet():
+        main()
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Run until told to stop."""
+    """Run until told to stop; ends with ``SystemExit``."""
     with reader_may_leave():
         _main(argv)
 
@@ -174,4 +184,4 @@ def _state_dir() -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -171,14 +171,19 @@ class Cluster:
         """
         from ddlf.launch.local import LocalWorkers
 
+        self = cls.__new__(cls)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup_local(LocalWorkers, n, threads, pickle_results, timing)
+        return self
+
+    def _setup_local(
+        self, kind: Callable[[int], LocalWorkers], n: int, threads: int | None, pickle_results: bool, timing: Timing
+    ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
-        self = cls.__new__(cls)
-        local = LocalWorkers(n)
-        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        local = kind(n)
         self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results, timing)
         self._local = local
-        return self
 
     @property
     def workers(self) -> list[ProxyWorker]:

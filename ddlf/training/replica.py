@@ -215,6 +215,11 @@ class Replica:
         seed = np.random.SeedSequence([task["seed"], task["round"], task["slot"], epoch])
         return np.random.Generator(np.random.PCG64(seed)).permutation(indices)
 
+    @property
+    def round(self) -> int:
+        """Which round this is, from 1."""
+        return int(self._task["round"]) + 1
+
 
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
