@@ -11,7 +11,13 @@ from typing import Any
 
 __all__ = [
     "AppError",
+    "AppMissing",
     "AuthError",
+    "BadUpdate",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "ClusterTooSmall",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -65,6 +71,10 @@ class AppError(DDLFError, TypeError):
     """The user's app lacks something that it must have."""
 
     exit_code = 2
+
+
+class AppMissing(DDLFError, LookupError):
+    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place."""
 
 
 class ListenError(DDLFError, OSError):
@@ -139,6 +149,12 @@ class WorkerLost(DDLFError, ConnectionError):
         self.attempts = 1
 
 
+class ClusterTooSmall(DDLFError, ConnectionError):
+    """So many workers were lost that training cannot go on."""
+
+    exit_code = 5
+
+
 class ExecutorCrashed(DDLFError, RuntimeError):
     """The process that ran the request ended; the worker's daemon lives and has started a new one.
 
@@ -208,6 +224,52 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class CheckpointError(DDLFError, OSError):
+    """A checkpoint cannot be written, found, read or used.
+
+    Attributes:
+        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+    """
+
+    exit_code = 7
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is not what was once written.
+
+    Attributes:
+        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
+        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: What is there.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", worker: str = "", file: str = "", expected: str = "", got: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.file = file
+        self.expected = expected
+        self.got = got
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint is whole, but of another model, other data or other settings than this run."""
+
+
+class BadUpdate(DDLFError, ValueError):
+    """What a worker sent back from a round cannot be merged. The weights are those of before.
+
+    Attributes:
+        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
+        count: Values of that tensor that are wrong.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", tensor: str = "", count: int = 0) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.tensor = tensor
+        self.count = count
 
 
 class RemoteError(DDLFError):

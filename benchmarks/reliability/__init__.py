@@ -1,1 +1,1 @@
-"""What happens when processes, machines and networks fail: long runs, each with a short form in the tests."""
+"""Long runs that try to break promises: each module is a script, and its short form is among the tests."""

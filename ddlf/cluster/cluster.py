@@ -19,6 +19,7 @@ from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Cluster:
         min_workers: int | None = None,
         takeover: bool = False,
     ) -> None:
-        machines = Counter(_machine(host) for host, _ in addresses)
+        self._machines = machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
@@ -95,8 +96,9 @@ class Cluster:
             )
         tokens = tokens or loopback_tokens()
         self._min_workers = min_workers
-        self._workers = [
-            ProxyWorker(
+
+        def proxy(host: str, port: int, number: int) -> ProxyWorker:
+            worker = ProxyWorker(
                 host,
                 port,
                 tokens.primary,
@@ -108,8 +110,14 @@ class Cluster:
                 timing=timing,
                 takeover=takeover,
             )
-            for number, (host, port) in enumerate(addresses, 1)
-        ]
+            worker.replay = self._hosted_by
+            return worker
+
+        self._proxy = proxy
+        self._workers = [proxy(host, port, number) for number, (host, port) in enumerate(addresses, 1)]
+        self._missing: list[ProxyWorker] = []
+        self._hosted: dict[str, Request] = {}
+        self._variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
@@ -258,7 +266,7 @@ class Cluster:
             return_exceptions=True,
         )
         await self._check_reached(outcomes)
-        for number, worker in enumerate(self._workers, 1):
+        for number, worker in enumerate([*self._workers, *self._missing], 1):
             worker.id, worker.N = number, len(self._workers)
         outcomes = await asyncio.gather(
             *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
@@ -285,18 +293,70 @@ class Cluster:
         text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
         if len(reached) >= (self._min_workers or len(self._workers)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
+            self._missing += [worker for worker in self._workers if worker not in reached]
             self._workers = reached
             return
         error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 
+    async def add(self, host: str, port: int = 9000) -> ProxyWorker:
+        """Take another worker into the cluster. Training that goes on gives it slots from its next round.
+
+        Args:
+            host: Name or address of its machine.
+            port: Its port.
+
+        Returns:
+            Its proxy, connected, with the next free number and the methods and variables that all workers have.
+
+        Raises:
+            ConnectError: It does not answer; the cluster is as before. So it is with ``AuthError`` and ``VersionError``.
+        """
+        ((host, port),) = _addresses([host], [port])
+        known = [*self._workers, *self._missing]
+        for worker in known:
+            if (worker.host, worker.port) == (host, port):
+                raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
+        self._machines[_machine(host)] += 1
+        worker = self._proxy(host, port, max(worker.id for worker in known) + 1)
+        try:
+            await worker.connect(timeout_s=self._connect_timeout_s)
+        except BaseException:
+            await worker.close()
+            raise
+        self._workers.append(worker)
+        return worker
+
+    def _hosted_by(self, worker: ProxyWorker) -> list[Request]:
+        """What gives a worker's new executor the methods and variables that were given to all workers.
+
+        The values are those that the variables were set to: this side keeps references to them, not copies.
+        """
+        requests = list(self._hosted.values())
+        for name, values in self._variables.items():
+            value = values.get(worker.id, values.get(None))
+            if worker.id in values or None in values:
+                requests.append(Request("set_variable", name, value))
+        return requests
+
+    @property
+    def missing(self) -> list[ProxyWorker]:
+        """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
+        return list(self._missing)
+
+    def take_in(self, worker: ProxyWorker) -> None:
+        """Count a missing worker that has been reached now among the workers."""
+        if worker in self._missing:
+            self._missing.remove(worker)
+            self._workers.append(worker)
+
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
         if self._whole is not None:
             await self._whole.close()
             return
-        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*(worker.close() for worker in (*self._workers, *self._missing)))
         if self._local is not None:
             await self._local.stop()
 
@@ -335,8 +395,16 @@ class Cluster:
         return results
 
     async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
-        request = Request(command, *args, **kwargs)
-        return await self.gather([self._rpc(worker, request) for worker in self._workers])
+        return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
+
+    async def _send(self, requests: Sequence[Request]) -> list[Any]:
+        """One request for each of the first workers. What they have in common is pickled once."""
+        pickle = PickleOnce()
+        for request in requests:
+            request.pickle = pickle
+        return await self.gather(
+            [self._rpc(worker, request) for worker, request in zip(self._workers, requests, strict=False)]
+        )
 
     def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
         return worker.rpc(request, self._timeout_s, idempotent=self._idempotent)
@@ -355,12 +423,7 @@ class Cluster:
                 raise TypeError(
                     f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}"
                 )
-        return await self.gather(
-            [
-                self._rpc(worker, Request(command, method, **given))
-                for worker, given in zip(self._workers, per_worker, strict=False)
-            ]
-        )
+        return await self._send([Request(command, method, **given) for given in per_worker])
 
     async def run_method(self, method: Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a function once on the workers, without hosting it.
@@ -368,7 +431,7 @@ class Cluster:
         Args:
             method: Plain or async. If its first parameter is named ``self`` it gets the ``Worker`` that runs it.
             per_worker: A dict of keyword arguments for each of the first workers; the others do nothing.
-            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled.
+            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled, once for all.
 
         Returns:
             The results in worker order.
@@ -411,9 +474,12 @@ class Cluster:
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
         await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        key = name or method_name(method)
+        self._hosted[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Forget a hosted method on all workers."""
+        self._hosted.pop(method_name(method), None)
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
@@ -434,15 +500,12 @@ class Cluster:
         """
         if each is None:
             await self._all("set_variable", name, value)
+            self._variables[name] = {None: value}
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
-        await self.gather(
-            [
-                self._rpc(worker, Request("set_variable", name, own))
-                for worker, own in zip(self._workers, each, strict=True)
-            ]
-        )
+        await self._send([Request("set_variable", name, own) for own in each])
+        self._variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
 
     async def get_variable(self, name: str) -> list[Any]:
         """The variable's value on each worker."""
@@ -450,6 +513,7 @@ class Cluster:
 
     async def delete_variable(self, name: str) -> None:
         """Forget a variable on all workers."""
+        self._variables.pop(name, None)
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
@@ -466,6 +530,7 @@ class Cluster:
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Methods stay."""
+        self._variables.clear()
         await self._all("clean")
 
     async def ping(self) -> list[float]:

@@ -536,7 +536,7 @@ class Session:
                 self._answer(frame.id, Response(error=self.refusal()))
                 return
         timeout_s = frame.extra
-        deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
+        deadline = self._loop.time() + timeout_s if timeout_s is not None else None
         job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline, self)
         self.jobs[frame.id] = job
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
