@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
     from ddlf.training.crew import Crew
+    from ddlf.training.ledger import Ledger
+    from ddlf.training.progress import Keeper, Progress
     from ddlf.training.replica import Replica
     from ddlf.training.slots import Job
     from ddlf.worker.worker import Worker
@@ -42,6 +46,7 @@ MASTER_ONLY = frozenset(
         "y_test",
         "history",
         "optimizers",
+        "ledger",
     }
     | {"on_round", "on_event", "is_convergent"}
 )
@@ -71,15 +76,26 @@ class IApp:
         optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
             as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
             begins with a new optimizer, and nothing of it travels.
+        checkpoint: Folder to write checkpoints to; None for none. One is written after every ``checkpoint_every`` rounds (updates, in
+            asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
+        resume: ``"auto"``: go on from the newest checkpoint if there is one; or the folder to go on from. Synchronous training ends with
+            the same bits as if it had never been interrupted, unless parts follow the measured speed.
+        takeover: Whether to take workers and folder from another master that holds them.
         wait_for_workers_s: How long to wait when all workers are lost.
         balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
         codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
         weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
             the difference to what the worker holds.
+        merge: How the updates of a round become one: ``"mean"``, weighted by samples; ``"median"`` or ``"trimmed:0.2"``, which few bad
+            updates cannot move far. Synchronous training only.
+        update_policy: What an update that looks wrong leads to: ``"stop"`` ends training on NaN, infinity or a wrong shape, and names
+            worker, tensor and count; ``"reject"`` also compares lengths and directions with the others, has a bad one computed again on
+            another worker, and leaves it out if that does not help; ``"clip"`` scales what is only too long.
         outer: How a merged update changes the weights; by default it is subtracted.
         verbose: Whether to print a line for each step.
         history: The records of the last training.
         optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
+        ledger: How often each sample was trained on in it.
 
     Example::
 
@@ -105,11 +121,18 @@ class IApp:
     precision: str = "auto"
     slots: int | None = None
     optimizer_state: Literal["kept", "fresh"] = "kept"
+    checkpoint: str | Path | None = None
+    checkpoint_every: int = 1
+    checkpoint_keep: int = 3
+    resume: str | Path | None = None
+    takeover: bool = False
     wait_for_workers_s: float = 60.0
     balance: str = "equal"
     codec: str = "float32"
     weights_codec: str = "float32"
     verbose: bool = True
+    merge: str = "mean"
+    update_policy: str = "stop"
     outer: OuterOptimizer | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
 
@@ -124,6 +147,7 @@ class IApp:
     indices: np.ndarray[Any, Any]
     worker: Worker
     replica: Replica
+    ledger: Ledger
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
@@ -258,6 +282,8 @@ class IApp:
 
     async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
         names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+        from ddlf.algorithms.check import check_policy
+        from ddlf.algorithms.merge import rule
         from ddlf.training.exchange import check_codecs
         from ddlf.training.precision import check_precision
 
@@ -270,16 +296,21 @@ class IApp:
                 raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
         if self.balance not in ("equal", "speed"):
             raise ConfigError(f"balance must be 'equal' or 'speed', got {self.balance!r}")
+        rule(self.merge)
+        check_policy(self.update_policy)
         check_codecs(self.codec, self.weights_codec)
         check_precision(self.precision)
         samples = await self.prepare(settings["seed"])
         async with self._crew(backups) as crew:
-            job = self._job(samples, crew, **settings)
+            job = await self._job(samples, crew, "sync" if backups else "async", settings)
             try:
                 self.history = await algorithm(job)
             finally:
-                self.model.set_weights(job.weights)
-                self.optimizers = job.optimizers
+                progress = job.progress
+                self.model.set_weights(progress.weights)
+                self.optimizers, self.ledger = progress.optimizers, progress.ledger
+                if job.keeper is not None:
+                    await job.keeper.last(progress)
         return self.history
 
     def _crew(self, backups: bool) -> Crew:
@@ -294,9 +325,12 @@ class IApp:
             wait_s=self.wait_for_workers_s,
         )
 
-    def _job(self, samples: int, crew: Crew, **settings: int) -> Job:
+    async def _job(self, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
+        from ddlf.algorithms.merge import rule
         from ddlf.algorithms.outer import Subtract
         from ddlf.training.exchange import WeightsOut
+        from ddlf.training.ledger import Ledger
+        from ddlf.training.progress import Progress
         from ddlf.training.slots import Job
 
         assert self.cluster is not None
@@ -307,33 +341,105 @@ class IApp:
         async def evaluate_between(number: int) -> dict[str, float]:
             if not self.evaluate_every or number == 0 or number % self.evaluate_every:
                 return {}
-            metrics: dict[str, float] = await self._compute(self._evaluate, job.weights)
+            metrics: dict[str, float] = await self._compute(self._evaluate, job.progress.weights)
             return metrics
 
         async def report(record: RoundRecord) -> bool:
             await _maybe_await(self.on_round(record))
             return bool(self.is_convergent(record))
 
-        slots = self.slots or self.cluster.N
+        keeper, progress = await self._open_checkpoints(mode, samples, settings)
+        if progress is None:
+            slots = self.slots or self.cluster.N
+            progress = Progress(weights=self.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots)
+        weights_out = WeightsOut(self.weights_codec, [not flag for flag in trainable])
+        weights_out.held = dict(progress.held)
         job = Job(
             run=self._run,
             cluster=self.cluster,
             crew=crew,
-            slots=slots,
+            slots=len(progress.optimizers),
+            progress=progress,
+            keeper=keeper,
+            lost_of=progress.lost,
             keep_optimizer=self.optimizer_state == "kept",
-            optimizers=[None] * slots,
-            weights=self.model.get_weights(),
             trainable=trainable,
             samples=samples,
+            names=[weight.path for weight in self.model.weights],
+            rule=rule(self.merge),
+            update_policy=self.update_policy,
             outer=self.outer or Subtract(),
             codec=self.codec,
-            weights_out=WeightsOut(self.weights_codec, [not flag for flag in trainable]),
+            weights_out=weights_out,
             balance=self.balance,
             report=report,
             evaluate_between=evaluate_between,
             **settings,
         )
         return job
+
+    async def _open_checkpoints(
+        self, mode: str, samples: int, settings: dict[str, Any]
+    ) -> tuple[Keeper | None, Progress | None]:
+        """What writes checkpoints, and what the run goes on from; None for each that is not wanted or not there."""
+        from ddlf.training.checkpoint import CheckpointFolder
+        from ddlf.training.progress import Keeper, Progress, check_settings
+        from ddlf.training.replica import describe_weights
+
+        where = self.checkpoint if self.resume in (None, "auto") else self.resume
+        if where is None:
+            if self.resume:
+                raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too")
+            return None, None
+        described = describe_weights(self.model)
+        now = {
+            "mode": mode,
+            "samples": samples,
+            "data": self._content,
+            "model": hashlib.sha256(json.dumps([row[1:] for row in described]).encode()).hexdigest()[:16],
+            "optimizer": type(self.model.optimizer).__name__,
+            "outer": repr(self.outer),
+            **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "precision",
+                    "balance",
+                    "codec",
+                    "weights_codec",
+                    "optimizer_state",
+                    "merge",
+                    "update_policy",
+                )
+            },
+        }
+        folder = CheckpointFolder(where, keep=self.checkpoint_keep)
+        await asyncio.to_thread(folder.open, type(self).__name__, takeover=self.takeover)
+        try:
+            found = await asyncio.to_thread(folder.newest, required=self.resume not in (None, "auto"), report=self.say)
+            if found is not None and not self.resume:
+                raise ConfigError(
+                    f"{where} has checkpoints already, the newest of round {found.round}",
+                    hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+                )
+            progress = None
+            if found is not None:
+                check_settings(dict(found.facts["settings"]), now)
+                progress = Progress.from_checkpoint(found)
+                if self.slots not in (None, len(progress.optimizers)):
+                    check_settings({"slots": len(progress.optimizers)}, {"slots": self.slots})
+                self.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {found.round}, from {where}")
+        except BaseException:
+            await asyncio.to_thread(folder.close)
+            raise
+
+        def report(text: str) -> None:
+            self.on_event(TrainingEvent(kind="checkpoint", round=len(self.history), text=text))
+
+        keeper = Keeper(folder, self.checkpoint_every, [row[0] for row in described], now, report)
+        if found is not None:
+            keeper.resumed_at(found.round)
+        return keeper, progress
 
     async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
@@ -356,7 +462,8 @@ class IApp:
         begin = time.perf_counter()
         # The workers import Keras and build their models while this side does.
         self._run = secrets.token_hex(8)
-        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self, run=self._run))
+        again = self.cluster.options(idempotent=True)  # a worker that dies meanwhile gets it once more
+        opening = asyncio.ensure_future(again.run_method(replica.open_app, app=self, run=self._run))
         await asyncio.sleep(0)
         try:
             if not hasattr(self, "x_train"):
@@ -386,7 +493,7 @@ class IApp:
             )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
         self._content = mine
-        loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
+        loaded = await again.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)
         self._content = loaded[0]["fingerprint"]
         samples: int = loaded[0]["samples"]

@@ -13,6 +13,7 @@ __all__ = [
     "AppError",
     "AppMissing",
     "AuthError",
+    "BadUpdate",
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
@@ -244,8 +245,10 @@ class CheckpointCorrupt(CheckpointError, ValueError):
         got: What is there.
     """
 
-    def __init__(self, message: str, *, hint: str = "", file: str = "", expected: str = "", got: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, *, hint: str = "", worker: str = "", file: str = "", expected: str = "", got: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, worker=worker)
         self.file = file
         self.expected = expected
         self.got = got
@@ -253,6 +256,20 @@ class CheckpointCorrupt(CheckpointError, ValueError):
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint is whole, but of another model, other data or other settings than this run."""
+
+
+class BadUpdate(DDLFError, ValueError):
+    """What a worker sent back from a round cannot be merged. The weights are those of before.
+
+    Attributes:
+        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
+        count: Values of that tensor that are wrong.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", tensor: str = "", count: int = 0) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.tensor = tensor
+        self.count = count
 
 
 class RemoteError(DDLFError):

@@ -1,4 +1,4 @@
-"""Writers killed in mid-write, flipped bits, truncated files: ``python -m benchmarks.reliability.checkpoints [--json FILE]``.
+"""Writers killed in mid-write, flipped bits, cut files: ``python -m benchmarks.reliability.checkpoints [--json FILE]``.
 
 Every kill is a SIGKILL to a real process at a random moment, repeated until it has hit a write the wanted number of times; after each the newest
 checkpoint must be complete, hold exactly what was saved in its round, and be at least as new as the last one that ``save`` had returned. Every
@@ -14,7 +14,9 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -23,11 +25,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from benchmarks.measure import Spread, table
-from ddlf.errors import CheckpointCorrupt
+from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training import tensors
 from ddlf.training.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
 from ddlf.training.durable import sync
@@ -147,7 +150,11 @@ def _leftovers(path: Path) -> list[str]:
 def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[str]:
     """What is wrong in a folder whose writer was killed."""
     wrong: list[str] = []
-    found = folder.newest(report=wrong.append)
+    wrong += [entry.problem for entry in folder.entries() if entry.round is not None and not entry.complete]
+    try:
+        found = folder.newest()
+    except CheckpointError as error:
+        return [*wrong, str(error)]
     if promised and found is None:
         wrong.append(f"nothing to load, though round {promised} was saved")
     elif found is not None:
@@ -156,6 +163,69 @@ def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[st
         if not same(found, state(found.round, megabytes)):
             wrong.append(f"round {found.round} is not what was saved")
     return wrong
+
+
+def every_step(path: Path) -> dict[str, Any]:
+    """Kill a writer before each thing it asks of the file system, one after the other: also where a random moment seldom hits.
+
+    The writer opens a folder that keeps one checkpoint, saves the next round, saves it again, and closes. Afterwards the newest checkpoint is judged
+    as in ``kills``, and the next writer must find its way and leave nothing of the killed one.
+
+    Returns:
+        How many steps there are, and what was wrong.
+    """
+    wrong: list[str] = []
+    steps = 0
+    with mock.patch("os.fsync"):  # what is not on the disk yet survives a killed process; without it this is quick
+        while True:
+            folder = CheckpointFolder(path / str(steps), keep=1)
+            folder.open("before")
+            folder.save(state(1, 0.01))
+            folder.close()
+            promised, killed = _killed_at(steps, folder)
+            wrong += [f"step {steps}: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            folder.open("after")
+            wrong += [f"step {steps}, next writer: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            folder.save(state(3, 0.01))
+            if (left := sorted(os.listdir(folder.path))) != [".lock", "owner.json", "round-000003"]:
+                wrong.append(f"step {steps}: {left} in the folder after the next writer")
+            if not killed:
+                return {"steps": steps, "wrong": wrong}
+            steps += 1
+
+
+def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
+    """Let a child write until it would take that step; what it had saved, and whether it came so far."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        left = step
+
+        def audit(event: str, _: object) -> None:
+            nonlocal left
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                left -= 1
+                if left == -1:
+                    os.kill(os.getpid(), signal.SIGKILL)  # is a step of its own, hence -1 once only
+
+        status = 1
+        try:
+            sys.addaudithook(audit)
+            folder.open("a writer that will be killed")
+            for _ in range(2):
+                folder.save(state(2, 0.01))
+                os.write(theirs, b"2")
+            folder.close()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(theirs)
+    _, status = os.waitpid(child, 0)
+    with open(ours, "rb") as said:
+        promised = 2 if said.read() else 0
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError(f"the writer failed before step {step}")
+    return promised, os.WIFSIGNALED(status)
 
 
 # Damage
@@ -283,6 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
         path = Path(name)
         found: dict[str, Any] = {
             "kills": kills(path / "kills", options.kills, options.seed),
+            "every_step": every_step(path / "steps"),
             "flips": damages(path / "flips", options.flips, options.seed, "flip"),
             "cuts": damages(path / "cuts", options.cuts, options.seed, "cut"),
             "speed": [speed(path / f"{size:g}", size, options.repeats) for size in options.megabytes],
@@ -290,7 +361,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
-    kept = not found["kills"]["wrong"] and all(
+    kept = not found["kills"]["wrong"] + found["every_step"]["wrong"] and all(
         found[kind]["named"] == found[kind]["fell_back"] == found[kind]["times"] for kind in ("flips", "cuts")
     )
     return 0 if kept else 1
@@ -302,7 +373,9 @@ def report(found: dict[str, Any]) -> str:
     lines = [
         f"{killed['kills']} kills, {killed['in_mid_write']} of them in mid-write; {killed['last_round']} rounds saved; "
         f"{len(killed['wrong'])} times something was wrong afterwards",
-        *(f"  wrong: {what}" for what in killed["wrong"]),
+        f"killed before each of {found['every_step']['steps']} steps of opening, saving, replacing and closing; "
+        f"{len(found['every_step']['wrong'])} times something was wrong afterwards",
+        *(f"  wrong: {what}" for what in killed["wrong"] + found["every_step"]["wrong"]),
         "",
         table([["left behind", "times"], *([what, str(times)] for what, times in sorted(killed["left"].items()))]),
         "",

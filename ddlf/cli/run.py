@@ -34,6 +34,11 @@ SETTINGS = (
     "balance",
     "codec",
     "weights_codec",
+    "merge",
+    "update_policy",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
 )
 
 
@@ -60,6 +65,17 @@ def add_options(parser: Parser) -> None:
         "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
     )
     train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
+    train.add_argument("--merge", metavar="RULE", help="of updates: mean, median, trimmed:0.2")
+    train.add_argument("--update-policy", choices=("stop", "reject", "clip"), help="for an update that looks wrong")
+    train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write a checkpoint there after every round")
+    train.add_argument(
+        "--checkpoint-every", type=number("rounds", 1), metavar="N", help="only after every N rounds, and at the end"
+    )
+    train.add_argument(
+        "--resume",
+        metavar="auto|DIR",
+        help="go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
+    )
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",

@@ -19,6 +19,7 @@ from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -399,8 +400,16 @@ class Cluster:
         return results
 
     async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
-        request = Request(command, *args, **kwargs)
-        return await self.gather([self._rpc(worker, request) for worker in self._workers])
+        return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
+
+    async def _send(self, requests: Sequence[Request]) -> list[Any]:
+        """One request for each of the first workers. What they have in common is pickled once."""
+        pickle = PickleOnce()
+        for request in requests:
+            request.pickle = pickle
+        return await self.gather(
+            [self._rpc(worker, request) for worker, request in zip(self._workers, requests, strict=False)]
+        )
 
     def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
         return worker.rpc(request, self._timeout_s, idempotent=self._idempotent)
@@ -419,12 +428,7 @@ class Cluster:
                 raise TypeError(
                     f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}"
                 )
-        return await self.gather(
-            [
-                self._rpc(worker, Request(command, method, **given))
-                for worker, given in zip(self._workers, per_worker, strict=False)
-            ]
-        )
+        return await self._send([Request(command, method, **given) for given in per_worker])
 
     async def run_method(self, method: Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a function once on the workers, without hosting it.
@@ -432,7 +436,7 @@ class Cluster:
         Args:
             method: Plain or async. If its first parameter is named ``self`` it gets the ``Worker`` that runs it.
             per_worker: A dict of keyword arguments for each of the first workers; the others do nothing.
-            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled.
+            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled, once for all.
 
         Returns:
             The results in worker order.
@@ -505,12 +509,7 @@ class Cluster:
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
-        await self.gather(
-            [
-                self._rpc(worker, Request("set_variable", name, own))
-                for worker, own in zip(self._workers, each, strict=True)
-            ]
-        )
+        await self._send([Request("set_variable", name, own) for own in each])
         self._variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
 
     async def get_variable(self, name: str) -> list[Any]:

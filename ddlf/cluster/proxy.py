@@ -17,6 +17,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from ddlf.timing import Timing
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Kind, Request, Response, rebuild
+from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
 
 CONNECT_TIMEOUT_S = 10.0
@@ -56,6 +57,7 @@ HEARTBEAT_ID = 0
 """The id of every heartbeat, which nobody waits for."""
 NO_ARGUMENTS = dumps([[], {}])
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
+ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
 class Channel:
@@ -94,7 +96,7 @@ class Channel:
         future = self.pending.pop(frame.id, None)
         if future is None or future.done():
             return  # its caller was cancelled or timed out
-        if frame.kind not in (Kind.RESULT, Kind.ERROR):
+        if frame.kind not in ANSWERS:
             raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         try:
             value = loads(frame.buffers, self._load_object)
@@ -280,7 +282,7 @@ class ProxyWorker(IWorker):
                 dead_after_s=self.timing.dead_after_s,
             )
         try:
-            self.epoch = (await self._call(control, claim, timeout_s)).unwrap()["epoch"]
+            self.epoch = (await self._call(control, claim, timeout_s))["epoch"]
         except LeaseError as error:
             if f"leased by {master_name()} " in error.message:
                 error.hint = "this process has it already: close its other cluster, or name the worker once"
@@ -400,7 +402,7 @@ class ProxyWorker(IWorker):
                 pickle_results=self.pickle_results,
             )
             try:
-                self.facts = (await self._call(data, session, timeout_s)).unwrap()
+                self.facts = await self._call(data, session, timeout_s)
             except BaseException:
                 data.connection.close()  # or the next request would use a connection without a session
                 raise
@@ -420,7 +422,7 @@ class ProxyWorker(IWorker):
         """Give a new executor what this master had given to the one before."""
         try:
             for request in self.replay(self):
-                (await self._call(data, request, None)).unwrap()
+                await self._call(data, request, None)
         except BaseException:
             data.connection.close()  # or the next request would use an executor that lacks half of it
             raise
@@ -562,7 +564,7 @@ class ProxyWorker(IWorker):
         data = self._data
         if data is None or not data.is_open:
             data = await self._open_data()
-        return (await self._call(data, request, timeout_s)).unwrap()
+        return await self._call(data, request, timeout_s)
 
     async def _rpc_until_it_ends(self, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
@@ -589,23 +591,22 @@ class ProxyWorker(IWorker):
         """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
         self._check_connected()
         assert self._control is not None
-        return (await self._call(self._control, Request(command, *args, **kwargs), timeout_s)).unwrap()
+        return await self._call(self._control, Request(command, *args, **kwargs), timeout_s)
 
-    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Response:
+    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         kind, value = await self._exchange(channel, request, timeout_s)
-        if kind == Kind.RESULT:
-            return Response(value)
-        if value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
+        if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
             channel.code.forget()
             kind, value = await self._exchange(channel, request, timeout_s)
-            if kind == Kind.RESULT:
-                return Response(value)
-        return Response(error=rebuild(value, worker=self.name))
+        if kind == Kind.ERROR:
+            raise rebuild(value, worker=self.name)
+        return value
 
     async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         id = next(self._ids)
-        buffers = dumps([list(request.args), request.kwargs], channel.code.dump)
+        dump = channel.code.dump if request.pickle is None else partial(channel.code.dump, pickle=request.pickle)
+        buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         channel.pending[id] = future
         timer = None if timeout_s is None else loop.call_later(timeout_s, self._time_out, future, request, timeout_s)

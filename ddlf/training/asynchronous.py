@@ -5,6 +5,8 @@ Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
     read the current weights w and their version; send them with the slot's partition of this round
     on arrival of its update g:  w <- w - g / K,  version <- version + 1
 
+An update that is rejected is dropped: it is told by an event, its samples are not in the ledger, and its slot goes on with its next round.
+
 A slot whose worker is lost begins its round again on another one, with the weights of then; what was lost was never applied.
 
 The staleness of an update is the number of merges applied between reading the weights and applying it. All of this runs on one event loop, so
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.algorithms.check import Verdict, scaled
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
 
@@ -38,13 +42,17 @@ async def train(job: Job) -> list[RoundRecord]:
     Returns:
         A record for each update, in the order in which they were applied.
     """
-    records: list[RoundRecord] = []
+    progress = job.progress
+    records = progress.records
+    if not progress.slot_rounds:
+        progress.slot_rounds = [0] * job.slots
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
     converged = False
+    latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
 
     async def run(slot: int) -> None:
         nonlocal converged
-        for number, epochs in enumerate(schedule):
+        for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
             if converged:
                 return
             begin = time.perf_counter()
@@ -55,23 +63,35 @@ async def train(job: Job) -> list[RoundRecord]:
             async def attempt(
                 worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
             ) -> tuple[SlotResult, Any, int]:
-                weights, version = job.weights, len(records)
+                weights, version = progress.weights, len(records)
                 return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
 
             result, weights, version = await job.crew.carry(slot, number, attempt)
             if converged or result.stopped:
                 return
             merging = time.perf_counter()
+            verdict = _verdict(job, slot, result, latest)
+            if verdict.action == "reject":
+                progress.slot_rounds[slot] = number + 1
+                continue
+            latest[slot] = result
             one = RunningMerge(1, like=weights)
-            one.add(0, result.update, result.samples)
+            one.add(0, scaled(result.update, verdict.factor), result.samples, checked=True)
             share = [
                 np.asarray(update / job.slots, update.dtype) if np.issubdtype(update.dtype, np.floating) else update
                 for update in one.result()
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
-            _, job.weights = job.outer.update([], job.weights, share, job.trainable)
-            job.optimizers[slot] = result.optimizer
+            _, progress.weights = job.outer.update([], progress.weights, share, job.trainable)
+            progress.optimizers[slot] = result.optimizer
+            progress.ledger.add(part, epochs)
+            progress.held = job.weights_out.held
+            if result.lost is not None:
+                progress.lost[slot] = result.lost
+            progress.slot_rounds[slot] = number + 1
+            progress.round = len(records) + 1
+            job.lost_of.pop(slot, None)
             end = time.perf_counter()
             record = RoundRecord(
                 round=number + 1,
@@ -88,10 +108,12 @@ async def train(job: Job) -> list[RoundRecord]:
                 bytes_out=result.bytes_out,
                 bytes_back=result.bytes_back,
                 workers=(result.worker,),
+                verdicts=() if verdict.action == "accept" else (str(verdict),),
                 error=result.error,
                 metrics=mean_metrics([(result.metrics, result.samples)]),
             )
             records.append(record)
+            await job.keep()
             if await job.report(record):
                 converged = True
                 await job.stop_workers()
@@ -105,3 +127,16 @@ async def train(job: Job) -> list[RoundRecord]:
     if not converged:
         await job.stop_workers()
     return records
+
+
+def _verdict(job: Job, slot: int, result: SlotResult, latest: dict[int, SlotResult]) -> Verdict:
+    """Whether an update counts, compared with the last one of each other slot."""
+    if job.update_policy == "stop":
+        job.check(slot, result)
+        return Verdict(slot=slot + 1)
+    verdict = verdict_of(job, {**latest, slot: result})[slot]
+    if verdict.action == "reject":
+        job.crew.distrust(slot, result.worker, str(verdict))
+    else:
+        job.crew.trust(result.worker)
+    return verdict

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 WAIT_FOR_WORKERS_S = 60.0
 OPENING_S = 60.0
+MAX_REJECTED = 3
 RETRY_S = (0.2, 10.0)
 """First and longest pause between two attempts to bring a worker back whose executor keeps ending."""
 LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)
@@ -72,6 +74,7 @@ class Crew:
         self._opened: dict[int, int] = {}  # how often each worker was given the app: what it held before is gone
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker, its number of openings) that carried it last
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int]] = {}
+        self._distrusted: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
         self._attempts: dict[int, asyncio.Task[None]] = {}
@@ -106,13 +109,14 @@ class Crew:
         self._schedule.apply(RoundBegan())
         self.meet_new_workers()
 
-    async def carry(self, slot: int, number: int, work: Work) -> Any:
+    async def carry(self, slot: int, number: int, work: Work, *, avoid: frozenset[int] = frozenset()) -> Any:
         """Have a slot carried by some worker, by another one if that is lost.
 
         Args:
             slot: Which, from 0.
             number: Of its round, from 0.
             work: Carries it on the worker that it is given.
+            avoid: Workers that are not to carry it, as long as there is another one.
 
         Returns:
             What ``work`` returned.
@@ -126,9 +130,37 @@ class Crew:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number
         self._round = max(self._round, number)
-        self._schedule.apply(Wanted(slot))
+        self._schedule.apply(Wanted(slot, avoid))
         self._advance_soon()
         return await future
+
+    def others_than(self, workers: frozenset[int]) -> bool:
+        """Whether there is any worker but these."""
+        return bool(self._schedule.workers - workers)
+
+    def distrust(self, slot: int, worker: int, why: str) -> None:
+        """Say that what a worker brought for a slot does not count; the third time in a row it is out of this run, if there is another one.
+
+        Args:
+            slot: Which; what the worker holds of it is worth nothing.
+            worker: That carried it.
+            why: A sentence.
+        """
+        self._holds.pop(slot, None)
+        self._distrusted[worker] += 1
+        self._say("rejected", worker, slot, f"worker {worker}, {why}")
+        if self._distrusted[worker] == MAX_REJECTED and self.others_than(frozenset({worker})):
+            self._schedule.apply(Lost(worker))
+            self._say(
+                "gone",
+                worker,
+                None,
+                f"worker {worker} takes no part any more: {MAX_REJECTED} of its updates in a row were rejected",
+            )
+
+    def trust(self, worker: int) -> None:
+        """Say that a worker's update was accepted."""
+        self._distrusted[worker] = 0
 
     # -- doing what the schedule says -------------------------------------------------------------------------------
 

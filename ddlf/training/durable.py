@@ -62,7 +62,10 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
     if type(content) is not dict or type(content.get(SEAL)) is not str:
         raise damaged(file, f"JSON with its {SEAL}", "JSON without", text=f"{file} is JSON, but not sealed")
     claimed = content.pop(SEAL)
-    spelled = _spell(content)
+    try:
+        spelled = _spell(content)
+    except RecursionError as error:  # what the parser still takes can be too deep for the encoder
+        raise damaged(file, "sealed JSON", "JSON nested too deep") from error
     actual = hashlib.sha256(spelled).hexdigest()
     if actual != claimed:
         raise damaged(file, f"SHA-256 {claimed}", f"SHA-256 {actual}")
@@ -194,9 +197,9 @@ def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> Chec
 def no_space(folder: Path, need: int) -> CheckpointError:
     """The error for a full disk."""
     free = free_bytes(folder)
-    have = "" if free is None else f", free {size(free)}"
+    facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(
-        f"no space: need {size(need)}{have} in {folder}",
+        f"no space: {', '.join(facts)} in {folder}",
         hint="free some, or use another folder; what was saved before is whole",
     )
     error.errno = errno.ENOSPC

@@ -50,6 +50,7 @@ class RoundRecord:
         bytes_back: Received from all workers.
         error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
         workers: Which worker's update of each slot counts, in slot order.
+        verdicts: A line for each update that was not simply accepted.
         lost: Copies of slots that ended with their worker and were computed again.
         metrics: Of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights before this round's, when they are evaluated on the way.
@@ -71,6 +72,7 @@ class RoundRecord:
     bytes_back: int
     error: float = 0.0
     workers: tuple[int, ...] = ()
+    verdicts: tuple[str, ...] = ()
     lost: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class RoundRecord:
             parts.append(f"update error {self.error:.2%}")
         if self.lost:
             parts.append(f"{self.lost} computed again")
+        parts += self.verdicts
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
         if self.test:

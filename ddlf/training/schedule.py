@@ -29,9 +29,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A slot is to be carried."""
+    """A slot is to be carried, not by these workers if there is any other one."""
 
     slot: int
+    avoid: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Schedule:
     _running: dict[int, _Running] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
+    _avoid: dict[int, frozenset[int]] = field(default_factory=dict)
     _home: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, int] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
@@ -140,8 +142,9 @@ class Schedule:
             case Ready(worker):
                 if worker not in self._running:
                     self._free[worker] = None
-            case Wanted(slot):
+            case Wanted(slot, avoid):
                 self._open.add(slot)
+                self._avoid[slot] = avoid
                 self._waiting.append(slot)
                 self._crashes[slot] = 0
             case Finished(worker, now):
@@ -176,10 +179,14 @@ class Schedule:
             self._open.discard(slot)
             actions.append(GiveUp(slot))
         # Homes first: what a slot left on its worker need not be sent again.
-        waiting = list(self._waiting)
-        actions += [self._start(slot, self._home[slot], now) for slot in waiting if self._home.get(slot) in self._free]
-        pairs = list(zip(self._waiting, self._free, strict=False))
-        actions += [self._start(slot, worker, now) for slot, worker in pairs]
+        for slot in list(self._waiting):
+            home = self._home.get(slot)
+            if home in self._free and home not in self._avoid[slot]:
+                actions.append(self._start(slot, home, now))
+        for slot in list(self._waiting):
+            worker = self._any_for(slot)
+            if worker is not None:
+                actions.append(self._start(slot, worker, now))
         for worker, running in self._running.items():
             if running.slot not in self._open and not running.stopping:
                 running.stopping = True
@@ -197,6 +204,10 @@ class Schedule:
         if limit is None or not self._free or self._waiting:
             return None
         return min((self._running_of(slot).since + limit for slot in self._alone()), default=None)
+
+    def _any_for(self, slot: int) -> int | None:
+        avoid = self._avoid[slot] if self.workers - self._avoid[slot] else frozenset[int]()
+        return next((worker for worker in self._free if worker not in avoid), None)
 
     def _start(self, slot: int, worker: int, now: float) -> Start:
         self._waiting.remove(slot)

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.check import fault
+from ddlf.algorithms.codec import codec
+from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
@@ -17,6 +20,7 @@ from ddlf.errors import ProtocolError
 from ddlf.training import replica
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
+from ddlf.training.progress import Keeper, Progress
 from ddlf.training.record import RoundRecord
 from ddlf.wire.messages import Request
 
@@ -32,7 +36,8 @@ class Job:
         cluster: Its workers carry the slots.
         crew: They, as they come and go.
         slots: K.
-        weights: Current global weights, one array for each of ``model.weights``. Replaced in each merge, never changed in place.
+        progress: What the run has come to; the weights are in it.
+        keeper: Writes checkpoints of it, if any are wanted.
         trainable: For each of them, whether it is trained; the others are averaged plainly.
         samples: n, in the data set of every node.
         master_epochs: Local epochs of the whole run.
@@ -40,7 +45,9 @@ class Job:
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
         keep_optimizer: Whether a slot's optimizer goes on from where its last round left it.
-        optimizers: The state of each slot's optimizer after its last round that counts; None before the first.
+        names: Paths of the weights.
+        rule: How the updates of a round become one.
+        update_policy: What to do with an update that looks wrong.
         outer: How a merged update changes the weights.
         codec: Of the updates on their way back.
         weights_out: Of the weights on their way out.
@@ -53,13 +60,16 @@ class Job:
     cluster: Cluster
     crew: Crew
     slots: int
-    weights: Weights
+    progress: Progress
     trainable: list[bool]
     samples: int
     master_epochs: int
     worker_epochs: int
     batch_size: int
     seed: int
+    names: list[str]
+    rule: Rule
+    update_policy: str
     outer: OuterOptimizer
     codec: str
     weights_out: WeightsOut
@@ -67,7 +77,27 @@ class Job:
     report: Callable[[RoundRecord], Awaitable[bool]]
     evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
     keep_optimizer: bool = True
-    optimizers: list[Weights | None] = field(default_factory=list)
+    keeper: Keeper | None = None
+    lost_of: dict[int, list[Any]] = field(default_factory=dict)
+
+    def give_lost(self, number: int) -> bool:
+        """Whether workers are to send what a biased codec has lost so far, because the checkpoint after this round needs it."""
+        return self.keeper is not None and codec(self.codec).biased and self.keeper.is_due(number + 1)
+
+    def check(self, slot: int, result: SlotResult) -> None:
+        """Refuse an update that cannot be used whatever the others are.
+
+        Raises:
+            BadUpdate: Names the worker, the tensor and how many of its values are wrong.
+        """
+        found = fault(result.update, result.samples, self.progress.weights, self.names)
+        if found is not None:
+            raise found.error(slot + 1, f"worker {result.worker}")
+
+    async def keep(self) -> None:
+        """Write a checkpoint of what the run has come to, if that is due."""
+        if self.keeper is not None:
+            await self.keeper.keep(self.progress)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, by all workers."""
@@ -95,6 +125,7 @@ class SlotResult:
         worker: Who carried it.
         bytes_out: Sent for it.
         bytes_back: Received.
+        lost: What the codec of the updates has lost so far, for each tensor, if it was asked for.
     """
 
     update: Weights
@@ -108,6 +139,7 @@ class SlotResult:
     worker: int
     bytes_out: int
     bytes_back: int
+    lost: list[Any] | None
 
 
 async def run_slot(
@@ -138,12 +170,13 @@ async def run_slot(
     """
     begin = time.perf_counter()
     out, back = worker.bytes_sent, worker.bytes_received
-    state = job.optimizers[slot]
+    state = job.progress.optimizers[slot]
     fresh = state is None or not job.keep_optimizer
     task = {
         "run": job.run,
         "optimizer": "fresh" if fresh else "held" if holds else state,
-        "give_lost": False,
+        "give_lost": job.give_lost(number),
+        "lost": None if holds else job.lost_of.get(slot),
         "slot": slot,
         "round": number,
         "seed": job.seed,
@@ -168,6 +201,7 @@ async def run_slot(
         worker=worker.id,
         bytes_out=worker.bytes_sent - out,
         bytes_back=worker.bytes_received - back,
+        lost=reply.get("lost"),
     )
 
 

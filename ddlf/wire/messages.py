@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os.path
 import traceback
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -35,16 +36,20 @@ class Request:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
+    Attributes:
+        pickle: Pickles the objects in it for all workers that it goes to; None for each of them anew.
+
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
     """
 
-    __slots__ = ("args", "command", "kwargs")
+    __slots__ = ("args", "command", "kwargs", "pickle")
 
     def __init__(self, command: str, /, *args: Any, **kwargs: Any) -> None:
         self.command = command
         self.args = args
         self.kwargs = kwargs
+        self.pickle: Callable[[Any], bytes] | None = None
 
     def __repr__(self) -> str:
         given = [repr(value)[:40] for value in self.args] + [f"{k}={repr(v)[:40]}" for k, v in self.kwargs.items()]

@@ -533,7 +533,7 @@ class Session:
                 self._answer(frame.id, Response(error=self.refusal()))
                 return
         timeout_s = frame.extra
-        deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
+        deadline = self._loop.time() + timeout_s if timeout_s is not None else None
         job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline, self)
         self.jobs[frame.id] = job
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
@@ -594,6 +594,9 @@ class Session:
 
     def _send_answer(self, id: int, response: Response) -> None:
         if self._connection.closed:
+            return
+        if self.lease is not None and not self.may_ask():
+            self.close()  # what its master's requests ended with now is nothing that it asked for
             return
         try:
             if response.error is None:

@@ -171,6 +171,35 @@ async def test_code_is_sent_once_and_later_calls_carry_its_address(cluster):
     assert second < 1000
 
 
+class Counted:
+    """Arrives as a list of one number: how often it was pickled until then."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __reduce__(self):
+        self.times += 1
+        return list, ((self.times,),)
+
+
+async def test_an_object_that_goes_to_several_workers_is_pickled_once_for_all_of_them():
+    async with Cluster.local(3) as three:
+        one, two = Counted(), Counted()
+        assert await three.run_method(without_self, a=one) == [([1], 1)] * 3
+        assert await three.run_method(without_self, dict(a=two), dict(a=two, b=5), dict(a=0, b=two)) == [
+            ([1], 1),
+            ([1], 5),
+            (0, [1]),
+        ]
+        await three.set_variable("counted", each=[one, one, two])
+        assert await three.get_variable("counted") == [[2], [2], [2]]
+
+
+async def test_an_object_that_changed_between_two_calls_arrives_changed(cluster):
+    counted = Counted()
+    assert [await cluster.run_method(without_self, a=counted) for _ in range(2)] == [[([n], 1)] * 2 for n in (1, 2)]
+
+
 async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
     worker = cluster.workers[0]
     assert await worker.run_method(without_self, a=1) == (1, 1)

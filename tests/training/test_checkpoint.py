@@ -263,6 +263,11 @@ def test_a_writer_killed_in_mid_write_always_leaves_a_complete_checkpoint(broken
     assert broken["kills"].items() >= {"in_mid_write": 30, "wrong": []}.items()
 
 
+def test_a_writer_killed_before_any_step_leaves_a_complete_checkpoint_and_nothing_for_good(broken):
+    assert broken["every_step"]["steps"] > 50
+    assert broken["every_step"]["wrong"] == []
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "weights.safetensors", "optimizer.safetensors"])
 def test_a_missing_zeroed_or_longer_file_is_named(folder, file):
     saved = folder.save(state(1, 0.01))

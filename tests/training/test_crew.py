@@ -175,6 +175,23 @@ async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_
         assert sorted(await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work))) == [1, 2]
 
 
+async def test_a_worker_whose_updates_are_rejected_three_times_in_a_row_is_out():
+    story = Story(2)
+    async with story.crew as crew:
+        await crew.carry(0, 0, story.work)
+        for trusted in (False, False, True, False, False):
+            crew.trust(1) if trusted else crew.distrust(0, 1, "its update is all zeros")
+        assert ("gone", 1) not in story.kinds()
+        crew.distrust(0, 1, "its update is all zeros")
+        crew.distrust(0, 1, "its update is all zeros")
+        assert story.kinds().count(("gone", 1)) == 1
+        assert not crew.others_than(frozenset({2}))
+        assert await asyncio.gather(crew.carry(0, 1, story.work), crew.carry(1, 1, story.work)) == [2, 2]
+        for _ in range(4):
+            crew.distrust(0, 2, "its update is all zeros")
+        assert ("gone", 2) not in story.kinds(), "it is the last one"
+
+
 async def test_nothing_runs_after_the_end():
     story = Story(1)
     never = asyncio.Event()

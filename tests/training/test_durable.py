@@ -64,6 +64,13 @@ def test_what_is_no_sealed_json_is_refused_in_a_sentence_of_its_own(tmp_path, da
     assert caught.value.file == str(tmp_path / "manifest.json")
 
 
+def test_json_nested_without_end_is_damage_at_any_depth(tmp_path):
+    for depth in range(50, 2000, 50):
+        data = b'{"a": ' + b"[" * depth + b"]" * depth + b', "sha256": "00"}'
+        with pytest.raises(CheckpointCorrupt):
+            durable.unseal(data, tmp_path)
+
+
 @pytest.mark.parametrize("content", [{"n": 10**5000}, {"o": object()}, {"s": {1, 2}}])
 def test_what_is_no_json_is_not_sealed(content):
     with pytest.raises(CheckpointError, match="JSON"):
@@ -117,6 +124,10 @@ def test_what_the_operating_system_says_becomes_a_sentence(tmp_path, number, sen
         raise OSError(number, os.strerror(number))
     assert caught.value.errno == number
     assert caught.value.exit_code == 7
+
+
+def test_a_full_disk_is_told_also_where_the_need_is_not_known(tmp_path):
+    assert str(durable.no_space(tmp_path, 0)).startswith("no space: free ")
 
 
 def test_our_own_errors_pass_as_they_are(tmp_path):

@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
-from tests.training.models import app, equal
+from ddlf.errors import BadUpdate
+from tests.training.models import Blobs, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -140,3 +142,63 @@ async def test_a_worker_that_was_missing_at_the_start_comes_later(two_workers, s
         records = await trained.train_model()
     assert set(records[-1].workers) == {1, 2}
     assert equal(trained.model.get_weights(), plain.model.get_weights())
+
+
+class Poisoned(Blobs):
+    """Worker 2 sends something else than it computed, of slot 2 or of all."""
+
+    kind = ""
+    only_one = False
+
+    def train(self, weights, worker_epochs, batch_size):
+        update, metrics = super().train(weights, worker_epochs, batch_size)
+        if self.worker.id == 2 and not (self.only_one and self.replica._task["slot"] != 1):
+            if self.kind == "nan":
+                update[0][0, :3] = np.nan
+            else:
+                factor = {"zeros": 0, "scale": 1000, "flip": -1}[self.kind]
+                update = [np.asarray(factor * tensor, tensor.dtype) for tensor in update]
+        return update, metrics
+
+
+def poisoned(cluster, kind, **options):
+    trained = app(cluster, kind=kind, **options)
+    trained.__class__ = Poisoned
+    return trained
+
+
+async def test_by_default_nan_ends_training_with_the_worker_the_tensor_and_the_count(two_workers):
+    trained = poisoned(two_workers, "nan")
+    with pytest.raises(BadUpdate, match=r"worker 2: slot 2: 3 of 128 values of .*kernel are NaN") as caught:
+        await trained.train_model()
+    assert (caught.value.count, caught.value.worker) == (3, "worker 2")
+    assert all(np.isfinite(w).all() for w in trained.model.get_weights())
+
+
+@pytest.mark.parametrize("kind", ["nan", "zeros", "scale", "flip"])
+async def test_a_rejected_update_is_computed_again_elsewhere_and_changes_no_bit(two_workers, kind):
+    options = {"update_policy": "reject", "slots": 4, "samples": 800, "master_epochs": 3}
+    plain = await undisturbed(two_workers, **options)
+    trained = with_faults(poisoned(two_workers, kind, only_one=True, **options), {})
+    records = await trained.train_model()
+    assert equal(trained.model.get_weights(), plain.model.get_weights())
+    assert "rejected" in kinds(trained)
+    assert any("rejected" in line and "worker 2" in line for line in records[0].verdicts)
+    assert trained.ledger.is_exact(3)
+
+
+async def test_what_cannot_be_computed_elsewhere_is_left_out_and_not_in_the_ledger(two_workers):
+    only_bad = two_workers.options(workers=[2])
+    trained = with_faults(poisoned(only_bad, "nan", update_policy="reject"), {})
+    with pytest.raises(BadUpdate, match="no update of this round can be used"):
+        await trained.train_model()
+    assert not trained.ledger.counts.any()
+
+
+async def test_asynchronous_training_drops_a_rejected_update_and_says_so(two_workers):
+    trained = with_faults(poisoned(two_workers, "nan", mode="async", update_policy="reject", master_epochs=4), {})
+    records = await trained.train_model()
+    dropped = [event for event in trained._events if event.kind == "rejected"]
+    assert len(records) + len(dropped) == 8
+    assert all(np.isfinite(w).all() for w in trained.model.get_weights())
+    assert trained.ledger.counts.sum() == sum(record.samples for record in records)

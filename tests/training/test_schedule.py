@@ -67,6 +67,21 @@ def test_a_worker_that_comes_back_takes_what_waits():
     assert schedule.plan(5) == [Start(0, 1)]
 
 
+def test_a_slot_avoids_a_worker_as_long_as_there_is_another_one():
+    schedule = schedule_of(1, 2)
+    schedule.apply(Wanted(0, frozenset({1})))
+    assert schedule.plan(0) == [Start(0, 2)]
+    schedule.apply(Wanted(1, frozenset({2})))
+    assert schedule.plan(0) == [Start(1, 1)]
+    schedule.apply(Finished(1, 1))
+    schedule.apply(Wanted(2, frozenset({1})))
+    assert schedule.plan(1) == [], "worker 2 will be free"
+    schedule.apply(Finished(2, 1))
+    assert schedule.plan(1) == [Start(2, 2)]
+    schedule.apply(Lost(2))
+    assert schedule.plan(1) == [Start(2, 1)]
+
+
 def test_a_slot_that_ended_three_executors_is_given_up():
     schedule = schedule_of(1, slots=[0])
     for _ in range(3):
