@@ -30,8 +30,8 @@ def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing():
     ],
 )
 def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, line, problem):
-    monkeypatch.setattr("benchmarks.reliability.interrupts.LIMIT_S", 4)
+    monkeypatch.setattr("benchmarks.reliability.interrupts.LIMIT_S", 7)
     app = tmp_path / "bad.py"
-    app.write_text(f"import time\n{line}\ntime.sleep(4)\nasync def main(cluster): pass\n")
+    app.write_text(f"import time\n{line}\ntime.sleep(3)\nasync def main(cluster): pass\n")
     outcome = interrupted(app, ["--local", "1"], 2.0)
     assert problem in "; ".join(outcome.problems)
