@@ -83,6 +83,7 @@ def _add_cluster(parser: Parser) -> None:
     )
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    parser.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     parser.add_argument(
         "--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)"
     )
@@ -148,7 +149,12 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 
     if options.hosts:
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        return Cluster([host for host, _ in addresses], [port for _, port in addresses], token_file=options.token_file)
+        return Cluster(
+            [host for host, _ in addresses],
+            [port for _, port in addresses],
+            token_file=options.token_file,
+            insecure_plaintext=options.insecure_plaintext,
+        )
     return Cluster.from_config(options.config)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon, Options
 
 LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -29,20 +30,25 @@ def parser() -> Parser:
     result = Parser(
         prog="ddlf-worker",
         description="Run one DDLF worker on this machine. Masters reach it on the one port.",
-        epilog="Without a token it listens on this machine only. To use it from others:\n"
-        "  ddlf token new                            once, then copy the file to the other machines\n"
-        "  ddlf-worker --host ADDRESS --insecure-plaintext --port 9000",
+        epilog="Without a token it listens on this machine only. To use it from others, encrypted:\n"
+        "  ddlf token new           once; it prints how to copy the token to another machine\n"
+        "  ddlf-worker --port 9000  on each machine",
     )
     result.add_argument(
         "--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)"
     )
-    result.add_argument("--host", help=f"address to listen on (default: {LOOPBACK})")
+    result.add_argument("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
     result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
     result.add_argument(
         "--insecure-plaintext",
         action="store_true",
-        help="allow an address beyond this machine without encryption: private links only",
+        help="encrypt nothing, also beyond this machine: private links only",
     )
+    result.add_argument("--tls-ca", type=Path, metavar="PEM", help="masters must show a certificate signed by this one")
+    result.add_argument(
+        "--tls-cert", type=Path, metavar="PEM", help="own certificate (default: made at the first start)"
+    )
+    result.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     result.add_argument("--state-dir", type=Path, help="folder for persistent methods and the executor's log")
     result.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     # For programs that start workers: the token comes on stdin, whose end is the parent's end; readiness goes to a descriptor as one line of JSON.
@@ -71,6 +77,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ddlf.net.tls import Security
     from ddlf.tokens import Tokens, find_tokens, loopback_tokens
     from ddlf.worker.daemon import Options
 
@@ -81,18 +88,17 @@ def _run(options: argparse.Namespace) -> int:
 
     given = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)
-    host = options.host or LOOPBACK
+    # The token of a program that starts workers on its own machine opens nothing.
+    host = options.host or (ANY if tokens and not given else LOOPBACK)
     beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
     if beyond and tokens is None:
         raise AuthError(
             f"refusing to listen on {host} without a token",
             hint="run 'ddlf token new' and copy the file to the other machines",
         )
-    if beyond and not options.insecure_plaintext:
-        raise AuthError(
-            f"refusing to listen on {host} without encryption",
-            hint="add --insecure-plaintext if the network is private; whoever can read it can then read your data",
-        )
+    security = Security(options.tls_ca, options.tls_cert, options.tls_key, options.insecure_plaintext)
+    plaintext = beyond and security.insecure_plaintext
+    encrypted = beyond or security.tls_ca or security.tls_cert
     # Nobody would find the state of a port that was chosen by chance.
     state_dir = options.state_dir or (_state_dir() if options.port else None)
     settings = Options(
@@ -100,12 +106,13 @@ def _run(options: argparse.Namespace) -> int:
         port=options.port,
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
-        insecure_plaintext=beyond,
+        security=security if encrypted else None,
     )
 
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
-            say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+            how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
+            say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
         if options.ready_fd is not None:
             facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
@@ -113,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
 
     # A signal that comes while the event loop is made waits until it can be handled: half a loop cannot end tidily.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    if beyond:
+    if plaintext:
         print(
             f"ddlf-worker: WARNING: {host} is reachable from other machines and nothing is encrypted (--insecure-plaintext)",
             file=sys.stderr,
@@ -121,8 +128,8 @@ def _run(options: argparse.Namespace) -> int:
         )
     elif tokens is None:
         say(
-            "No token: only masters on this machine can connect. For other machines: 'ddlf token new', copy the file, "
-            "then --host ADDRESS --insecure-plaintext"
+            "No token: only masters on this machine can connect. For others: 'ddlf token new' on one machine, copy the "
+            "token as it says, start again"
         )
     return asyncio.run(_serve(settings, ready, options.exit_with_parent))
 

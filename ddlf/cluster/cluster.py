@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, NotPicklable, SeveralErrors
+from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.messages import Request
 
@@ -39,9 +40,14 @@ class Cluster:
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
         connect_timeout_s: For each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
+        tls_ca: File with the certificates that workers' certificates must be signed by. By default the token alone proves who a
+            worker is; connections to other machines are encrypted in any case.
+        tls_cert: File with a certificate to show to workers that demand one.
+        tls_key: File with its private key.
+        insecure_plaintext: Encrypt nothing, for workers that were started with ``--insecure-plaintext``.
 
     Raises:
-        ConfigError: The addresses cannot be used.
+        ConfigError: The addresses or the certificates cannot be used.
 
     Example::
 
@@ -59,12 +65,20 @@ class Cluster:
         pickle_results: bool = False,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        insecure_plaintext: bool = False,
     ) -> None:
         addresses = _addresses(hosts, ports)
         if min_workers is not None and not 1 <= min_workers <= len(addresses):
             raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
+        ca, certificate, key = (Path(file).expanduser() if file else None for file in (tls_ca, tls_cert, tls_key))
+        security = Security(ca, certificate, key, insecure_plaintext)
+        if ca or certificate:
+            client_context(security)  # now, not at the first connection: a wrong file is a mistake of the caller
         tokens = find_tokens(token_file)
-        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers)
+        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers, security)
 
     def _setup(
         self,
@@ -74,6 +88,7 @@ class Cluster:
         pickle_results: bool,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        security: Security = TOKEN_ONLY,
     ) -> None:
         machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
@@ -93,6 +108,7 @@ class Cluster:
                 threads=threads,
                 share=machines[_machine(host)],
                 pickle_results=pickle_results,
+                security=security,
             )
             for number, (host, port) in enumerate(addresses, 1)
         ]
@@ -115,7 +131,7 @@ class Cluster:
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
-            token_file=config.security.token_file,
+            **dict(config.security),
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
         )

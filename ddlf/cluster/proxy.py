@@ -27,6 +27,7 @@ from ddlf.errors import (
 from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
+from ddlf.net.tls import TOKEN_ONLY, Security
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
@@ -109,6 +110,7 @@ class ProxyWorker(IWorker):
         share: How many workers share that machine.
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
+        security: Certificates, and whether to encrypt beyond this machine.
 
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
@@ -126,6 +128,7 @@ class ProxyWorker(IWorker):
         share: int = 1,
         pickle_results: bool = False,
         max_message_bytes: int = MAX_BODY_BYTES,
+        security: Security = TOKEN_ONLY,
     ) -> None:
         self.host = host
         self.port = port
@@ -137,6 +140,7 @@ class ProxyWorker(IWorker):
         self.facts: dict[str, Any] = {}
         self._token = token
         self._max_message_bytes = max_message_bytes
+        self._security = security
         self._first_id = secrets.randbits(48) + 1
         self._ids = itertools.count(self._first_id)
         self._control: Channel | None = None
@@ -236,7 +240,13 @@ class ProxyWorker(IWorker):
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
             return await dial(
-                self.host, self.port, role, self._token, max_message_bytes=self._max_message_bytes, timeout_s=timeout_s
+                self.host,
+                self.port,
+                role,
+                self._token,
+                max_message_bytes=self._max_message_bytes,
+                timeout_s=timeout_s,
+                security=self._security,
             )
         except DDLFError as error:
             error.worker = error.worker or f"worker {self.id}"

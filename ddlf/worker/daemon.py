@@ -26,10 +26,11 @@ from typing import IO, Any
 
 from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError, VersionError
 from ddlf.net.connection import Connection
-from ddlf.net.dial import receive_exactly
-from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
+from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
+from ddlf.net.stream import receive_exactly, send_all
+from ddlf.net.tls import Security, make_certificate, worker_tls
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, version_answer
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
@@ -59,7 +60,7 @@ class Options:
         port: 0 for any free one.
         tokens: Accepted ones, the one to prove with first.
         state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
-        insecure_plaintext: Whether it listens beyond loopback without encryption.
+        security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
         max_message_bytes: The largest message body accepted.
     """
 
@@ -67,7 +68,7 @@ class Options:
     port: int
     tokens: tuple[bytes, ...] = field(repr=False)
     state_dir: Path | None
-    insecure_plaintext: bool = False
+    security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
 
 
@@ -87,14 +88,18 @@ class Daemon:
         self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
         try:
             state_dir = self._make_state_dir()
-        except OSError as error:
+            certificate = self._make_certificate()
+            self._encryption = worker_tls(certificate, options.security) if certificate and options.security else None
+        except (OSError, ConfigError) as error:
             self._listener.close()
             shutil.rmtree(self._session_dir, ignore_errors=True)
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = Executor(options, self._session_dir, state_dir, self._announce, log)
+        self._executor = Executor(options, self._session_dir, state_dir, certificate, self._announce, log)
         self._sessions: set[ControlSession] = set()
         self._greetings: set[asyncio.Task[None]] = set()
         self._orphans: set[asyncio.Task[None]] = set()
@@ -108,6 +113,26 @@ class Daemon:
         folder = (self._options.state_dir or self._session_dir) / f"port-{self.port}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
+
+    def _make_certificate(self) -> Path | None:
+        """The file with this worker's own certificate, made at the first start; None when nothing is encrypted."""
+        security = self._options.security
+        if security is None or security.insecure_plaintext:
+            return None
+        path = (self._options.state_dir or self._session_dir) / "certificate.pem"
+        if security.tls_cert is None:
+            make_certificate(path)
+        return path
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether other machines can connect with TLS."""
+        return self._encryption is not None
+
+    @property
+    def insecure_plaintext(self) -> bool:
+        """Whether other machines can connect without."""
+        return self._options.security is not None and self._options.security.insecure_plaintext
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is called.
@@ -166,12 +191,19 @@ class Daemon:
                 try:
                     role = read_preamble(preamble)
                 except VersionError:
-                    await asyncio.get_running_loop().sock_sendall(sock, version_answer())
+                    await send_all(sock, short_answer(tls=self.encrypts))
                     raise
+                if refusal := refusal_of_preamble(
+                    sock, preamble, encrypts=self.encrypts, insecure_plaintext=self.insecure_plaintext
+                ):
+                    await send_all(sock, short_answer(tls=self.encrypts))
+                    raise ProtocolError(refusal)
                 if role is Role.DATA:
                     await self._executor.hand_over(sock, preamble)
                     return
-                await answer(sock, preamble, self._options.tokens, self._options.max_message_bytes)
+                sock, _ = await answer(
+                    sock, preamble, self._options.tokens, self._options.max_message_bytes, self._encryption
+                )
             self._sessions.add(ControlSession(self, sock))
             owned = False
         except (ProtocolError, AuthError) as error:
@@ -238,7 +270,8 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._sessions),
             "python": platform.python_version(),
-            "insecure_plaintext": self._options.insecure_plaintext,
+            "tls": self.encrypts,
+            "insecure_plaintext": self.insecure_plaintext,
         }
 
     async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
@@ -328,6 +361,7 @@ class Executor:
         options: How the worker was started.
         session_dir: Folder that lives as long as the daemon.
         state_dir: Folder for persistent methods and the executor's log.
+        certificate: File with the worker's own certificate; None when nothing is encrypted.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
 
@@ -343,11 +377,13 @@ class Executor:
         options: Options,
         session_dir: Path,
         state_dir: Path,
+        certificate: Path | None,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
     ) -> None:
         self._options = options
         self._session_dir = session_dir
+        self._certificate = certificate
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
@@ -427,6 +463,7 @@ class Executor:
                 "session_dir": str(self._session_dir),
                 "persist_dir": str(self._persist_dir),
                 "max_message_bytes": self._options.max_message_bytes,
+                "tls_files": [str(file) if file else None for file in self._tls_files()],
             }
         ).encode()
         loop = asyncio.get_running_loop()
@@ -435,6 +472,11 @@ class Executor:
             if await loop.sock_recv(self._channel, 1):
                 self.state = "ready"
                 self.settled.set()
+
+    def _tls_files(self) -> list[Path | None]:
+        """The worker's own certificate, then those of an organisation."""
+        security = self._options.security or Security()
+        return [self._certificate, security.tls_ca, security.tls_cert, security.tls_key]
 
     async def _wait(self) -> int:
         assert self._process is not None

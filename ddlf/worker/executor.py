@@ -24,8 +24,9 @@ from typing import Any
 
 from ddlf.errors import DDLFError
 from ddlf.net.listen import answer
+from ddlf.net.tls import Security, worker_tls
 from ddlf.wire.frame import Limits
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Hello
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE
 from ddlf.worker.activity import Activity
 from ddlf.worker.worker import Worker
 
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> None:
 async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any]) -> None:
     tokens = tuple(token.encode() for token in settings["tokens"])
     limits = Limits(max_body_bytes=settings["max_message_bytes"])
+    own, ca, certificate, key = (Path(file) if file else None for file in settings["tls_files"])
+    encryption = worker_tls(own, Security(ca, certificate, key)) if own else None
     ready: asyncio.Queue[tuple[socket.socket, Limits, Limits]] = asyncio.Queue()
     greetings: set[asyncio.Task[None]] = set()
     loop = asyncio.get_running_loop()
@@ -63,7 +66,7 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
     async def greet(sock: socket.socket, preamble: bytes) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                hello: Hello = await answer(sock, preamble, tokens, limits.max_body_bytes)
+                sock, hello = await answer(sock, preamble, tokens, limits.max_body_bytes, encryption)
         except (DDLFError, OSError) as error:
             print(f"ddlf-worker: data connection refused: {error}", file=sys.stderr, flush=True)
             sock.close()
