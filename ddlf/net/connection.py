@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddlf.errors import FrameTooLarge, ProtocolError
+from ddlf.net.admission import RECEIVING
 from ddlf.net.stream import WOULD_BLOCK
 from ddlf.wire.frame import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
@@ -64,7 +65,9 @@ class Connection:
         self._on_frame = on_frame
         self._on_close = on_close
         self._peer_limits = peer_limits or limits
-        self._decoder = FrameDecoder(limits, allocate)
+        self._allocate = allocate
+        self._decoder = FrameDecoder(limits, self._allocate_counted)
+        self._receiving_bytes = 0  # of the frame that comes now, in memory of its own
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
         self._bytes_queued = 0  # since the connection began, with those that were sent
@@ -178,6 +181,8 @@ class Connection:
                     return
                 self.bytes_received += count
                 for frame in decoder.received(count):
+                    if self._receiving_bytes:
+                        self._stop_counting()
                     self._on_frame(frame)
                     if self.closed:
                         return
@@ -194,6 +199,15 @@ class Connection:
         except Exception as error:
             self._close(error)
             raise
+
+    def _allocate_counted(self, size: int) -> Any:
+        RECEIVING.take(size)
+        self._receiving_bytes += size
+        return self._allocate(size)
+
+    def _stop_counting(self) -> None:
+        RECEIVING.give_back(self._receiving_bytes)
+        self._receiving_bytes = 0
 
     def _read_rest(self) -> None:
         """Read what TLS has decrypted already: no event of the socket tells of it."""
@@ -240,6 +254,7 @@ class Connection:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
+        self._stop_counting()
         self._queue.clear()
         waiters, self._drained = self._drained, deque()
         for _, waiter in waiters:

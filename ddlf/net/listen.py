@@ -7,8 +7,9 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Callable
 
-from ddlf.errors import AuthError, ConfigError, ListenError, ProtocolError
+from ddlf.errors import AuthError, ConfigError, ConnectError, ListenError, ProtocolError
 from ddlf.net import tls
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import WorkerTLS
@@ -83,6 +84,7 @@ async def answer(
     max_message_bytes: int,
     encryption: WorkerTLS | None = None,
     *,
+    has_place: Callable[[], bool] = lambda: True,
     delay_s: float = REFUSAL_DELAY_S,
 ) -> tuple[socket.socket, Hello]:
     """The worker's side of the handshake on a socket, which the result replaces. It is closed when this fails.
@@ -93,6 +95,7 @@ async def answer(
         tokens: Accepted ones, the one to prove with first.
         max_message_bytes: The largest message body this side accepts.
         encryption: What TLS needs.
+        has_place: Whether one more connection may be kept; asked when the client has proven who it is.
         delay_s: How late to refuse.
 
     Returns:
@@ -100,6 +103,7 @@ async def answer(
 
     Raises:
         AuthError: The client does not hold a token of this worker. It was told so.
+        ConnectError: There is no place for another connection. It was told so.
         OSError: The connection ended.
         ProtocolError: The bytes are no handshake.
     """
@@ -125,6 +129,9 @@ async def answer(
             await asyncio.sleep(delay_s)
             await send_all(sock, bytes([Verdict.REFUSED]))
             raise AuthError("token mismatch")
+        if not has_place():
+            await send_all(sock, bytes([Verdict.BUSY]))
+            raise ConnectError("no place for another connection")
         await send_all(sock, bytes([Verdict.ACCEPTED]))
     except BaseException as error:
         sock.close()

@@ -15,16 +15,17 @@ import platform
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.errors import AuthError, ConfigError, DDLFError, ProtocolError, VersionError
+from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, ProtocolError, VersionError
+from ddlf.net.admission import Admission
 from ddlf.net.connection import Connection
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
 from ddlf.net.stream import receive_exactly, send_all
@@ -35,7 +36,9 @@ from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 
-MAX_HALF_OPEN = 64
+HAND_OVER = struct.Struct(
+    "<8sd"
+)  # what goes to the executor with a socket: its preamble, and the deadline of its handshake
 MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 START_RETRY_S = 0.5
@@ -47,8 +50,8 @@ CLAIMED_IDS = 2**32
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
-LOG_EVERY_S = 60.0
-"""One line for each address and reason in this time: a port scanner must not fill the disk."""
+NO_DESCRIPTORS_S = 0.1
+"""How long to leave newcomers to the kernel when this process has no descriptor for them."""
 
 
 @dataclass(slots=True)
@@ -101,10 +104,8 @@ class Daemon:
             ) from None
         self._executor = Executor(options, self._session_dir, state_dir, certificate, self._announce, log)
         self._sessions: set[ControlSession] = set()
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._admission = Admission(log, lambda: len(self._sessions))
         self._orphans: set[asyncio.Task[None]] = set()
-        self._logged: Counter[tuple[str, str]] = Counter()
-        self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
 
@@ -146,7 +147,7 @@ class Daemon:
                 waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
-                for task in (*running, waiting, *self._greetings, *self._orphans):
+                for task in (*running, waiting, *self._admission.tasks, *self._orphans):
                     task.cancel()
         finally:
             self._listener.close()
@@ -170,22 +171,19 @@ class Daemon:
             try:
                 sock, address = await loop.sock_accept(self._listener)
             except OSError as error:  # no descriptors left: what is open goes on, new ones wait in the kernel
-                self._log(f"cannot accept a connection: {error.strerror}")
-                await asyncio.sleep(0.1)
+                self._admission.log_refusal("a connection", f"cannot accept it: {error.strerror}")
+                await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            if len(self._greetings) >= MAX_HALF_OPEN:
-                sock.close()
-                continue
-            task = loop.create_task(self._greet(sock, address[0]))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+            self._admission.start(self._greet(sock, address[0]), address[0])
+            await asyncio.sleep(0)  # it begins, so that it closes its socket when it has to go
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         """Find out who is there; nothing is parsed before the handshake has succeeded."""
         owned = True
         preamble = b""
+        deadline = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout_at(deadline):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 preamble = await receive_exactly(sock, PREAMBLE.size)
                 try:
@@ -199,10 +197,15 @@ class Daemon:
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise ProtocolError(refusal)
                 if role is Role.DATA:
-                    await self._executor.hand_over(sock, preamble)
+                    await self._executor.hand_over(sock, preamble, deadline)
                     return
                 sock, _ = await answer(
-                    sock, preamble, self._options.tokens, self._options.max_message_bytes, self._encryption
+                    sock,
+                    preamble,
+                    self._options.tokens,
+                    self._options.max_message_bytes,
+                    self._encryption,
+                    has_place=lambda: self._admission.has_place,
                 )
             self._sessions.add(ControlSession(self, sock))
             owned = False
@@ -211,28 +214,16 @@ class Daemon:
                 with contextlib.suppress(OSError):
                     sock.send(HTTP_ANSWER)
                     sock.shutdown(socket.SHUT_WR)
-            self._log_once(address, error.message)
+            self._admission.log_refusal(address, error.message)
         except DDLFError as error:
-            self._log_once(address, str(error))
+            self._admission.log_refusal(address, str(error))
         except TimeoutError:
-            self._log_once(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
+            self._admission.log_refusal(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
         except OSError:
-            self._log_once(address, "closed during the handshake")
+            self._admission.log_refusal(address, "closed during the handshake")
         finally:
             if owned:
                 sock.close()
-
-    def _log_once(self, address: str, reason: str) -> None:
-        key, now = (address, reason), time.monotonic()
-        self._logged[key] += 1
-        if now - self._logged_at.get(key, -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        times = f" ({self._logged[key]} times)" if self._logged[key] > 1 else ""
-        if len(self._logged) > 1000:
-            self._logged.clear()
-            self._logged_at.clear()
-        self._logged_at[key] = now
-        self._log(f"refused {address}: {reason}{times}")
 
     def _announce(self, facts: dict[str, Any]) -> None:
         for session in list(self._sessions):
@@ -515,15 +506,23 @@ class Executor:
             file.seek(max(0, size - STDERR_TAIL_BYTES))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
 
-    async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
-        """Give a data connection to the executor, as soon as there is one."""
+    async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
+        """Give a data connection to the executor, as soon as there is one.
+
+        Args:
+            sock: The connection; the caller still closes its own descriptor.
+            preamble: What was read of it.
+            deadline: When its handshake has to be complete, by the monotonic clock, which is the same in both processes.
+        """
         while True:
             await self.settled.wait()
             if self.state == "failed" or self._channel is None:
                 raise ProtocolError("there is no executor, see above")
             self._served = True
             try:
-                socket.send_fds(self._channel, [preamble], [sock.fileno()])
+                socket.send_fds(self._channel, [HAND_OVER.pack(preamble, deadline)], [sock.fileno()])
+            except BlockingIOError:
+                raise ConnectError("the executor is busy, and too many connections wait for it already") from None
             except (BrokenPipeError, ConnectionResetError):
                 self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
             else:

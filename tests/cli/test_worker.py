@@ -28,7 +28,9 @@ def refused(*arguments, **environment):
         (["--prot", "1"], 2, "unknown option '--prot', did you mean --port?"),
         (["--host", "192.0.2.1", "--insecure-plaintext"], 3, "192.0.2.1 is not an address of this machine; choose one"),
         (["--host", "no-such-host.invalid", "--insecure-plaintext"], 2, "'no-such-host.invalid' cannot be resolved"),
-        (["--host", "0.0.0.0"], 4, "refusing to listen on 0.0.0.0 without encryption; add --insecure-plaintext if"),
+        (["--tls-cert", "c.pem"], 2, "tls_cert and tls_key belong together; give both, or none"),
+        (["--tls-ca", "c.pem", "--insecure-plaintext"], 2, "insecure_plaintext and certificates exclude each other"),
+        (["--tls-ca", "missing.pem", "--host", "127.0.0.1"], 2, "tls_ca missing.pem cannot be read: No such file"),
         (["--token-file", "missing"], 4, "token file missing does not exist; make one with 'ddlf token new'"),
         (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
     ],
@@ -69,7 +71,7 @@ def test_a_token_file_that_cannot_be_used_is_refused_and_never_shown(tmp_path, c
 
 def test_two_workers_on_one_port_are_impossible(start_worker, token_file):
     worker = start_worker()
-    code, text = refused("--port", worker.port, "--token-file", token_file)
+    code, text = refused("--port", worker.port, "--token-file", token_file, "--host", "127.0.0.1")
     assert code == 3
     assert f"port {worker.port} on 127.0.0.1 is in use; stop the program that uses it, or choose another" in text
 
