@@ -118,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
                 print(json.dumps(facts), file=pipe)
 
+    _no_core_dumps()
     # A signal that comes while the event loop is made waits until it can be handled: half a loop cannot end tidily.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     if plaintext:
@@ -162,6 +163,14 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
         threading.Thread(target=watch, daemon=True).start()
     await daemon.run(lambda: ready(daemon))
     return code
+
+
+def _no_core_dumps() -> None:
+    """Memory holds the token: when this process or its executor crashes, it is not written to a disk."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _token_from_stdin() -> bytes:
