@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
+from ddlf.cli.service import feed_watchdog, notify
 from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _run(options: argparse.Namespace) -> int:
 
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
+            notify("READY=1")
             how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
             say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
         if options.ready_fd is not None:
@@ -161,7 +163,11 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
                 loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()
-    await daemon.run(lambda: ready(daemon))
+    watchdog = asyncio.create_task(feed_watchdog())
+    try:
+        await daemon.run(lambda: ready(daemon))
+    finally:
+        watchdog.cancel()
     return code
 
 

@@ -1,11 +1,13 @@
 """The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from ddlf.tokens import new_token
@@ -94,7 +96,63 @@ def test_without_a_token_it_listens_on_loopback_and_says_how_to_open_up(tmp_path
 def test_beyond_this_machine_it_warns_that_nothing_is_encrypted(start_worker):
     worker = start_worker("--host", "0.0.0.0", "--insecure-plaintext")
     assert "WARNING: 0.0.0.0 is reachable from other machines and nothing is encrypted" in worker.output
-    assert f"ready on 0.0.0.0:{worker.port}" in worker.output
+    assert f"ready on 0.0.0.0:{worker.port}, INSECURE PLAINTEXT" in worker.output
+
+
+def start(tmp_path, *arguments, **environment):
+    """A worker of a user with a home of his own; gives it when it has said that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), **environment},
+    )
+    lines = []
+    while not lines or not lines[-1].startswith("ready on"):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    return process, lines
+
+
+@pytest.mark.parametrize(
+    ("has_token", "arguments", "address", "ready"),
+    [
+        (False, [], "127.0.0.1", "this machine only"),
+        (True, [], "0.0.0.0", "with TLS"),
+        (True, ["--host", "127.0.0.1"], "127.0.0.1", "this machine only"),
+    ],
+)
+def test_a_token_and_nothing_else_opens_the_port_to_other_machines(tmp_path, has_token, arguments, address, ready):
+    if has_token:
+        assert command("ddlf.cli.main", "token", "new", "--token-file", tmp_path / "ddlf" / "token").returncode == 0
+    process, lines = start(tmp_path, *arguments)
+    try:
+        listening = [found for found in psutil.Process(process.pid).net_connections() if found.status == "LISTEN"]
+        assert [found.laddr.ip for found in listening] == [address]
+        assert lines[-1] == f"ready on {address}:{listening[0].laddr.port}, {ready} (pid {process.pid})\n"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_no_option_turns_the_token_off():
+    ended = command("ddlf.cli.worker", "--help")
+    options = set(re.findall(r"--[\w-]+", ended.stdout))
+    assert options - {"--help"} == {
+        *("--port", "--host", "--token-file", "--insecure-plaintext", "--tls-ca", "--tls-cert", "--tls-key"),
+        *("--state-dir", "--quiet", "--exit-with-parent", "--ready-fd"),
+    }
+
+
+def test_the_certificate_is_made_once_and_kept_for_its_owner(start_worker, tmp_path):
+    first = start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
+    path = tmp_path / "state" / "certificate.pem"
+    made = path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first.end()
+    start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
+    assert path.read_bytes() == made
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
