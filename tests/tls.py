@@ -139,6 +139,7 @@ class Relay:
         try:
             if self._certificate is not None:
                 await send_all(worker, self._alter(await receive_exactly(client, 8)))
+                await send_all(client, await receive_exactly(worker, 8))
                 client = tls.begin_worker(client, self._certificate)
                 worker = tls.begin_client(worker, client_context(TOKEN_ONLY), "")
                 await asyncio.gather(tls.finish(client), tls.finish(worker))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 import ssl
 
 from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 from ddlf.net import tls
-from ddlf.net.stream import ready, receive_exactly, send_all
+from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import TOKEN_ONLY, Security
 from ddlf.wire.handshake import (
     HANDSHAKE_TIMEOUT_S,
@@ -88,8 +87,16 @@ async def shake_hands(
         if context is not None:
             await send_all(sock, unsent[: PREAMBLE.size])
             unsent = unsent[PREAMBLE.size :]
+            # Not without having heard the worker: one that does not encrypt, or is another program, answers in plaintext.
+            preamble = await receive_exactly(sock, PREAMBLE.size)
+            read_preamble(preamble)
+            if not tls_follows(preamble):
+                raise ConnectError(
+                    "the worker does not encrypt connections from here, this side demands it",
+                    hint="start it with a token and without --insecure-plaintext and --host 127.0.0.1; "
+                    "on a link that nobody else can read, say insecure_plaintext on this side too",
+                )
             sock = encrypted = tls.begin_client(sock, context, host)
-            await _expect_tls(encrypted)
             await tls.finish(encrypted)
             certificate = tls.certificate_seen(encrypted)
         await send_all(sock, unsent)
@@ -108,26 +115,6 @@ async def shake_hands(
             raise tls.explained(error) from None
         raise
     return sock, hello
-
-
-async def _expect_tls(sock: ssl.SSLSocket) -> None:
-    """Look at the first byte of the answer to TLS: a worker that does not encrypt, or is of another version, says so in plain bytes."""
-    with contextlib.suppress(ssl.SSLWantReadError):
-        sock.do_handshake()
-    await ready(sock, to_send=False)
-    # Past the TLS layer, which has not read anything yet.
-    plain = socket.socket(fileno=sock.fileno())
-    try:
-        first = plain.recv(1, socket.MSG_PEEK)
-        if first and first not in tls.TLS_RECORDS:
-            read_preamble(await receive_exactly(plain, PREAMBLE.size))
-            raise ConnectError(
-                "the worker does not encrypt connections from here, this side demands it",
-                hint="start it with a token and without --insecure-plaintext and --host 127.0.0.1; "
-                "on a link that nobody else can read, say insecure_plaintext on this side too",
-            )
-    finally:
-        plain.detach()
 
 
 async def dial(

@@ -23,6 +23,7 @@ from ddlf.wire.handshake import (
     WorkerHandshake,
     auth_key,
     key_id,
+    short_answer,
     tls_follows,
 )
 
@@ -112,8 +113,13 @@ async def answer(
         if tls_follows(preamble):
             if encryption is None:
                 raise ProtocolError("the client wants TLS, this port is plain")
+            await send_all(sock, short_answer(tls=True))
             sock = encrypted = tls.begin_worker(sock, encryption)
-            await tls.finish(encrypted)
+            try:
+                await tls.finish(encrypted)
+            except AuthError:
+                await asyncio.sleep(delay_s)  # closed at once, the reason would be lost on its way
+                raise
             certificate = encryption.certificate
         handshake = WorkerHandshake(tokens, max_message_bytes, certificate)
         hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))

@@ -4,7 +4,7 @@ Who is at the other end is proven by the token, as without encryption: the SHA-2
 of the handshake, so somebody in between who shows a certificate of his own is refused. A worker therefore signs its certificate itself, and
 nobody has to manage any. Who has certificates of an organisation can demand them on top (``Security``).
 
-TLS begins after the 8 bytes of preamble, in the process that uses the connection, so no state of TLS is ever handed over.
+TLS begins after the 8 bytes of preamble of both sides, in the process that uses the connection, so no state of TLS is ever handed over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from ddlf.errors import AuthError, ConfigError, ProtocolError
 from ddlf.net.stream import ready
 
 LIFETIME_DAYS = 3650
-TLS_RECORDS = (b"\x16", b"\x15")
-"""First bytes of a TLS answer: a handshake, or an alert."""
 
 _EXPIRED, _NOT_YET = 10, 9  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID
 _OTHER_HOST = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH

@@ -14,6 +14,7 @@ worker proves first: a client never shows anything made with its token to somebo
 
 The preamble is the first 8 bytes. A daemon reads only them to route the socket. They precede TLS, when their flag says that it follows; the
 proofs cover them, so the flag cannot be taken out on the way.
+Before TLS begins the worker says a preamble of its own, which promises nothing.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def new_hello(role: Role, max_message_bytes: int, key: bytes, flags: int = 0) ->
 
 
 def short_answer(*, tls: bool = False) -> bytes:
-    """The 8 bytes for a client whose preamble does not suit this worker: its version, and whether it wants TLS.
+    """The worker's own preamble: before TLS, and for a client whose preamble does not suit it, as the last it hears.
 
-    The connection is closed after them. They are not protected, so nothing is weakened because of them.
+    It is not protected, so nothing is weakened because of it.
     """
     return PREAMBLE.pack(MAGIC, *VERSION, Role.CONTROL, FLAG_TLS if tls else 0)
 

@@ -178,6 +178,7 @@ async def test_a_program_that_speaks_tls_but_not_ours_is_named(apart):
     async def serve():
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
         await receive_exactly(sock, 8)
+        await send_all(sock, short_answer(tls=True))
         with tls.begin_worker(sock, own_certificate()) as encrypted:
             await tls.finish(encrypted)
             await send_all(encrypted, b"HTTP/1.1 400 Bad Request\r\n\r\n")
