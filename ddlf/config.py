@@ -181,6 +181,14 @@ class SecurityConfig(_Section):
             raise ConfigError(f"{info.field_name} {_quote(str(path))} does not exist (looked for {str(resolved)!r})")
         return resolved
 
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together, give both or none")
+        if self.insecure_plaintext and (self.tls_ca or self.tls_cert):
+            raise ConfigError("insecure_plaintext and certificates exclude each other")
+        return self
+
 
 class RunConfig(_Section):
     """Defaults of a run. An app's own attributes, arguments and command-line flags win over them."""
