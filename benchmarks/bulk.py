@@ -1,7 +1,8 @@
 """What a large array costs in memory: ``python -m benchmarks.bulk [--megabytes 500] [--json FILE]``. Linux.
 
 One worker; an array goes there, then another comes back. The peak of each process is its own high-water mark (VmHWM), set back before each
-transfer. Then arrays that are odd: empty, of one byte, of 2 GiB + 1, and 20,000 small ones in one call.
+transfer. Then one of a tenth of the size to several workers at once and back from each. Then arrays that are odd: empty, of one byte, of
+2 GiB + 1, and 20,000 small ones in one call.
 """
 
 from __future__ import annotations
@@ -91,6 +92,31 @@ async def measure(size: int) -> dict[str, float]:
     }
 
 
+def give_back(data: Any) -> Any:
+    """Runs on the worker."""
+    return data
+
+
+async def broadcast(size: int, workers: int) -> dict[str, float]:
+    """Memory of the master beyond what was there before, divided by the array's size, while all workers get it and while all send it back."""
+    async with Cluster.local(workers) as cluster:
+        array = np.ones(size, np.uint8)
+        await cluster.run_method(give_back, data=0)
+        mine = reset_peak()
+        await cluster.run_method(receive, data=array)
+        out = memory("VmHWM") - mine
+        mine = reset_peak()
+        updates = await cluster.run_method(give_back, data=array)
+        back = memory("VmHWM") - mine
+        assert all(update.nbytes == size for update in updates)
+    return {
+        "broadcast_bytes": size,
+        "broadcast_workers": workers,
+        "broadcasting_master": out / size,
+        "gathering_master": back / size,
+    }
+
+
 def describe(data: Any) -> Any:
     """Runs on the worker: what came, without sending it back."""
     if isinstance(data, list):
@@ -119,12 +145,16 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bulk", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--workers", type=int, default=4, help="of the broadcast")
     parser.add_argument("--no-large", action="store_true", help="leave out the array of 2 GiB + 1")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     found = asyncio.run(measure(options.megabytes * 10**6))
     for side in ("receiving_worker", "sending_master", "receiving_master", "sending_worker"):
-        print(f"{side.replace('_', ' '):<18} {found[side]:.3f} x the array ({found[side] * options.megabytes:+.0f} MB)")
+        print(f"{side.replace('_', ' '):<19} {found[side]:.3f} x the array ({found[side] * options.megabytes:+.0f} MB)")
+    found |= asyncio.run(broadcast(options.megabytes * 10**5, options.workers))
+    for side in ("broadcasting_master", "gathering_master"):
+        print(f"{side.replace('_', ' '):<19} {found[side]:.3f} x the array, {options.workers} workers")
     asyncio.run(odd(not options.no_large))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

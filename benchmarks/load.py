@@ -1,7 +1,8 @@
 """Whether a worker answers while it works: ``python -m benchmarks.load [--seconds 5] [--json FILE]``.
 
-Round trips of ``ping`` and of ``status`` to the daemon, one every 5 ms, while nothing runs, while a method computes on every core, and while
-arrays of 100 MB go to and fro on the data connection. The master that asks is the one that sends and receives the arrays.
+Round trips of ``ping`` and of ``status`` to the daemon, one every 5 ms, while nothing runs, while a method computes on every core, while arrays of
+100 MB go to and fro on the data connection, and while an app trains on every core. The master that asks is the one that sends and receives the
+arrays, and the one whose app trains.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import time
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.workload import APPS, Workload
 from ddlf import Cluster
 
 EVERY_S = 0.005
@@ -68,12 +71,34 @@ async def streaming(cluster: Cluster, seconds: float) -> AsyncIterator[None]:
     await task
 
 
-async def measure(seconds: float) -> dict[str, dict[str, float]]:
+@contextlib.asynccontextmanager
+async def training(cluster: Cluster, seconds: float, *, workload: Workload) -> AsyncIterator[None]:
+    """An app that ships with DDLF trains, one round after the other."""
+
+    class UntilMeasured(workload.app_class()):  # type: ignore[misc]
+        def is_convergent(self, record: Any) -> bool:
+            self._first_round.set()
+            return self._measured
+
+    app = UntilMeasured(cluster)
+    app.verbose = False
+    app.batch_size = workload.batch_size
+    app._first_round, app._measured = asyncio.Event(), False  # with underscores, so that they stay here
+    task = asyncio.ensure_future(app.train_sync(master_epochs=10**6))
+    compiled = asyncio.ensure_future(app._first_round.wait())
+    await asyncio.wait([task, compiled], return_when=asyncio.FIRST_COMPLETED)
+    yield
+    app._measured = True
+    await task
+
+
+async def measure(seconds: float, workload: Workload) -> dict[str, dict[str, float]]:
     """Milliseconds: median, 99th percentile and longest, for each load and request."""
     found = {}
     async with Cluster.local(os.cpu_count() or 1) as cluster:
         worker = cluster.workers[0]
-        for load in (nothing, computing, streaming):
+        loads = {"nothing": nothing, "computing": computing, "streaming": streaming}
+        for kind, load in (loads | {"training": functools.partial(training, workload=workload)}).items():
             async with load(cluster, seconds):
                 times: dict[str, list[float]] = {"ping": [], "status": []}
                 end = time.perf_counter() + seconds
@@ -85,7 +110,7 @@ async def measure(seconds: float) -> dict[str, dict[str, float]]:
                         await asyncio.sleep(EVERY_S)
             for name, values in times.items():
                 p50, p99 = np.percentile(values, [50, 99])
-                found[f"{name}, {load.__name__}"] = {
+                found[f"{name}, {kind}"] = {
                     "p50_ms": p50,
                     "p99_ms": p99,
                     "max_ms": max(values),
@@ -99,8 +124,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--data", choices=APPS, default="mnist", help="what is trained")
+    parser.add_argument("--samples", type=int, default=6000, help="of each round, for all workers")
     options = parser.parse_args(argv)
-    found = asyncio.run(measure(options.seconds))
+    found = asyncio.run(measure(options.seconds, Workload(data=options.data, samples=options.samples)))
     for name, f in found.items():
         print(
             f"{name:<18} p50 {f['p50_ms']:7.2f} ms  p99 {f['p99_ms']:7.2f} ms  max {f['max_ms']:7.2f} ms  of {f['n']}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
     from ddlf.config import read_config
-    from ddlf.errors import DDLFError, ExecutorCrashed, RemoteError, RequestTimeout, WorkerLost
+    from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, RemoteError, RequestTimeout, WorkerLost
     from ddlf.iworker import IWorker
     from ddlf.script import main, run
     from ddlf.wire.messages import Request, Response
@@ -28,7 +28,7 @@ _HOMES = {
     "ddlf.cluster.cluster": ("Cluster",),
     "ddlf.cluster.proxy": ("ProxyWorker",),
     "ddlf.config": ("read_config",),
-    "ddlf.errors": ("DDLFError", "ExecutorCrashed", "RemoteError", "RequestTimeout", "WorkerLost"),
+    "ddlf.errors": ("DDLFError", "ExecutorCrashed", "LeaseError", "RemoteError", "RequestTimeout", "WorkerLost"),
     "ddlf.iworker": ("IWorker",),
     "ddlf.script": ("main", "run"),
     "ddlf.wire.messages": ("Request", "Response"),
@@ -44,6 +44,7 @@ __all__ = [
     "ExecutorCrashed",
     "IApp",
     "IWorker",
+    "LeaseError",
     "ProxyWorker",
     "RemoteError",
     "Request",

@@ -8,26 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError, ConfigError, DatasetMismatch
-from ddlf.training.record import RoundRecord
+from ddlf.training.record import RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.proxy import ProxyWorker
+    from ddlf.training.crew import Crew
+    from ddlf.training.ledger import Ledger
+    from ddlf.training.progress import Keeper, Progress
     from ddlf.training.replica import Replica
     from ddlf.training.slots import Job
     from ddlf.worker.worker import Worker
 
 EVALUATION_BATCH = 512
 MASTER_ONLY = frozenset(
-    {"cluster", "model", "worker", "replica", "indices", "x_train", "y_train", "x_test", "y_test", "history"}
+    {
+        "cluster",
+        "model",
+        "worker",
+        "replica",
+        "indices",
+        "x_train",
+        "y_train",
+        "x_test",
+        "y_test",
+        "history",
+        "optimizers",
+        "ledger",
+    }
+    | {"on_round", "on_event", "is_convergent"}
 )
 """Attributes that do not travel from the master to the workers; nor do those that begin with an underscore."""
 
@@ -50,12 +71,31 @@ class IApp:
         callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``.
         precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
             bfloat16 would gain.
+        slots: K, the logical replicas that the workers carry; None for as many as workers at the beginning. Workers may come and go
+            meanwhile: the result depends on K alone.
+        optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
+            as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
+            begins with a new optimizer, and nothing of it travels.
+        checkpoint: Folder to write checkpoints to; None for none. One is written after every ``checkpoint_every`` rounds (updates, in
+            asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
+        resume: ``"auto"``: go on from the newest checkpoint if there is one; or the folder to go on from. Synchronous training ends with
+            the same bits as if it had never been interrupted, unless parts follow the measured speed.
+        takeover: Whether to take workers and folder from another master that holds them.
+        wait_for_workers_s: How long to wait when all workers are lost.
         balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
         codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
         weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
             the difference to what the worker holds.
+        merge: How the updates of a round become one: ``"mean"``, weighted by samples; ``"median"`` or ``"trimmed:0.2"``, which few bad
+            updates cannot move far. Synchronous training only.
+        update_policy: What an update that looks wrong leads to: ``"stop"`` ends training on NaN, infinity or a wrong shape, and names
+            worker, tensor and count; ``"reject"`` also compares lengths and directions with the others, has a bad one computed again on
+            another worker, and leaves it out if that does not help; ``"clip"`` scales what is only too long.
         outer: How a merged update changes the weights; by default it is subtracted.
         verbose: Whether to print a line for each step.
+        history: The records of the last training.
+        optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
+        ledger: How often each sample was trained on in it.
 
     Example::
 
@@ -79,12 +119,25 @@ class IApp:
     seed: int = 0
     evaluate_every: int = 0
     precision: str = "auto"
+    slots: int | None = None
+    optimizer_state: Literal["kept", "fresh"] = "kept"
+    checkpoint: str | Path | None = None
+    checkpoint_every: int = 1
+    checkpoint_keep: int = 3
+    resume: str | Path | None = None
+    takeover: bool = False
+    wait_for_workers_s: float = 60.0
     balance: str = "equal"
     codec: str = "float32"
     weights_codec: str = "float32"
     verbose: bool = True
+    merge: str = "mean"
+    update_policy: str = "stop"
     outer: OuterOptimizer | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
+
+    _run = ""
+    _content = ""
 
     model: Any
     x_train: Any
@@ -94,10 +147,12 @@ class IApp:
     indices: np.ndarray[Any, Any]
     worker: Worker
     replica: Replica
+    ledger: Ledger
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
         self.history: list[RoundRecord] = []
+        self.optimizers: list[Any] = []
 
     # -- what a user writes -----------------------------------------------------------------------------------------
 
@@ -140,9 +195,14 @@ class IApp:
         """Whether training can stop. Called on the master after every round (every update in asynchronous training)."""
         return False
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Called on the master after every round; prints its line."""
+    def on_round(self, record: RoundRecord) -> Any:
+        """Called on the master after every round; prints its line. May be async."""
         self.say(str(record))
+
+    def on_event(self, event: TrainingEvent) -> None:
+        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary."""
+        if event.kind not in ("start", "finish"):
+            self.say(f"{event.kind:<9} {event.text}")
 
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
@@ -202,7 +262,7 @@ class IApp:
         """
         from ddlf.training import sync
 
-        return await self._train(sync.train, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(sync.train, True, master_epochs, worker_epochs, batch_size, seed)
 
     async def train_async(
         self,
@@ -218,10 +278,12 @@ class IApp:
         """
         from ddlf.training import asynchronous
 
-        return await self._train(asynchronous.train, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed)
 
-    async def _train(self, algorithm: Any, *given: int | None) -> list[RoundRecord]:
+    async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
         names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+        from ddlf.algorithms.check import check_policy
+        from ddlf.algorithms.merge import rule
         from ddlf.training.exchange import check_codecs
         from ddlf.training.precision import check_precision
 
@@ -234,19 +296,41 @@ class IApp:
                 raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
         if self.balance not in ("equal", "speed"):
             raise ConfigError(f"balance must be 'equal' or 'speed', got {self.balance!r}")
+        rule(self.merge)
+        check_policy(self.update_policy)
         check_codecs(self.codec, self.weights_codec)
         check_precision(self.precision)
         samples = await self.prepare(settings["seed"])
-        job = self._job(samples, **settings)
-        try:
-            self.history = await algorithm(job)
-        finally:
-            self.model.set_weights(job.weights)
+        async with self._crew(backups) as crew:
+            job = await self._job(samples, crew, "sync" if backups else "async", settings)
+            try:
+                self.history = await algorithm(job)
+            finally:
+                progress = job.progress
+                self.model.set_weights(progress.weights)
+                self.optimizers, self.ledger = progress.optimizers, progress.ledger
+                if job.keeper is not None:
+                    await job.keeper.last(progress)
         return self.history
 
-    def _job(self, samples: int, **settings: int) -> Job:
+    def _crew(self, backups: bool) -> Crew:
+        from ddlf.training.crew import Crew
+
+        assert self.cluster is not None
+        return Crew(
+            self.cluster,
+            self._open_worker,
+            self.on_event,
+            backups=backups,
+            wait_s=self.wait_for_workers_s,
+        )
+
+    async def _job(self, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
+        from ddlf.algorithms.merge import rule
         from ddlf.algorithms.outer import Subtract
         from ddlf.training.exchange import WeightsOut
+        from ddlf.training.ledger import Ledger
+        from ddlf.training.progress import Progress
         from ddlf.training.slots import Job
 
         assert self.cluster is not None
@@ -257,27 +341,105 @@ class IApp:
         async def evaluate_between(number: int) -> dict[str, float]:
             if not self.evaluate_every or number == 0 or number % self.evaluate_every:
                 return {}
-            metrics: dict[str, float] = await self._compute(self._evaluate, job.weights)
+            metrics: dict[str, float] = await self._compute(self._evaluate, job.progress.weights)
             return metrics
 
         async def report(record: RoundRecord) -> bool:
-            self.on_round(record)
+            await _maybe_await(self.on_round(record))
             return bool(self.is_convergent(record))
 
+        keeper, progress = await self._open_checkpoints(mode, samples, settings)
+        if progress is None:
+            slots = self.slots or self.cluster.N
+            progress = Progress(weights=self.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots)
+        weights_out = WeightsOut(self.weights_codec, [not flag for flag in trainable])
+        weights_out.held = dict(progress.held)
         job = Job(
+            run=self._run,
             cluster=self.cluster,
-            weights=self.model.get_weights(),
+            crew=crew,
+            slots=len(progress.optimizers),
+            progress=progress,
+            keeper=keeper,
+            lost_of=progress.lost,
+            keep_optimizer=self.optimizer_state == "kept",
             trainable=trainable,
             samples=samples,
+            names=[weight.path for weight in self.model.weights],
+            rule=rule(self.merge),
+            update_policy=self.update_policy,
             outer=self.outer or Subtract(),
             codec=self.codec,
-            weights_out=WeightsOut(self.weights_codec, [not flag for flag in trainable]),
+            weights_out=weights_out,
             balance=self.balance,
             report=report,
             evaluate_between=evaluate_between,
             **settings,
         )
         return job
+
+    async def _open_checkpoints(
+        self, mode: str, samples: int, settings: dict[str, Any]
+    ) -> tuple[Keeper | None, Progress | None]:
+        """What writes checkpoints, and what the run goes on from; None for each that is not wanted or not there."""
+        from ddlf.training.checkpoint import CheckpointFolder
+        from ddlf.training.progress import Keeper, Progress, check_settings
+        from ddlf.training.replica import describe_weights
+
+        where = self.checkpoint if self.resume in (None, "auto") else self.resume
+        if where is None:
+            if self.resume:
+                raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too")
+            return None, None
+        described = describe_weights(self.model)
+        now = {
+            "mode": mode,
+            "samples": samples,
+            "data": self._content,
+            "model": hashlib.sha256(json.dumps([row[1:] for row in described]).encode()).hexdigest()[:16],
+            "optimizer": type(self.model.optimizer).__name__,
+            "outer": repr(self.outer),
+            **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "precision",
+                    "balance",
+                    "codec",
+                    "weights_codec",
+                    "optimizer_state",
+                    "merge",
+                    "update_policy",
+                )
+            },
+        }
+        folder = CheckpointFolder(where, keep=self.checkpoint_keep)
+        await asyncio.to_thread(folder.open, type(self).__name__, takeover=self.takeover)
+        try:
+            found = await asyncio.to_thread(folder.newest, required=self.resume not in (None, "auto"), report=self.say)
+            if found is not None and not self.resume:
+                raise ConfigError(
+                    f"{where} has checkpoints already, the newest of round {found.round}",
+                    hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+                )
+            progress = None
+            if found is not None:
+                check_settings(dict(found.facts["settings"]), now)
+                progress = Progress.from_checkpoint(found)
+                if self.slots not in (None, len(progress.optimizers)):
+                    check_settings({"slots": len(progress.optimizers)}, {"slots": self.slots})
+                self.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {found.round}, from {where}")
+        except BaseException:
+            await asyncio.to_thread(folder.close)
+            raise
+
+        def report(text: str) -> None:
+            self.on_event(TrainingEvent(kind="checkpoint", round=len(self.history), text=text))
+
+        keeper = Keeper(folder, self.checkpoint_every, [row[0] for row in described], now, report)
+        if found is not None:
+            keeper.resumed_at(found.round)
+        return keeper, progress
 
     async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
@@ -299,7 +461,9 @@ class IApp:
         assert self.cluster is not None
         begin = time.perf_counter()
         # The workers import Keras and build their models while this side does.
-        opening = asyncio.ensure_future(self.cluster.run_method(replica.open_app, app=self))
+        self._run = secrets.token_hex(8)
+        again = self.cluster.options(idempotent=True)  # a worker that dies meanwhile gets it once more
+        opening = asyncio.ensure_future(again.run_method(replica.open_app, app=self, run=self._run))
         await asyncio.sleep(0)
         try:
             if not hasattr(self, "x_train"):
@@ -328,8 +492,10 @@ class IApp:
                 f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
             )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
-        loaded = await self.cluster.run_method(replica.load_data, wanted=mine)
+        self._content = mine
+        loaded = await again.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)
+        self._content = loaded[0]["fingerprint"]
         samples: int = loaded[0]["samples"]
         news = sum(facts["loaded"] for facts in loaded)
         how = (
@@ -342,25 +508,35 @@ class IApp:
         )
         return samples
 
-    def _check_models(self, weights: list[list[list[Any]]]) -> None:
+    async def _open_worker(self, worker: ProxyWorker) -> None:
+        """Bring one worker to where training is: app, model and data, checked as at the beginning."""
+        from ddlf.training import replica
+        from ddlf.wire.messages import Request
+
+        facts = await worker.rpc(Request("run_method", replica.open_app, app=self, run=self._run))
+        self._check_models([facts["weights"]], worker.id)
+        loaded = await worker.rpc(Request("run_method", replica.load_data, wanted=self._content))
+        self._check_data(self._content, [loaded], worker.id)
+
+    def _check_models(self, weights: list[list[list[Any]]], first: int = 1) -> None:
         from ddlf.training.replica import describe_weights
 
         mine = [tuple(row[1:]) for row in describe_weights(self.model)]
-        for number, theirs in enumerate(weights, 1):
+        for number, theirs in enumerate(weights, first):
             if [tuple(row[1:]) for row in theirs] != mine:
                 raise AppError(
                     f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
                     hint="it must not depend on the machine it runs on",
                 )
 
-    def _check_data(self, mine: str, loaded: list[dict[str, Any]]) -> None:
+    def _check_data(self, mine: str, loaded: list[dict[str, Any]], first: int = 1) -> None:
         contents = {facts["fingerprint"] for facts in loaded} | ({mine} if mine else set())
         if len(contents) == 1:
             return
         rows = [("master", mine, "", "", "")] if mine else []
         rows += [
             (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-            for n, f in enumerate(loaded, 1)
+            for n, f in enumerate(loaded, first)
         ]
         table = "\n".join(
             f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows

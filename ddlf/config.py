@@ -12,6 +12,7 @@ This file imports pydantic and yaml (150 ms): import it only when a configuratio
 
 import difflib
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from ddlf.errors import ConfigError
+from ddlf.timing import Timing
 
 DEFAULT_PORT = 9000
 MAX_WORKERS = 4096
@@ -112,6 +114,7 @@ Host = Annotated[str, AfterValidator(_checked_host)]
 Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
 Port = Annotated[int, AfterValidator(_checked_port), Field(json_schema_extra={"minimum": 1, "maximum": 65535})]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 # --- The models ------------------------------------------------------------------------------------------------------
@@ -197,6 +200,11 @@ class RunConfig(_Section):
     connect_timeout_s: float = Field(
         default=10.0, gt=0, allow_inf_nan=False, description="How long to try to reach all workers, in seconds."
     )
+    heartbeat_s: Seconds | None = Field(default=None, description="Between two signs of life; 0.5 by default.")
+    suspect_after_s: Seconds | None = Field(default=None, description="Silence that makes suspect; 2 by default.")
+    dead_after_s: Seconds | None = Field(
+        default=None, description="Silence after which a worker is given up, at least 3 x heartbeat_s; 4 by default."
+    )
     mode: Literal["sync", "async"] | None = Field(default=None, description="In rounds, or each worker on its own.")
     master_epochs: Count | None = Field(default=None, description="Total of local epochs.")
     worker_epochs: Count | None = Field(default=None, description="Local epochs of a worker in one round.")
@@ -239,7 +247,8 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        found = _contradictions(dict(enumerate(self.workers)), len(self.workers), self.run.min_workers)
+        times = {name: getattr(self.run, name) for name in TIMES}
+        found = _contradictions(dict(enumerate(self.workers)), len(self.workers), self.run.min_workers, times)
         for _, sentence in found:
             raise ConfigError(sentence)
         return self
@@ -254,11 +263,13 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result, "title": "cluster.yaml of DDLF"}
 
 
+TIMES = ("heartbeat_s", "suspect_after_s", "dead_after_s")
+
 Where = tuple[int | str, ...]  # the way to a value: ("workers", 2, "port")
 
 
 def _contradictions(
-    workers: Mapping[int, WorkerAddress], listed: int, min_workers: int | None
+    workers: Mapping[int, WorkerAddress], listed: int, min_workers: int | None, times: Mapping[str, float | None]
 ) -> Iterator[tuple[Where, str]]:
     """Yield what is wrong between values that are right by themselves: the place, and a sentence.
 
@@ -266,6 +277,7 @@ def _contradictions(
         workers: The workers that are right by themselves, by their index in the file.
         listed: How many workers the file lists, right or wrong.
         min_workers: ``run.min_workers``, if it is given and right by itself.
+        times: Those of ``TIMES`` that are given and right by themselves.
     """
     addresses: dict[tuple[str, int], int] = {}
     names: dict[str, int] = {}
@@ -278,6 +290,10 @@ def _contradictions(
             yield where, f"workers[{first}] and workers[{index}] have the same name, {_quote(worker.name)}"
     if min_workers is not None and min_workers > listed:
         yield ("run", "min_workers"), f"min_workers is {min_workers}, but workers lists only {listed}"
+    try:
+        Timing.of(**times)
+    except ConfigError as error:
+        yield ("run", error.message.split()[0]), error.message
 
 
 def _same_host(host: str) -> str:
@@ -551,7 +567,13 @@ class _Document:
                 workers[index] = WorkerAddress.model_validate(entry)
         run = self.data.get("run")
         min_workers = run.get("min_workers") if isinstance(run, dict) else None
-        return _contradictions(workers, len(entries), min_workers if type(min_workers) is int else None)
+        times: dict[str, float | None] = dict.fromkeys(TIMES)
+        if isinstance(run, dict):
+            for name in TIMES:
+                value = run.get(name)
+                if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+                    times[name] = value
+        return _contradictions(workers, len(entries), min_workers if type(min_workers) is int else None, times)
 
 
 _ALLOWED_TAGS = frozenset(

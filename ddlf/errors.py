@@ -11,7 +11,13 @@ from typing import Any
 
 __all__ = [
     "AppError",
+    "AppMissing",
     "AuthError",
+    "BadUpdate",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "ClusterTooSmall",
     "ConfigError",
     "ConnectError",
     "DDLFError",
@@ -19,6 +25,7 @@ __all__ = [
     "DatasetMismatch",
     "ExecutorCrashed",
     "FrameTooLarge",
+    "LeaseError",
     "ListenError",
     "NotPicklable",
     "ProtocolError",
@@ -66,6 +73,10 @@ class AppError(DDLFError, TypeError):
     exit_code = 2
 
 
+class AppMissing(DDLFError, LookupError):
+    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place."""
+
+
 class ListenError(DDLFError, OSError):
     """A worker cannot listen on the address it was given."""
 
@@ -90,6 +101,20 @@ class VersionError(DDLFError, ConnectionError):
     exit_code = 4
 
 
+class LeaseError(DDLFError, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
+
+    Attributes:
+        may_have_run: Whether the request can have started on the worker before it changed hands.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = False) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.may_have_run = may_have_run
+
+
 class ProtocolError(DDLFError, ConnectionError):
     """The other side sent bytes that are not of the protocol. The connection is closed."""
 
@@ -103,19 +128,39 @@ class WorkerLost(DDLFError, ConnectionError):
 
     Attributes:
         may_have_run: Whether the request can have started on the worker.
+        last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
+        attempts: How often an idempotent request was tried.
     """
 
     exit_code = 5
 
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        worker: str = "",
+        may_have_run: bool = True,
+        last_seen_s: float | None = None,
+    ) -> None:
         super().__init__(message, hint=hint, worker=worker)
         self.may_have_run = may_have_run
+        self.last_seen_s = last_seen_s
+        self.attempts = 1
+
+
+class ClusterTooSmall(DDLFError, ConnectionError):
+    """So many workers were lost that training cannot go on."""
+
+    exit_code = 5
 
 
 class ExecutorCrashed(DDLFError, RuntimeError):
     """The process that ran the request ended; the worker's daemon lives and has started a new one.
 
     Attributes:
+        may_have_run: Whether the request can have started in it.
+        attempts: How often an idempotent request was tried.
         exit_code_of_process: Its exit code, None when a signal ended it.
         signal: The name of that signal, as ``"SIGSEGV"``, or None.
         stderr_tail: The last lines it wrote to its standard error.
@@ -137,6 +182,8 @@ class ExecutorCrashed(DDLFError, RuntimeError):
         self.exit_code_of_process = exit_code
         self.signal = signal
         self.stderr_tail = stderr_tail
+        self.may_have_run = True
+        self.attempts = 1
 
     def __str__(self) -> str:
         tail = f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
@@ -177,6 +224,52 @@ class DatasetError(DDLFError, ValueError):
 
 class DatasetMismatch(DatasetError):
     """Two nodes hold different data under the same name."""
+
+
+class CheckpointError(DDLFError, OSError):
+    """A checkpoint cannot be written, found, read or used.
+
+    Attributes:
+        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+    """
+
+    exit_code = 7
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """A checkpoint is not what was once written.
+
+    Attributes:
+        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
+        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: What is there.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", worker: str = "", file: str = "", expected: str = "", got: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.file = file
+        self.expected = expected
+        self.got = got
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint is whole, but of another model, other data or other settings than this run."""
+
+
+class BadUpdate(DDLFError, ValueError):
+    """What a worker sent back from a round cannot be merged. The weights are those of before.
+
+    Attributes:
+        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
+        count: Values of that tensor that are wrong.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", tensor: str = "", count: int = 0) -> None:
+        super().__init__(message, hint=hint, worker=worker)
+        self.tensor = tensor
+        self.count = count
 
 
 class RemoteError(DDLFError):

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,9 +59,8 @@ async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
     yield session_cluster
     await session_cluster.connect()
     await session_cluster.clean()
-    for worker, names in zip(session_cluster.workers, await session_cluster.methods(), strict=True):
-        for name in names:
-            await worker.remove_method(name)
+    for name in {name for names in await session_cluster.methods() for name in names}:
+        await session_cluster.options(on_error="return").remove_method(name)
 
 
 @dataclass
@@ -127,6 +127,15 @@ def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., Wor
     yield start
     for worker in started:
         worker.end()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of loopback on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 @pytest.fixture

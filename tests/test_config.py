@@ -61,7 +61,7 @@ def test_a_full_file_is_read_as_written():
               - {name: pc03, host: pc03.lab, port: 9003, x-rack: 7}
               - host: pc04
             security: {token_file: token}
-            run: {min_workers: 2, connect_timeout_s: 5, mode: async, master_epochs: 100, worker_epochs: 10,
+            run: {min_workers: 2, connect_timeout_s: 5, dead_after_s: 1.5, mode: async, master_epochs: 100, worker_epochs: 10,
                   batch_size: 32, seed: 0}
             """,
             "lab/cluster.yaml",
@@ -78,6 +78,9 @@ def test_a_full_file_is_read_as_written():
     assert config.run.model_dump() == {
         "min_workers": 2,
         "connect_timeout_s": 5.0,
+        "heartbeat_s": None,
+        "suspect_after_s": None,
+        "dead_after_s": 1.5,
         "mode": "async",
         "master_epochs": 100,
         "worker_epochs": 10,
@@ -282,6 +285,12 @@ ONE = "workers: [a:1]\n"
             "workers: [{name: x, host: a}, {name: x, host: b}]\n",
             r"1:38: workers\[0\] and workers\[1\] have the same name, 'x'",
         ),
+        (
+            ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",
+            r"2:37: dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)",
+        ),
+        (ONE + "run: {heartbeat_s: 5}\n", r"2:6: dead_after_s \(4 s\) must be at least 3 x heartbeat_s \(5 s\)"),
+        (ONE + "run: {dead_after_s: .nan}\n", "2:21: dead_after_s must be a finite number > 0, got .nan"),
         (ONE + "run: {min_workers: 2}\n", "2:20: min_workers is 2, but workers lists only 1"),
         # Limits
         ("x-a: &a 1\nx-b: [" + "*a, " * 101 + "]\n" + ONE, r"2:407: too many aliases \(> 100\)"),

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ddlf"
 ROWS = [
     {"errors"},
-    {"config", "tokens", "iworker"},
+    {"config", "timing", "tokens", "iworker"},
     {"algorithms", "wire"},
     {"net"},
     {"cluster", "worker", "launch"},

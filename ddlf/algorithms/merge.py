@@ -1,16 +1,31 @@
 """Many updates -> one. Runs on the master.
 
 An update is ``weights_before - weights_after`` of local training: one array per tensor of ``model.weights``. The merge
-is the mean over slots, weighted by samples. Divisors are known here only: a worker never divides by the number of
-slots, so a lost worker cannot shrink the result.
+is by default the mean over slots, weighted by samples. Divisors are known here only: a worker never divides by the
+number of slots, so a lost worker cannot shrink the result.
+
+Each rule is a value whose ``start`` gives the merge of one round, which takes updates in any order of arrival::
+
+    merge = rule("trimmed:0.2").start(slots, like=weights)
+    merge.add(slot, update, samples)  # for each slot
+    merged = merge.result()
+
+| rule | per coordinate | for |
+|---|---|---|
+| ``mean`` | mean weighted by samples | honest workers |
+| ``median`` | median, each slot counts once | fewer than half of the slots are bad |
+| ``trimmed:0.2`` | mean without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
 """
 
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.check import fault, is_float
 from ddlf.errors import ConfigError
 
 Tensor = npt.NDArray[Any]
@@ -29,27 +44,102 @@ def weighted_mean(updates: Sequence[Sequence[Tensor]], counts: Sequence[int]) ->
         One new array per tensor, with the shapes and types of the updates.
 
     Raises:
-        ConfigError: There is no update, or one does not fit.
+        ConfigError: There is no update, or there are not as many counts.
+        BadUpdate: One does not fit.
 
     Source:
         FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
     """
+    return merged(Mean(), updates, counts)
+
+
+def merged(
+    by: "Rule", updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
+) -> list[Tensor]:
+    """Merge the updates of one round by any rule, see ``weighted_mean``."""
     if not updates or len(updates) != len(counts):
         raise ConfigError(f"need updates and as many sample counts, got {len(updates)} and {len(counts)}")
-    merge = RunningMerge(len(updates), like=updates[0])
+    merge = by.start(len(updates), like=updates[0])
     for slot, (update, count) in enumerate(zip(updates, counts, strict=True)):
-        merge.add(slot, update, count)
+        merge.add(slot, update, count, checked=checked)
     return merge.result()
 
 
-def non_finite(update: Sequence[Tensor]) -> dict[int, int]:
-    """Return how many values are NaN or infinite, by tensor index; empty when all is well."""
-    bad = {i: tensor.size - int(np.isfinite(tensor).sum()) for i, tensor in enumerate(update)}
-    return {i: number for i, number in bad.items() if number}
+class Merge(ABC):
+    """The merge of one round, while the updates still arrive.
+
+    Args:
+        slots: Number of slots, K > 0.
+        like: Arrays with the shapes and types that every update must have, such as the model's weights. Not modified.
+        names: Paths of the tensors, for errors; without them they are numbered.
+
+    Raises:
+        ConfigError: ``slots`` is not positive.
+
+    On failure:
+        A refused update changes nothing: the same slot can be added again, from another worker.
+    """
+
+    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
+        if slots <= 0:
+            raise ConfigError(f"cannot merge {slots} slots")
+        self._slots = slots
+        # Shapes and types only; the weights themselves would be kept alive.
+        self._like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in like]
+        self._names = names
+        self._missing = set(range(slots))
+
+    def add(self, slot: int, update: Sequence[Tensor], count: int, *, checked: bool = False) -> None:
+        """Take the update of one slot.
+
+        Args:
+            slot: ``0 .. K-1``.
+            update: One array per tensor. It must not be modified before ``result``.
+            count: Samples that the slot trained on, > 0.
+            checked: Whether ``check.judge`` has accepted it, so that it need not be looked at again.
+
+        Raises:
+            ConfigError: The slot is unknown or was added before.
+            BadUpdate: A tensor has another shape or type or holds a NaN or an infinity, or ``count`` is not positive.
+        """
+        if not 0 <= slot < self._slots:
+            raise ConfigError(f"slot {slot} is not one of the {self._slots} slots of this round")
+        if slot not in self._missing:
+            raise ConfigError(f"slot {slot} was merged already", hint="add one update per slot and round")
+        if not checked and (found := fault(update, count, self._like, self._names)):
+            raise found.error(slot)
+        self._missing.remove(slot)
+        self._take(slot, update, count)
+
+    @property
+    def missing(self) -> list[int]:
+        """The slots whose update has not been added, in order."""
+        return sorted(self._missing)
+
+    def result(self) -> list[Tensor]:
+        """Return the merged update as new arrays, one per tensor. Those of integers or booleans are zero.
+
+        Raises:
+            ConfigError: Slots are missing.
+        """
+        if self._missing:
+            raise ConfigError(f"cannot merge: no update from slots {self.missing} of {self._slots}")
+        return [
+            np.asarray(self._merged(i), tensor.dtype) if is_float(tensor) else np.zeros(tensor.shape, tensor.dtype)
+            for i, tensor in enumerate(self._like)
+        ]
+
+    @abstractmethod
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        """Keep or sum an update that fits."""
+
+    @abstractmethod
+    def _merged(self, index: int) -> Tensor:
+        """The merged value of one float tensor, a new array."""
 
 
-class RunningMerge:
-    """The weighted mean of one round while the updates still arrive, in any order.
+class RunningMerge(Merge):
+    """The weighted mean, summed while updates arrive.
 
     Updates are summed in slot order, never in arrival order: one that arrives early waits (by reference, without a
     copy) until all lower slots are in. So the result has the same bits whichever worker was fast, and most of the work
@@ -61,96 +151,151 @@ class RunningMerge:
     sent the same, get exactly their update back. Tensors of integers or booleans (counters, seeds) are not averaged:
     their merged update is zero, so the master's value stays. BatchNorm statistics are averaged like any other float
     tensor.
-
-    Args:
-        slots: Number of slots, K > 0.
-        like: Arrays with the shapes and types that every update must have, such as the model's weights. Not modified.
-
-    Raises:
-        ConfigError: ``slots`` is not positive.
-
-    On failure:
-        A refused update changes nothing: the same slot can be added again, from another worker.
     """
 
-    def __init__(self, slots: int, like: Sequence[Tensor]) -> None:
-        if slots <= 0:
-            raise ConfigError(f"cannot merge {slots} slots")
-        self._slots = slots
-        self._expected = [(tensor.shape, tensor.dtype) for tensor in like]
-        self._sums = [np.empty(shape) if np.issubdtype(dtype, np.floating) else None for shape, dtype in self._expected]
+    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
+        super().__init__(slots, like, names)
+        self._sums: dict[int, Tensor] = {i: np.empty(tensor.shape) for i, tensor in enumerate(like) if is_float(tensor)}
         # One product at a time needs memory; it is shared by all tensors and slots.
-        self._product = np.empty(max((total.size for total in self._sums if total is not None), default=0))
+        self._product = np.empty(max((total.size for total in self._sums.values()), default=0))
         self._samples = 0
         self._next = 0
         self._waiting: dict[int, tuple[Sequence[Tensor], int]] = {}
 
-    def add(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        """Take the update of one slot, and sum all that are now in order.
-
-        Args:
-            slot: ``0 .. K-1``.
-            update: One array per tensor. It must not be modified before ``result``.
-            count: Samples that the slot trained on, > 0.
-
-        Raises:
-            ConfigError: The slot is unknown or was added before, a tensor has another shape or type or holds a NaN or
-                an infinity, or ``count`` is not positive.
-        """
-        self._check(slot, update, count)
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
         self._waiting[slot] = (update, count)
         while self._next in self._waiting:
             self._sum(*self._waiting.pop(self._next))
             self._next += 1
 
-    @property
-    def missing(self) -> list[int]:
-        """The slots whose update has not been added, in order."""
-        return [slot for slot in range(self._next, self._slots) if slot not in self._waiting]
-
-    def result(self) -> list[Tensor]:
-        """Return the mean as new arrays, one per tensor.
-
-        Raises:
-            ConfigError: Slots are missing.
-        """
-        if self.missing:
-            raise ConfigError(f"cannot merge: no update from slots {self.missing} of {self._slots}")
-        merged: list[Tensor] = []
-        for (shape, dtype), total in zip(self._expected, self._sums, strict=True):
-            mean = np.zeros(shape, dtype)
-            if total is not None:
-                np.divide(total, self._samples, out=mean, casting="same_kind")
-            merged.append(mean)
-        return merged
-
     def _sum(self, update: Sequence[Tensor], count: int) -> None:
-        for total, tensor in zip(self._sums, update, strict=True):
-            if total is not None:
-                first = self._samples == 0  # written straight into the sum, since 0 + -0 would lose the sign
-                product = total if first else self._product[: tensor.size].reshape(tensor.shape)
-                np.multiply(tensor, count, out=product, dtype=np.float64)
-                if not first:
-                    np.add(total, product, out=total)
+        for i, total in self._sums.items():
+            first = self._samples == 0  # written straight into the sum, since 0 + -0 would lose the sign
+            product = total if first else self._product[: total.size].reshape(total.shape)
+            np.multiply(update[i], count, out=product, dtype=np.float64)
+            if not first:
+                np.add(total, product, out=total)
         self._samples += count
 
-    def _check(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        if not 0 <= slot < self._slots:
-            raise ConfigError(f"slot {slot} is not one of the {self._slots} slots of this round")
-        if slot < self._next or slot in self._waiting:
-            raise ConfigError(f"slot {slot} was merged already", hint="add one update per slot and round")
-        if count <= 0:
-            raise ConfigError(f"slot {slot} trained on {count} samples; its update has no weight")
-        if len(update) != len(self._expected):
-            raise ConfigError(f"slot {slot} sent {len(update)} tensors, but the model has {len(self._expected)}")
-        for i, (tensor, (shape, dtype)) in enumerate(zip(update, self._expected, strict=True)):
-            if tensor.shape != shape or tensor.dtype != dtype:
-                raise ConfigError(
-                    f"slot {slot}, tensor {i}: expected {dtype} {shape}, got {tensor.dtype} {tensor.shape}",
-                    hint="create the same model on the master and on every worker",
-                )
-        for i, number in non_finite(update).items():
-            raise ConfigError(
-                f"slot {slot}, tensor {i}: {number} of {update[i].size} values are NaN or infinite",
-                hint="lower the learning rate, or look for such values in the data",
-            )
+    def _merged(self, index: int) -> Tensor:
+        mean = np.empty_like(self._like[index], order="C")
+        np.divide(self._sums[index], self._samples, out=mean, casting="same_kind")
+        return mean
+
+
+class SortedMerge(Merge):
+    """Any rule that needs all updates, and of each coordinate the values in order: all are kept until ``result``.
+
+    Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
+    themselves, by reference, and one tensor times the number of slots.
+
+    Args:
+        combine: From the values of all slots in ascending order, shape (K, *shape), float32 or wider, to the merged
+            ones, shape (*shape,).
+    """
+
+    def __init__(
+        self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), *, combine: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(slots, like, names)
+        self._combine = combine
+        self._updates: dict[int, Sequence[Tensor]] = {}
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._updates[slot] = update
+
+    def _merged(self, index: int) -> Tensor:
+        values = np.stack([update[index] for update in self._updates.values()])
+        values.sort(axis=0)
+        return self._combine(values)
+
+
+class Rule(Protocol):
+    """What every merge rule is."""
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        """Begin the merge of one round; see ``Merge`` for the arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything."""
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return RunningMerge(slots, like, names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Median:
+    """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
+
+    Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
+    survives fewer than half bad slots. Its price: values that only a minority of the slots learned do not get through,
+    and where updates are skewed the model learns slower than with the mean.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 1.
+    """
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The median of sorted values along the first axis."""
+        low, high = (len(values) - 1) // 2, len(values) // 2
+        return np.asarray(np.mean(values[low : high + 1], axis=0, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedMean:
+    """The mean of each coordinate without its largest and smallest values, in float64.
+
+    Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
+    source each slot counts once, whatever its samples. It survives up to ``floor(beta * K)`` bad slots.
+
+    Args:
+        beta: Share of the slots to leave out at each end, in [0, 0.5).
+
+    Raises:
+        ConfigError: ``beta`` is out of range.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 2.
+    """
+
+    beta: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ConfigError(f"beta must be in [0, 0.5), got {self.beta}")
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The trimmed mean of sorted values along the first axis."""
+        cut = int(self.beta * len(values))
+        return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
+
+
+def rule(name: str) -> Rule:
+    """Return the merge rule of a name: mean, median, trimmed, trimmed:0.2.
+
+    Raises:
+        ConfigError: No rule has this name, or its parameter is wrong.
+    """
+    kind, colon, beta = name.partition(":")
+    if kind == "trimmed" and colon:
+        try:
+            return TrimmedMean(beta=float(beta))
+        except ConfigError:
+            raise
+        except ValueError:
+            raise ConfigError(f"merge {name!r}: {beta!r} is not a number", hint="write it as trimmed:0.2") from None
+    found = _RULES.get(name)
+    if found is None:
+        raise ConfigError(f"unknown merge {name!r}", hint="choose one of mean, median, trimmed:0.2")
+    return found
+
+
+_RULES: dict[str, Rule] = {"mean": Mean(), "median": Median(), "trimmed": TrimmedMean()}

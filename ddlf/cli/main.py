@@ -172,13 +172,17 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 
     if options.hosts:
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        return Cluster(
+        cluster = Cluster(
             [host for host, _ in addresses],
             [port for _, port in addresses],
             token_file=options.token_file,
             insecure_plaintext=options.insecure_plaintext,
         )
-    return Cluster.from_config(options.config)
+    else:
+        cluster = Cluster.from_config(options.config)
+    for worker in cluster.workers:
+        worker.guest = True  # also those are asked that another master has
+    return cluster
 
 
 async def _status(options: argparse.Namespace) -> int:
@@ -211,6 +215,8 @@ def _describe(answer: Any) -> str:
     doing = f"busy with {busy['method']!r} since {busy['seconds']:.1f} s" if busy else "idle"
     state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
     restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
+    lease = answer["lease"]
+    restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
 

@@ -34,6 +34,11 @@ SETTINGS = (
     "balance",
     "codec",
     "weights_codec",
+    "merge",
+    "update_policy",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
 )
 
 
@@ -46,6 +51,7 @@ def add_options(parser: Parser) -> None:
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+    where.add_argument("--takeover", action="store_true", help="take the workers from another master that has them")
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     train.add_argument("--mode", choices=("sync", "async"))
     train.add_argument("--master-epochs", type=number("epochs", 1), metavar="N", help="local epochs of the whole run")
@@ -60,6 +66,17 @@ def add_options(parser: Parser) -> None:
         "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
     )
     train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
+    train.add_argument("--merge", metavar="RULE", help="of updates: mean, median, trimmed:0.2")
+    train.add_argument("--update-policy", choices=("stop", "reject", "clip"), help="for an update that looks wrong")
+    train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write a checkpoint there after every round")
+    train.add_argument(
+        "--checkpoint-every", type=number("rounds", 1), metavar="N", help="only after every N rounds, and at the end"
+    )
+    train.add_argument(
+        "--resume",
+        metavar="auto|DIR",
+        help="go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
+    )
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",
@@ -144,6 +161,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             [p for _, p in addresses],
             token_file=options.token_file,
             insecure_plaintext=options.insecure_plaintext,
+            takeover=options.takeover,
         )
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
@@ -151,7 +169,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
         path = find_config(options.config)
         if path is not None:
-            cluster = Cluster.from_config(path)
+            cluster = Cluster.from_config(path, takeover=options.takeover)
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, NotPicklable, SeveralErrors
+from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
+from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -45,9 +47,13 @@ class Cluster:
         tls_cert: File with a certificate to show to workers that demand one.
         tls_key: File with its private key.
         insecure_plaintext: Encrypt nothing, for workers that were started with ``--insecure-plaintext``.
+        heartbeat_s: How often master and workers give each other a sign of life; by default an eighth of ``dead_after_s``.
+        suspect_after_s: Silence after which a worker's ``state`` is ``"suspect"``; by default half of ``dead_after_s``.
+        dead_after_s: Silence after which a worker is given up, and after which another master may have its workers; 4 by default.
+        takeover: Take the workers from another master that has them.
 
     Raises:
-        ConfigError: The addresses or the certificates cannot be used.
+        ConfigError: The addresses or the certificates cannot be used, or the times contradict each other.
 
     Example::
 
@@ -69,6 +75,10 @@ class Cluster:
         tls_cert: str | Path | None = None,
         tls_key: str | Path | None = None,
         insecure_plaintext: bool = False,
+        heartbeat_s: float | None = None,
+        suspect_after_s: float | None = None,
+        dead_after_s: float | None = None,
+        takeover: bool = False,
     ) -> None:
         addresses = _addresses(hosts, ports)
         if min_workers is not None and not 1 <= min_workers <= len(addresses):
@@ -78,7 +88,10 @@ class Cluster:
         if ca or certificate:
             client_context(security)  # now, not at the first connection: a wrong file is a mistake of the caller
         tokens = find_tokens(token_file)
-        self._setup(addresses, tokens, threads, pickle_results, connect_timeout_s, min_workers, security)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup(
+            addresses, tokens, threads, pickle_results, timing, connect_timeout_s, min_workers, takeover, security
+        )
 
     def _setup(
         self,
@@ -86,11 +99,13 @@ class Cluster:
         tokens: Tokens | None,
         threads: int | None,
         pickle_results: bool,
+        timing: Timing,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        takeover: bool = False,
         security: Security = TOKEN_ONLY,
     ) -> None:
-        machines = Counter(_machine(host) for host, _ in addresses)
+        self._machines = machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
@@ -98,8 +113,9 @@ class Cluster:
             )
         tokens = tokens or loopback_tokens()
         self._min_workers = min_workers
-        self._workers = [
-            ProxyWorker(
+
+        def proxy(host: str, port: int, number: int) -> ProxyWorker:
+            worker = ProxyWorker(
                 host,
                 port,
                 tokens.primary,
@@ -109,18 +125,31 @@ class Cluster:
                 share=machines[_machine(host)],
                 pickle_results=pickle_results,
                 security=security,
+                timing=timing,
+                takeover=takeover,
             )
-            for number, (host, port) in enumerate(addresses, 1)
-        ]
+            worker.replay = self._hosted_by
+            return worker
+
+        self._proxy = proxy
+        self._workers = [proxy(host, port, number) for number, (host, port) in enumerate(addresses, 1)]
+        self._missing: list[ProxyWorker] = []
+        self._hosted: dict[str, Request] = {}
+        self._variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
+        self._idempotent = False
         self._local: LocalWorkers | None = None
         self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
-    def from_config(cls, path: str | Path | None = None) -> Self:
+    def from_config(cls, path: str | Path | None = None, *, takeover: bool = False) -> Self:
         """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
+
+        Args:
+            path: The file.
+            takeover: As in ``Cluster``.
 
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
@@ -134,16 +163,29 @@ class Cluster:
             **dict(config.security),
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
+            heartbeat_s=config.run.heartbeat_s,
+            suspect_after_s=config.run.suspect_after_s,
+            dead_after_s=config.run.dead_after_s,
+            takeover=takeover,
         )
 
     @classmethod
-    def local(cls, n: int = 2, *, threads: int | None = None, pickle_results: bool = False) -> Self:
+    def local(
+        cls,
+        n: int = 2,
+        *,
+        threads: int | None = None,
+        pickle_results: bool = False,
+        heartbeat_s: float | None = None,
+        suspect_after_s: float | None = None,
+        dead_after_s: float | None = None,
+    ) -> Self:
         """A cluster of ``n`` new workers on this machine, which ``connect`` starts and ``close`` ends.
 
         Args:
             n: 1 to 1,024.
             threads: For computation on each; by default this machine's cores divided by ``n``.
-            pickle_results: As in ``Cluster``.
+            pickle_results: As in ``Cluster``; so are the times.
         """
         from ddlf.launch.local import LocalWorkers
 
@@ -151,7 +193,8 @@ class Cluster:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self = cls.__new__(cls)
         local = LocalWorkers(n)
-        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results, timing)
         self._local = local
         return self
 
@@ -173,6 +216,7 @@ class Cluster:
         *,
         on_error: Literal["raise", "return"] | None = None,
         timeout_s: float | None = None,
+        idempotent: bool | None = None,
         workers: Sequence[ProxyWorker | int] | None = None,
     ) -> Self:
         """A view of this cluster, over the same connections.
@@ -180,6 +224,8 @@ class Cluster:
         Args:
             on_error: ``"return"`` puts a failed worker's exception in its place of the result list instead of raising.
             timeout_s: For each request.
+            idempotent: Whether requests may run more than once: a lost one is tried again on the same worker, up to 3 times in all.
+                Requests that are not marked start at most once.
             workers: A part of the workers, as proxies or by their numbers from 1.
         """
         if on_error not in (None, "raise", "return"):
@@ -192,6 +238,7 @@ class Cluster:
         view._whole = self._whole or self
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        view._idempotent = self._idempotent if idempotent is None else idempotent
         if workers is not None:
             view._workers = [self._find(worker) for worker in workers]
             if len(set(map(id, view._workers))) != len(view._workers):
@@ -213,6 +260,7 @@ class Cluster:
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
+            LeaseError: Those that were not got are all with another master; the same table.
 
         On failure:
             Nothing is left open, also when the caller is cancelled.
@@ -236,7 +284,7 @@ class Cluster:
             return_exceptions=True,
         )
         await self._check_reached(outcomes)
-        for number, worker in enumerate(self._workers, 1):
+        for number, worker in enumerate([*self._workers, *self._missing], 1):
             worker.id, worker.N = number, len(self._workers)
         outcomes = await asyncio.gather(
             *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
@@ -263,18 +311,70 @@ class Cluster:
         text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
         if len(reached) >= (self._min_workers or len(self._workers)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
+            self._missing += [worker for worker in self._workers if worker not in reached]
             self._workers = reached
             return
-        error = ConnectError(text)
+        error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
+
+    async def add(self, host: str, port: int = 9000) -> ProxyWorker:
+        """Take another worker into the cluster. Training that goes on gives it slots from its next round.
+
+        Args:
+            host: Name or address of its machine.
+            port: Its port.
+
+        Returns:
+            Its proxy, connected, with the next free number and the methods and variables that all workers have.
+
+        Raises:
+            ConnectError: It does not answer; the cluster is as before. So it is with ``AuthError`` and ``VersionError``.
+        """
+        ((host, port),) = _addresses([host], [port])
+        known = [*self._workers, *self._missing]
+        for worker in known:
+            if (worker.host, worker.port) == (host, port):
+                raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
+        self._machines[_machine(host)] += 1
+        worker = self._proxy(host, port, max(worker.id for worker in known) + 1)
+        try:
+            await worker.connect(timeout_s=self._connect_timeout_s)
+        except BaseException:
+            await worker.close()
+            raise
+        self._workers.append(worker)
+        return worker
+
+    def _hosted_by(self, worker: ProxyWorker) -> list[Request]:
+        """What gives a worker's new executor the methods and variables that were given to all workers.
+
+        The values are those that the variables were set to: this side keeps references to them, not copies.
+        """
+        requests = list(self._hosted.values())
+        for name, values in self._variables.items():
+            value = values.get(worker.id, values.get(None))
+            if worker.id in values or None in values:
+                requests.append(Request("set_variable", name, value))
+        return requests
+
+    @property
+    def missing(self) -> list[ProxyWorker]:
+        """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
+        return list(self._missing)
+
+    def take_in(self, worker: ProxyWorker) -> None:
+        """Count a missing worker that has been reached now among the workers."""
+        if worker in self._missing:
+            self._missing.remove(worker)
+            self._workers.append(worker)
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
         if self._whole is not None:
             await self._whole.close()
             return
-        await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*(worker.close() for worker in (*self._workers, *self._missing)))
         if self._local is not None:
             await self._local.stop()
 
@@ -313,8 +413,19 @@ class Cluster:
         return results
 
     async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
-        request = Request(command, *args, **kwargs)
-        return await self.gather([worker.rpc(request, self._timeout_s) for worker in self._workers])
+        return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
+
+    async def _send(self, requests: Sequence[Request]) -> list[Any]:
+        """One request for each of the first workers. What they have in common is pickled once."""
+        pickle = PickleOnce()
+        for request in requests:
+            request.pickle = pickle
+        return await self.gather(
+            [self._rpc(worker, request) for worker, request in zip(self._workers, requests, strict=False)]
+        )
+
+    def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
+        return worker.rpc(request, self._timeout_s, idempotent=self._idempotent)
 
     async def _each(
         self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
@@ -330,12 +441,7 @@ class Cluster:
                 raise TypeError(
                     f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}"
                 )
-        return await self.gather(
-            [
-                worker.rpc(Request(command, method, **given), self._timeout_s)
-                for worker, given in zip(self._workers, per_worker, strict=False)
-            ]
-        )
+        return await self._send([Request(command, method, **given) for given in per_worker])
 
     async def run_method(self, method: Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a function once on the workers, without hosting it.
@@ -343,7 +449,7 @@ class Cluster:
         Args:
             method: Plain or async. If its first parameter is named ``self`` it gets the ``Worker`` that runs it.
             per_worker: A dict of keyword arguments for each of the first workers; the others do nothing.
-            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled.
+            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled, once for all.
 
         Returns:
             The results in worker order.
@@ -377,7 +483,7 @@ class Cluster:
             method: By function or by name.
             args: For the method; so are ``kwargs``.
         """
-        return await self._find(worker).rpc(Request("run", method_name(method), *args, **kwargs), self._timeout_s)
+        return await self._rpc(self._find(worker), Request("run", method_name(method), *args, **kwargs))
 
     run_on = run_at
 
@@ -386,9 +492,12 @@ class Cluster:
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
         await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        key = name or method_name(method)
+        self._hosted[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Forget a hosted method on all workers."""
+        self._hosted.pop(method_name(method), None)
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
@@ -409,15 +518,12 @@ class Cluster:
         """
         if each is None:
             await self._all("set_variable", name, value)
+            self._variables[name] = {None: value}
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
-        await self.gather(
-            [
-                worker.rpc(Request("set_variable", name, own), self._timeout_s)
-                for worker, own in zip(self._workers, each, strict=True)
-            ]
-        )
+        await self._send([Request("set_variable", name, own) for own in each])
+        self._variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
 
     async def get_variable(self, name: str) -> list[Any]:
         """The variable's value on each worker."""
@@ -425,6 +531,7 @@ class Cluster:
 
     async def delete_variable(self, name: str) -> None:
         """Forget a variable on all workers."""
+        self._variables.pop(name, None)
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
@@ -441,6 +548,7 @@ class Cluster:
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Methods stay."""
+        self._variables.clear()
         await self._all("clean")
 
     async def ping(self) -> list[float]:

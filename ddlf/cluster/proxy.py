@@ -2,23 +2,32 @@
 
 It holds two connections to the worker's one port: *control* to the daemon, which always answers, and *data* to the executor, which runs the methods.
 Every request ends exactly once: with a result, a ``RemoteError``, ``ExecutorCrashed``, ``WorkerLost``, ``RequestTimeout``, or because its caller
-was cancelled. When the data connection ends, the control connection says why.
+was cancelled. When the data connection ends, the control connection says why; when the control connection ends or falls silent, both do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import getpass
 import itertools
+import os
+import platform
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ddlf.cluster.liveness import Liveness, State
+from ddlf.cluster.pulse import Pulse
 from ddlf.errors import (
     ConnectError,
     DDLFError,
     ExecutorCrashed,
+    LeaseError,
     ProtocolError,
     RequestTimeout,
     VersionError,
@@ -27,21 +36,29 @@ from ddlf.errors import (
 from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
+from ddlf.net.silence import end_when_silent
 from ddlf.net.tls import TOKEN_ONLY, Security
+from ddlf.timing import Timing
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Kind, Request, Response, rebuild
+from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
 
 CONNECT_TIMEOUT_S = 10.0
 EXIT_NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
-HEARTBEAT_S = 2.0
-"""How often the daemon is asked whether it is there, while requests are open."""
-DEAD_AFTER_S = 10.0
-"""A daemon that has not answered for so long is gone, or its machine is, or the network to it."""
+RECONNECT_S = 30.0
+"""How long an idempotent request waits for a worker that was lost."""
+MAX_ATTEMPTS = 3
+"""How often an idempotent request is tried: what ended three executors will end the fourth."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+HEARTBEAT_ID = 0
+"""The id of every heartbeat, which nobody waits for."""
+NO_ARGUMENTS = dumps([[], {}])
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
+ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
 class Channel:
@@ -80,7 +97,7 @@ class Channel:
         future = self.pending.pop(frame.id, None)
         if future is None or future.done():
             return  # its caller was cancelled or timed out
-        if frame.kind not in (Kind.RESULT, Kind.ERROR):
+        if frame.kind not in ANSWERS:
             raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         try:
             value = loads(frame.buffers, self._load_object)
@@ -89,12 +106,22 @@ class Channel:
             return
         future.set_result((frame.kind, value))
 
-    def fail(self, error: BaseException) -> None:
-        """End every open request with the same error."""
+    def fail(self, error: DDLFError) -> None:
+        """End every open request with the same error, each with a copy: who handles one may add to it."""
         pending, self.pending = self.pending, {}
         for future in pending.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copy.copy(error))
+
+
+class ControlChannel(Channel):
+    """The connection to the daemon, on which every message is a sign of life."""
+
+    liveness: Liveness
+
+    def _on_frame(self, frame: Frame) -> None:
+        self.liveness.heard(asyncio.get_running_loop().time())
+        super()._on_frame(frame)
 
 
 class ProxyWorker(IWorker):
@@ -111,6 +138,12 @@ class ProxyWorker(IWorker):
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
         security: Certificates, and whether to encrypt beyond this machine.
+        timing: When the worker is suspected and when it is given up.
+        takeover: Take the worker from another master that has it.
+        guest: Ask without having the worker: status and measurements, also while another master has it.
+
+    Attributes:
+        replay: Returns the requests that a new executor gets before any other.
 
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
@@ -129,6 +162,9 @@ class ProxyWorker(IWorker):
         pickle_results: bool = False,
         max_message_bytes: int = MAX_BODY_BYTES,
         security: Security = TOKEN_ONLY,
+        timing: Timing | None = None,
+        takeover: bool = False,
+        guest: bool = False,
     ) -> None:
         self.host = host
         self.port = port
@@ -137,21 +173,31 @@ class ProxyWorker(IWorker):
         self.threads = threads
         self.share = share
         self.pickle_results = pickle_results
+        self.timing = timing or Timing()
+        self.takeover = takeover
+        self.guest = guest
+        self.epoch = 0
         self.facts: dict[str, Any] = {}
         self._token = token
         self._max_message_bytes = max_message_bytes
         self._security = security
-        self._first_id = secrets.randbits(48) + 1
-        self._ids = itertools.count(self._first_id)
-        self._control: Channel | None = None
+        self._session = secrets.token_bytes(16)
+        self._ids = itertools.count(1)
+        self._control: ControlChannel | None = None
         self._data: Channel | None = None
         self._control_lock = asyncio.Lock()
         self._data_lock = asyncio.Lock()
+        self._reconnect_lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pulse: Pulse | None = None
+        self._lost: LeaseError | None = None
         self._closed = False
         self._exit: dict[str, Any] | None = None
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
+        self.replay: Callable[[ProxyWorker], list[Request]] = lambda worker: []
+        self._executor_pid = 0
 
     def __repr__(self) -> str:
         return f"ProxyWorker({self.name})"
@@ -165,6 +211,11 @@ class ProxyWorker(IWorker):
     def connected(self) -> bool:
         """Whether the daemon is reachable as far as this side knows."""
         return self._control is not None and self._control.is_open
+
+    @property
+    def state(self) -> State:
+        """``"alive"``, ``"suspect"`` (silent for ``suspect_after_s``), or ``"dead"`` (there is no connection)."""
+        return self._control.liveness.state if self._control is not None and self._control.is_open else "dead"
 
     @property
     def bytes_sent(self) -> int:
@@ -188,6 +239,7 @@ class ProxyWorker(IWorker):
             ConnectError: Nobody answers there, or the executor does not.
             AuthError: The worker holds another token.
             VersionError: The worker runs another protocol or another minor version of Python.
+            LeaseError: Another master has the worker; the text says who.
         """
         await self.connect_control(timeout_s=timeout_s)
         await self._open_data(timeout_s)
@@ -199,12 +251,46 @@ class ProxyWorker(IWorker):
             if self.connected:
                 return
             sock, hello = await self._dial(Role.CONTROL, timeout_s)
-            control = Channel(refuse_loading, self._on_event, self._on_control_end)
+            end_when_silent(sock, self.timing.dead_after_s)
+            control = ControlChannel(refuse_loading, self._on_event, self._on_control_end)
+            control.liveness = Liveness(self.timing, asyncio.get_running_loop().time())
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
-            # When this side is gone, however that comes, the daemon ends what runs of its requests.
-            (await self._call(control, Request("claim", self._first_id), timeout_s)).unwrap()
-            self._control = control
-            self._spawn(self._watch(control))
+            try:
+                await self._claim(control, timeout_s)
+            except BaseException:
+                control.connection.close()
+                raise
+            self._control, self._lost = control, None
+            if not self.guest:
+                self._pulse = Pulse(self._dial_for_pulse, self._session, self.timing.heartbeat_s)
+            self._look(control)
+
+    async def _dial_for_pulse(self) -> Any:
+        sock, _ = await self._dial(Role.CONTROL, self.timing.dead_after_s)
+        return sock
+
+    async def _claim(self, control: ControlChannel, timeout_s: float) -> None:
+        """Take the worker, and say which requests are this side's: when it is gone, however that comes, the daemon ends what runs of them."""
+        # Other ones each time: the daemon may still be ending what it finds of those before.
+        first_id = secrets.randbits(48) + 1
+        self._ids = itertools.count(first_id)
+        claim = Request("claim", first_id)
+        if not self.guest:
+            claim.kwargs = dict(
+                session=self._session,
+                epoch=self.epoch,
+                takeover=self.takeover and self.epoch == 0,  # once: who was replaced does not fight back
+                who=master_name(),
+                job=job_name(),
+                heartbeat_s=self.timing.heartbeat_s,
+                dead_after_s=self.timing.dead_after_s,
+            )
+        try:
+            self.epoch = (await self._call(control, claim, timeout_s))["epoch"]
+        except LeaseError as error:
+            if f"leased by {master_name()} " in error.message:
+                error.hint = "this process has it already: close its other cluster, or name the worker once"
+            raise
 
     async def close(self) -> None:
         """Leave the worker; it goes on. Safe to call again.
@@ -216,26 +302,70 @@ class ProxyWorker(IWorker):
         for task in list(self._background):
             task.cancel()
         self._drop(WorkerLost("the connection was closed on this side", worker=self.name))
+        # Whoever connects after this is a new master.
+        self._session, self.epoch, self._lost = secrets.token_bytes(16), 0, None
 
-    def _drop(self, reason: WorkerLost) -> None:
+    async def reconnect(self, timeout_s: float | None = None) -> None:
+        """Connect again, as often as it takes, in pauses that grow from 0.1 to 5 s. Safe to call while connected.
+
+        Args:
+            timeout_s: To give up after; None tries for ever.
+
+        Raises:
+            ConnectError: It was not reached in that time.
+            AuthError: The worker holds another token.
+            VersionError: It runs another protocol or another minor version of Python.
+            LeaseError: Another master has it, or had it meanwhile.
+            ExecutorCrashed: It cannot start its executor.
+        """
+        from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+        last: BaseException | None = None
+        async with self._reconnect_lock:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    async for attempt in AsyncRetrying(
+                        # Of all masters of a worker that comes back not all at once.
+                        wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+                        retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
+                        reraise=True,
+                    ):
+                        with attempt:
+                            await self.connect()
+                        outcome = attempt.retry_state.outcome
+                        last = outcome.exception() if outcome is not None else None
+            except TimeoutError:
+                raise ConnectError(
+                    f"{self.name} was not reached again within {timeout_s:g} s"
+                    + (f", the last try: {last}" if last else ""),
+                    hint="look at the worker's terminal",
+                ) from last
+
+    def _drop(self, reason: DDLFError, *, abort: bool = False) -> None:
         """End both connections, and all open requests with the same reason."""
+        if self._timer is not None:
+            self._timer.cancel()
         for channel in (self._data, self._control):
             if channel is not None:
                 channel.fail(reason)
-                channel.connection.close()
+                (channel.connection.abort if abort else channel.connection.close)()
 
-    async def _watch(self, control: Channel) -> None:
-        """Find out that a worker is gone when nothing says so: its machine lost power, or the network in between broke."""
-        while control.is_open:
-            await asyncio.sleep(HEARTBEAT_S)
-            if not control.pending and (self._data is None or not self._data.pending):
-                continue
-            try:
-                await self._call(control, Request("ping"), DEAD_AFTER_S)
-            except RequestTimeout:
-                self._drop(WorkerLost(f"it has not answered for {DEAD_AFTER_S:g} s", worker=self.name))
-            except WorkerLost:
-                return
+    def _look(self, control: ControlChannel) -> None:
+        """Send a heartbeat, and find out that a worker is gone when nothing says so: its machine lost power, or the network in between broke."""
+        if not control.is_open:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if control.liveness.judge(now) == "dead":
+            silent_s = control.liveness.silent_s(now)
+            lost = WorkerLost(f"no heartbeat for {silent_s:.1f} s", worker=self.name, last_seen_s=silent_s)
+            self._drop(lost, abort=True)
+            return
+        if self._pulse is not None:
+            self._pulse.beaten()
+        with contextlib.suppress(ConnectionError):
+            control.connection.send(Kind.REQUEST, HEARTBEAT_ID, "ping", NO_ARGUMENTS)
+            self._timer = loop.call_later(control.liveness.next_look_s(now), self._look, control)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
@@ -274,6 +404,7 @@ class ProxyWorker(IWorker):
             self._data = data
             session = Request(
                 "connect",
+                **({"guest": True} if self.guest else {"lease": self._session + self.epoch.to_bytes(8, "little")}),
                 id=self.id,
                 N=self.N,
                 threads=self.threads,
@@ -281,7 +412,7 @@ class ProxyWorker(IWorker):
                 pickle_results=self.pickle_results,
             )
             try:
-                self.facts = (await self._call(data, session, timeout_s)).unwrap()
+                self.facts = await self._call(data, session, timeout_s)
             except BaseException:
                 data.connection.close()  # or the next request would use a connection without a session
                 raise
@@ -293,7 +424,19 @@ class ProxyWorker(IWorker):
                     worker=self.name,
                     hint=f"code can only be sent between equal minor versions: install {mine} there",
                 )
+            if self.facts["pid"] != self._executor_pid:
+                await self._replay(data)
             return data
+
+    async def _replay(self, data: Channel) -> None:
+        """Give a new executor what this master had given to the one before."""
+        try:
+            for request in self.replay(self):
+                await self._call(data, request, None)
+        except BaseException:
+            data.connection.close()  # or the next request would use an executor that lacks half of it
+            raise
+        self._executor_pid = self.facts["pid"]
 
     async def _dial_executor(self, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()
@@ -326,6 +469,8 @@ class ProxyWorker(IWorker):
     def _check_connected(self) -> None:
         if self.connected:
             return
+        if self._lost is not None:
+            raise LeaseError(self._lost.message, hint=self._lost.hint, worker=self.name)
         what = (
             ("not connected yet", "connect first")
             if self._control is None
@@ -339,10 +484,37 @@ class ProxyWorker(IWorker):
         if frame.name == "executor_exited":
             self._exit = loads(frame.buffers)
             self._exit_news.set()
+        elif frame.name == "lease_lost":
+            facts = loads(frame.buffers)
+            self._lost = LeaseError(
+                f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {self.epoch}",
+                hint="end this run, or close the cluster and connect again",
+                worker=self.name,
+                may_have_run=True,
+            )
+            self._drop(self._lost)
 
     def _on_control_end(self, channel: Channel, reason: BaseException | None) -> None:
-        channel.fail(WorkerLost(f"the connection was lost ({reason or 'closed'})", worker=self.name))
+        lost = self._connection_lost(reason or "the other side closed it")
+        channel.fail(lost)
         self._exit_news.set()
+        if channel is not self._control:
+            return
+        if self._pulse is not None:
+            self._pulse.end()
+        if self._data is not None:
+            # What ran there ends: without its control connection a master does not have the worker.
+            self._data.fail(lost)
+            self._data.connection.close()
+
+    def _connection_lost(self, reason: object) -> WorkerLost:
+        control = self._control
+        return WorkerLost(
+            f"the connection was lost ({reason})",
+            worker=self.name,
+            hint="look at the worker's terminal, or ask with: ddlf status",
+            last_seen_s=control.liveness.silent_s(asyncio.get_running_loop().time()) if control else None,
+        )
 
     def _on_data_end(self, channel: Channel, reason: BaseException | None) -> None:
         if channel.pending:
@@ -364,11 +536,7 @@ class ProxyWorker(IWorker):
                 await self._exit_news.wait()
         facts = self._exit
         if facts is None:
-            return WorkerLost(
-                f"the connection was lost ({reason or 'the other side closed it'})",
-                worker=self.name,
-                hint="look at the worker's terminal, or ask with: ddlf status",
-            )
+            return self._lost or self._connection_lost(reason or "the other side closed it")
         method = f" while it ran {facts['method']!r}" if facts["method"] else ""
         return ExecutorCrashed(
             f"the executor {facts['text']}{method}",
@@ -381,48 +549,74 @@ class ProxyWorker(IWorker):
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
+    async def rpc(self, request: Request, timeout_s: float | None = None, *, idempotent: bool = False) -> Any:
         """Send a request to the executor and wait for its result.
 
         Args:
             request: The command and its arguments.
             timeout_s: None waits for ever.
+            idempotent: Whether it may run more than once: when its executor or its worker is lost it is tried again, up to 3 times in all.
+                Any other request starts at most once.
 
         Raises:
             RemoteError: The method raised.
             ExecutorCrashed: The process that ran it ended.
             WorkerLost: The connection ended first; ``may_have_run`` says whether the method can have started.
             RequestTimeout: It did not end in time; the worker was told to end it.
+            LeaseError: Another master took the worker over.
 
         On failure:
             The worker stays usable. A caller that is cancelled gets its ``CancelledError`` at once; the method is ended behind it.
+            A worker that was lost is usable again after ``reconnect``.
         """
+        if idempotent:
+            return await self._rpc_until_it_ends(request, timeout_s)
         data = self._data
         if data is None or not data.is_open:
             data = await self._open_data()
-        return (await self._call(data, request, timeout_s)).unwrap()
+        return await self._call(data, request, timeout_s)
+
+    async def _rpc_until_it_ends(self, request: Request, timeout_s: float | None) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        attempt = 1
+        while True:
+            left = None if deadline is None else max(0.0, deadline - loop.time())
+            try:
+                return await self.rpc(request, left)
+            except (ExecutorCrashed, WorkerLost) as error:
+                error.attempts = attempt
+                if attempt == MAX_ATTEMPTS or self._closed:
+                    error.message += f" (tried {attempt} times)" if attempt > 1 else ""
+                    raise
+                if not self.connected:
+                    left = RECONNECT_S if deadline is None else min(RECONNECT_S, max(0.0, deadline - loop.time()))
+                    try:
+                        await self.reconnect(left)
+                    except ConnectError as problem:
+                        raise error from problem
+            attempt += 1
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
         self._check_connected()
         assert self._control is not None
-        return (await self._call(self._control, Request(command, *args, **kwargs), timeout_s)).unwrap()
+        return await self._call(self._control, Request(command, *args, **kwargs), timeout_s)
 
-    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Response:
+    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         kind, value = await self._exchange(channel, request, timeout_s)
-        if kind == Kind.RESULT:
-            return Response(value)
-        if value["chain"][0][0] == CODE_MISSING:
+        if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
             channel.code.forget()
             kind, value = await self._exchange(channel, request, timeout_s)
-            if kind == Kind.RESULT:
-                return Response(value)
-        return Response(error=rebuild(value, worker=self.name))
+        if kind == Kind.ERROR:
+            raise rebuild(value, worker=self.name)
+        return value
 
     async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         id = next(self._ids)
-        buffers = dumps([list(request.args), request.kwargs], channel.code.dump)
+        dump = channel.code.dump if request.pickle is None else partial(channel.code.dump, pickle=request.pickle)
+        buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         channel.pending[id] = future
         timer = None if timeout_s is None else loop.call_later(timeout_s, self._time_out, future, request, timeout_s)
@@ -430,8 +624,9 @@ class ProxyWorker(IWorker):
             channel.connection.send(Kind.REQUEST, id, request.command, buffers, timeout_s)
             return await future
         except ConnectionResetError as error:  # it could not be sent
-            why = await self._why(error) if channel is self._data else WorkerLost(str(error), worker=self.name)
-            if isinstance(why, WorkerLost):
+            why = await self._why(error) if channel is self._data else self._connection_lost(error)
+            if isinstance(why, WorkerLost | ExecutorCrashed | LeaseError):
+                why = copy.copy(why)
                 why.may_have_run = False
             raise why from None
         except (asyncio.CancelledError, RequestTimeout):
@@ -513,6 +708,21 @@ class ProxyWorker(IWorker):
         with contextlib.suppress(WorkerLost):
             await self.ask("shutdown")
         await self.close()
+
+
+def master_name() -> str:
+    """This process, as people on other machines know it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{platform.node()} pid {os.getpid()}"
+
+
+def job_name() -> str:
+    """What this process runs, as its command line says: the app's file, or the script."""
+    words = [word for word in sys.argv[:3] if word.endswith(".py")] or sys.argv[:1]
+    return Path(words[-1]).name[:60] if words else ""
 
 
 def method_name(method: str | Callable[..., Any]) -> Any:

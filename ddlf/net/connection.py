@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,9 @@ RECORDS_PER_EVENT = 128
 """The same for an encrypted connection, whose reads are records of 16 KiB: 2 MiB, some 5 ms."""
 ENCRYPT_BYTES = 256 * 1024
 """Encrypted in one call. OpenSSL says how far it came only when all of it is sent, so this is also the grain of ``bytes_sent``."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""For SO_LINGER: on, for no time."""
 
 
 class Connection:
@@ -140,17 +144,17 @@ class Connection:
             if self.closed:
                 raise ConnectionResetError("the connection closed while the message was sent")
 
-    async def drain(self) -> None:
-        """Wait until the kernel has taken everything queued so far.
+    async def drain(self, leave: int = 0) -> None:
+        """Wait until the kernel has taken everything queued so far, or all but the last ``leave`` bytes of it.
 
         Raises:
             ConnectionError: The connection closed first.
         """
-        if self._bytes_queued > self.bytes_sent:
+        if self._bytes_queued - leave > self.bytes_sent:
             if self.closed:
                 raise ConnectionResetError("the connection is closed")
             waiter = self._loop.create_future()
-            self._drained.append((self._bytes_queued, waiter))
+            self._drained.append((self._bytes_queued - leave, waiter))
             await waiter
 
     async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
@@ -161,10 +165,20 @@ class Connection:
     def detach(self) -> None:
         """Copy what the kernel has not taken yet, so that the buffers may change before ``drain`` returns."""
         if self._queue:
-            self._queue = deque(memoryview(bytes(piece)) for piece in self._queue)
+            # What is bytes cannot change: also what was copied here before.
+            self._queue = deque(
+                piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece)) for piece in self._queue
+            )
 
     def close(self) -> None:
         """Close at once; what is queued is dropped. Safe to call again."""
+        self._close(None)
+
+    def abort(self) -> None:
+        """Close with a reset, so that the kernel keeps nothing for a peer that is gone. Safe to call again."""
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._close(None)
 
     def _readable(self) -> None:

@@ -5,6 +5,10 @@ Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
     read the current weights w and their version; send them with the slot's partition of this round
     on arrival of its update g:  w <- w - g / K,  version <- version + 1
 
+An update that is rejected is dropped: it is told by an event, its samples are not in the ledger, and its slot goes on with its next round.
+
+A slot whose worker is lost begins its round again on another one, with the weights of then; what was lost was never applied.
+
 The staleness of an update is the number of merges applied between reading the weights and applying it. All of this runs on one event loop, so
 a merge needs no lock.
 """
@@ -13,16 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.algorithms.check import Verdict, scaled
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import end_all, mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
 
 if TYPE_CHECKING:
+    from ddlf.cluster.proxy import ProxyWorker
     from ddlf.training.slots import Job
 
 
@@ -35,35 +42,57 @@ async def train(job: Job) -> list[RoundRecord]:
     Returns:
         A record for each update, in the order in which they were applied.
     """
-    records: list[RoundRecord] = []
+    progress = job.progress
+    records = progress.records
+    if not progress.slot_rounds:
+        progress.slot_rounds = [0] * job.slots
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
     converged = False
+    latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
 
     async def run(slot: int) -> None:
         nonlocal converged
-        for number, epochs in enumerate(schedule):
+        for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
             if converged:
                 return
             begin = time.perf_counter()
-            weights, version = job.weights, len(records)
-            out, back = job.bytes_moved(slot)
+            job.crew.meet_new_workers()
             # Every slot shuffles alike and takes its own part: in each round the parts are disjoint and complete.
             part = partition(shuffled(job.samples, job.seed, number), equal_sizes(job.samples, job.slots))[slot]
-            result = await run_slot(job, slot, number, epochs, part, weights)
+
+            async def attempt(
+                worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
+            ) -> tuple[SlotResult, Any, int]:
+                weights, version = progress.weights, len(records)
+                return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
+
+            result, weights, version = await job.crew.carry(slot, number, attempt)
             if converged or result.stopped:
                 return
             merging = time.perf_counter()
+            verdict = _verdict(job, slot, result, latest)
+            if verdict.action == "reject":
+                progress.slot_rounds[slot] = number + 1
+                continue
+            latest[slot] = result
             one = RunningMerge(1, like=weights)
-            one.add(0, result.update, result.samples)
+            one.add(0, scaled(result.update, verdict.factor), result.samples, checked=True)
             share = [
                 np.asarray(update / job.slots, update.dtype) if np.issubdtype(update.dtype, np.floating) else update
                 for update in one.result()
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
-            _, job.weights = job.outer.update([], job.weights, share, job.trainable)
+            _, progress.weights = job.outer.update([], progress.weights, share, job.trainable)
+            progress.optimizers[slot] = result.optimizer
+            progress.ledger.add(part, epochs)
+            progress.held = job.weights_out.held
+            if result.lost is not None:
+                progress.lost[slot] = result.lost
+            progress.slot_rounds[slot] = number + 1
+            progress.round = len(records) + 1
+            job.lost_of.pop(slot, None)
             end = time.perf_counter()
-            moved = job.bytes_moved(slot)
             record = RoundRecord(
                 round=number + 1,
                 rounds=len(schedule),
@@ -76,12 +105,15 @@ async def train(job: Job) -> list[RoundRecord]:
                 compute_s=result.compute_s,
                 transfer_s=result.elapsed - result.compute_s,
                 merge_s=end - merging,
-                bytes_out=moved[0] - out,
-                bytes_back=moved[1] - back,
+                bytes_out=result.bytes_out,
+                bytes_back=result.bytes_back,
+                workers=(result.worker,),
+                verdicts=() if verdict.action == "accept" else (str(verdict),),
                 error=result.error,
                 metrics=mean_metrics([(result.metrics, result.samples)]),
             )
             records.append(record)
+            await job.keep()
             if await job.report(record):
                 converged = True
                 await job.stop_workers()
@@ -95,3 +127,16 @@ async def train(job: Job) -> list[RoundRecord]:
     if not converged:
         await job.stop_workers()
     return records
+
+
+def _verdict(job: Job, slot: int, result: SlotResult, latest: dict[int, SlotResult]) -> Verdict:
+    """Whether an update counts, compared with the last one of each other slot."""
+    if job.update_policy == "stop":
+        job.check(slot, result)
+        return Verdict(slot=slot + 1)
+    verdict = verdict_of(job, {**latest, slot: result})[slot]
+    if verdict.action == "reject":
+        job.crew.distrust(slot, result.worker, str(verdict))
+    else:
+        job.crew.trust(result.worker)
+    return verdict

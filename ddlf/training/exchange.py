@@ -1,7 +1,7 @@
 """Weights and updates as they travel. ``WeightsOut`` and ``read_update`` run on the master, ``WorkerEnd`` on a worker.
 
-The codecs are in ``ddlf.algorithms.codec``; here is what each side remembers between rounds: for a delta the master keeps exactly what each worker
-holds, and a worker keeps what a biased codec has lost so far of each slot's updates.
+The codecs are in ``ddlf.algorithms.codec``; here is what each side remembers of each slot between rounds: for a delta the master keeps exactly what
+the slot's worker holds, so that another worker can be given the same; a worker keeps what a biased codec has lost so far of the slot's updates.
 """
 
 from __future__ import annotations
@@ -52,27 +52,36 @@ class WeightsOut:
         self._codec = codec(name.removeprefix(DELTA))
         self._delta = name.startswith(DELTA)
         self._lossless = lossless
-        self._held: dict[int, Weights] = {}
+        self.held: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
+        self._sent: dict[int, tuple[Weights, EncodedUpdate | None]] = {}
 
-    def encode(self, slot: int, weights: Weights) -> dict[str, Any]:
-        """What to send to the worker of a slot; without deltas it is encoded once for all of them."""
+    def encode(self, slot: int, weights: Weights, *, holds: bool = True) -> dict[str, Any]:
+        """What to send to the worker of a slot; without deltas it is encoded once for all of them.
+
+        Args:
+            slot: Which.
+            weights: The global ones. The same list again means the same round: another worker is given what the first one got.
+            holds: Whether the worker has what was sent for this slot before.
+        """
         if not self._delta:
             if self._last is None or self._last[0] is not weights:
                 encoded, _ = encode_update(self._codec, weights, self._lossless)
-                self._last = weights, {"delta": False, "encoded": encoded}
+                self._last = weights, {"delta": None, "encoded": encoded}
             return self._last[1]
-        held = self._held.get(slot)
-        if held is None:
-            encoded, _ = encode_update(codec("float32"), weights, self._lossless)
-            self._held[slot] = weights
-            return {"delta": False, "encoded": encoded}
-        encoded, self._held[slot] = encode_delta(weights, held, self._codec, self._lossless)
-        return {"delta": True, "encoded": encoded}
-
-    def forget(self, slot: int) -> None:
-        """Send everything next time: it is not known what the worker of this slot holds."""
-        self._held.pop(slot, None)
+        if slot not in self._sent or self._sent[slot][0] is not weights:
+            delta = None
+            if slot in self.held:
+                delta, self.held[slot] = encode_delta(weights, self.held[slot], self._codec, self._lossless)
+            else:
+                self.held[slot] = weights
+            self._sent[slot] = weights, delta
+        delta = self._sent[slot][1]
+        if delta is not None and holds:
+            return {"delta": True, "encoded": delta}
+        # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
+        encoded, _ = encode_update(codec("float32"), self.held[slot], self._lossless)
+        return {"delta": False, "encoded": encoded}
 
 
 def read_update(encoded: EncodedUpdate, like: Weights) -> Weights:
@@ -89,18 +98,26 @@ class WorkerEnd:
     """A worker's side: what it holds, and what its updates have lost so far."""
 
     def __init__(self) -> None:
-        self._held: Weights | None = None
-        self._lost: dict[int, Any] = {}
+        self._held: dict[int, Weights] = {}
+        self.lost: dict[int, Any] = {}
 
-    def read_weights(self, message: dict[str, Any], like: Weights) -> Weights:
-        """The weights that came, whole or as a difference to the last ones."""
-        if message["delta"]:
-            if self._held is None:
-                raise ConfigError("a difference of weights came before any weights")
-            self._held = apply_delta(self._held, message["encoded"])
+    def read_weights(self, slot: int, message: dict[str, Any], like: Weights) -> Weights:
+        """The weights that came for a slot, whole or as a difference to its last ones.
+
+        Args:
+            slot: Which.
+            message: From ``WeightsOut.encode``; its ``delta`` is None when no differences will follow, so that nothing need be kept.
+            like: The model's weights, for shapes and types.
+        """
+        if not message["delta"]:
+            weights = decode_update(message["encoded"], like)
+        elif slot in self._held:
+            weights = apply_delta(self._held[slot], message["encoded"])
         else:
-            self._held = decode_update(message["encoded"], like)
-        return self._held
+            raise ConfigError("a difference of weights came before any weights")
+        if message["delta"] is not None:
+            self._held[slot] = weights
+        return weights
 
     def encode_update(
         self, slot: int, name: str, update: Weights, lossless: Sequence[bool]
@@ -116,11 +133,6 @@ class WorkerEnd:
         Returns:
             What travels, and its relative error: the L2 norm of the difference to the update over the update's.
         """
-        encoded, self._lost[slot] = encode_update(codec(name), update, lossless, self._lost.get(slot))
+        encoded, self.lost[slot] = encode_update(codec(name), update, lossless, self.lost.get(slot))
         error = 0.0 if name == "float32" else relative_error(update, decode_update(encoded, update))
         return encoded, error
-
-    def start(self) -> None:
-        """Forget everything, for a new run."""
-        self._held = None
-        self._lost.clear()

@@ -3,6 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEvent:
+    """Something that happened to a slot or a worker during training; ``IApp.on_event`` gets it.
+
+    Args:
+        kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"`` (for the rest of the run) of a
+            worker; ``"backup"`` when a late slot is given to a second worker; ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"``
+            of an update; ``"checkpoint"`` when one was written or could not be.
+        round: From 1.
+        slot: From 1, or None.
+        worker: Its number, or None.
+        text: A sentence for people.
+    """
+
+    kind: Literal[
+        "start", "finish", "lost", "back", "joined", "gone", "backup", "waiting", "rejected", "clipped", "checkpoint"
+    ]
+    round: int
+    slot: int | None = None
+    worker: int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +49,9 @@ class RoundRecord:
         bytes_out: Sent to all workers.
         bytes_back: Received from all workers.
         error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
+        workers: Which worker's update of each slot counts, in slot order.
+        verdicts: A line for each update that was not simply accepted.
+        lost: Copies of slots that ended with their worker and were computed again.
         metrics: Of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights before this round's, when they are evaluated on the way.
     """
@@ -44,6 +71,9 @@ class RoundRecord:
     bytes_out: int
     bytes_back: int
     error: float = 0.0
+    workers: tuple[int, ...] = ()
+    verdicts: tuple[str, ...] = ()
+    lost: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -71,6 +101,9 @@ class RoundRecord:
         ]
         if self.error:
             parts.append(f"update error {self.error:.2%}")
+        if self.lost:
+            parts.append(f"{self.lost} computed again")
+        parts += self.verdicts
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
         if self.test:

@@ -6,6 +6,7 @@ Keras lives on the worker's one compute thread: imported, built and trained ther
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ddlf.errors import AppError
+from ddlf.errors import AppError, AppMissing
 from ddlf.training.exchange import WorkerEnd
 from ddlf.training.feed import Feed, first_array, make_feed
 from ddlf.training.precision import gain_of_bfloat16, set_precision
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+Weights = list[np.ndarray[Any, Any]]
 
 
 class App(Protocol):
@@ -53,14 +56,16 @@ class Replica:
 
     Args:
         app: As it came from the master, without data and model.
+        run: Names the training run; a task of another one is refused.
 
     Attributes:
         stopping: Set when training is to end at the next batch.
         attributes: What ``load_dataset`` set on the app; the worker keeps it for later runs.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, run: str) -> None:
         self.app = app
+        self.run = run
         self.stopping = False
         self.attributes: dict[str, Any] = {}
         self._feed: tuple[int, Feed] | None = None
@@ -68,6 +73,11 @@ class Replica:
         self._exchange = WorkerEnd()
         self._like: list[np.ndarray[Any, Any]] = []
         self._lossless: list[bool] = []
+        self._fresh: Weights = []
+        self._optimizers: dict[
+            int, tuple[int, Weights]
+        ] = {}  # slot -> the round after which its optimizer was like this
+        self._in_model: int | None = None
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
@@ -86,6 +96,9 @@ class Replica:
         trained = {id(weight) for weight in model.trainable_weights}
         self._lossless = [id(weight) not in trained for weight in model.weights]
         self._like = model.get_weights()
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._fresh = read_optimizer(model)
         return {
             "weights": describe_weights(model),
             "keras": keras.__version__,
@@ -104,29 +117,59 @@ class Replica:
 
         Args:
             task: ``slot``, ``round``, ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,); ``weights`` as
-                ``WeightsOut`` encodes them, ``codec`` for the update.
+                ``WeightsOut`` encodes them, ``codec`` for the update; ``optimizer``, the state to begin with: ``"held"`` (what the slot's
+                last round left here), ``"fresh"``, or its arrays; ``lost``, what the codec has lost so far, if it comes from elsewhere.
 
         Returns:
-            ``update`` (weights before minus after, encoded), its relative ``error``, ``samples``, ``metrics``, ``seconds``, ``stopped``.
+            ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer``, ``samples``, ``digest`` of the indices,
+            ``metrics``, ``seconds``, ``stopped``, and ``lost`` if the task asks for it.
+
+        Raises:
+            AppMissing: The slot's last round did not leave its state here.
         """
         begin = time.perf_counter()
         self.stopping = False
         self._task = task
+        slot = task["slot"]
+        self._set_optimizer(slot, task["round"], task["optimizer"])
+        if task["optimizer"] != "held":
+            self._exchange.lost.pop(slot, None)
+            if task.get("lost") is not None:
+                self._exchange.lost[slot] = task["lost"]
         self.app.indices = task["indices"]
-        reseed(self.app.model, (task["seed"], task["round"], task["slot"]))
-        weights = self._exchange.read_weights(task["weights"], self._like)
+        reseed(self.app.model, (task["seed"], task["round"], slot))
+        weights = self._exchange.read_weights(slot, task["weights"], self._like)
         outcome = call(self.app.train, weights, task["epochs"], task["batch_size"])
         update, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
         update = [np.asarray(array) for array in update]
-        encoded, error = self._exchange.encode_update(task["slot"], task["codec"], update, self._lossless)
+        encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless)
+        optimizer = read_optimizer(self.app.model)
+        self._optimizers[slot] = task["round"], optimizer
+        self._in_model = slot
         return {
             "update": encoded,
             "error": error,
+            "optimizer": optimizer,
+            **({"lost": self._exchange.lost[slot]} if task["give_lost"] else {}),
             "samples": len(task["indices"]),
+            "digest": digest(task["indices"]),
             "metrics": metrics,
             "seconds": time.perf_counter() - begin,
             "stopped": self.stopping,
         }
+
+    def _set_optimizer(self, slot: int, number: int, state: Any) -> None:
+        """Let the optimizer go on from where the slot's last round left it, wherever that was."""
+        in_model, self._in_model = self._in_model, None  # until this round is over nothing is known of it
+        if isinstance(state, str) and state == "held":
+            after, state = self._optimizers.get(slot, (None, []))
+            if after != number - 1:
+                raise AppMissing(f"slot {slot + 1} has left no optimizer state of round {number} here")
+            if in_model == slot:
+                return
+        elif isinstance(state, str):
+            state = self._fresh
+        write_optimizer(self.app.model, state)
 
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
@@ -205,6 +248,34 @@ def describe_weights(model: Any) -> list[list[Any]]:
     return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
 
 
+def read_optimizer(model: Any) -> Weights:
+    """The state of a model's optimizer: its iterations, learning rate, and for each weight what it keeps, in Keras's order."""
+    import keras
+
+    return [] if model.optimizer is None else [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+
+
+def write_optimizer(model: Any, state: Weights) -> None:
+    """Set what ``read_optimizer`` read, of an equal model.
+
+    Raises:
+        AppError: The optimizer is another one.
+    """
+    variables = [] if model.optimizer is None else model.optimizer.variables
+    if [tuple(v.shape) for v in variables] != [array.shape for array in state]:
+        raise AppError(
+            f"the optimizer's state has {len(state)} arrays, here it has {len(variables)} of other shapes",
+            hint="create the same model on the master and on every worker",
+        )
+    for variable, array in zip(variables, state, strict=True):
+        variable.assign(array)
+
+
+def digest(indices: np.ndarray[Any, Any]) -> str:
+    """Names a partition: SHA-256 of its indices in order, as 64-bit integers."""
+    return hashlib.sha256(np.ascontiguousarray(indices, "<i8").data).hexdigest()
+
+
 def reseed(model: Any, seed: tuple[int, ...]) -> None:
     """Set every random state of Keras from a slot's seed, so that a slot's result does not depend on who carries it.
 
@@ -224,10 +295,16 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 # -- methods that the master runs on a worker -----------------------------------------------------------------------
 
 
-async def open_app(self: Worker, app: App) -> dict[str, Any]:
-    """Take an app and build its model."""
+async def open_app(self: Worker, app: App, run: str) -> dict[str, Any]:
+    """Take an app and build its model.
+
+    Args:
+        self: The worker.
+        app: As it came.
+        run: Names the training run.
+    """
     app.worker = self
-    self.replica = app.replica = Replica(app)  # type: ignore[attr-defined]
+    self.replica = app.replica = Replica(app, run)  # type: ignore[attr-defined]
     facts: dict[str, Any] = await self.compute(self.replica.build)  # type: ignore[attr-defined]
     return facts
 
@@ -263,7 +340,9 @@ async def load_data(self: Worker, wanted: str) -> dict[str, Any]:
 
 async def train_slot(self: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Carry one slot through one round."""
-    replica: Replica = self.replica  # type: ignore[attr-defined]
+    replica: Replica | None = getattr(self, "replica", None)
+    if replica is None or replica.run != task["run"]:
+        raise AppMissing("it holds no app of this run")
     computing = asyncio.ensure_future(self.compute(replica.train, task))
     try:
         result: dict[str, Any] = await asyncio.shield(computing)

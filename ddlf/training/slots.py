@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.check import fault
+from ddlf.algorithms.codec import codec
+from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ProtocolError
 from ddlf.training import replica
+from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
+from ddlf.training.progress import Keeper, Progress
 from ddlf.training.record import RoundRecord
 from ddlf.wire.messages import Request
 
@@ -25,14 +32,22 @@ class Job:
     """One training run.
 
     Args:
-        cluster: Its workers carry the slots: slot j is on worker j + 1.
-        weights: Current global weights, one array for each of ``model.weights``. Replaced in each merge, never changed in place.
+        run: Names it on the workers.
+        cluster: Its workers carry the slots.
+        crew: They, as they come and go.
+        slots: K.
+        progress: What the run has come to; the weights are in it.
+        keeper: Writes checkpoints of it, if any are wanted.
         trainable: For each of them, whether it is trained; the others are averaged plainly.
         samples: n, in the data set of every node.
         master_epochs: Local epochs of the whole run.
         worker_epochs: Local epochs in a round.
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
+        keep_optimizer: Whether a slot's optimizer goes on from where its last round left it.
+        names: Paths of the weights.
+        rule: How the updates of a round become one.
+        update_policy: What to do with an update that looks wrong.
         outer: How a merged update changes the weights.
         codec: Of the updates on their way back.
         weights_out: Of the weights on their way out.
@@ -41,29 +56,52 @@ class Job:
         evaluate_between: Evaluates the current weights while workers compute, in the rounds in which that is wanted.
     """
 
+    run: str
     cluster: Cluster
-    weights: Weights
+    crew: Crew
+    slots: int
+    progress: Progress
     trainable: list[bool]
     samples: int
     master_epochs: int
     worker_epochs: int
     batch_size: int
     seed: int
+    names: list[str]
+    rule: Rule
+    update_policy: str
     outer: OuterOptimizer
     codec: str
     weights_out: WeightsOut
     balance: str
     report: Callable[[RoundRecord], Awaitable[bool]]
     evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
+    keep_optimizer: bool = True
+    keeper: Keeper | None = None
+    lost_of: dict[int, list[Any]] = field(default_factory=dict)
 
-    @property
-    def slots(self) -> int:
-        """K."""
-        return self.cluster.N
+    def give_lost(self, number: int) -> bool:
+        """Whether workers are to send what a biased codec has lost so far, because the checkpoint after this round needs it."""
+        return self.keeper is not None and codec(self.codec).biased and self.keeper.is_due(number + 1)
 
-    def bytes_moved(self, slot: int | None = None) -> tuple[int, int]:
-        """Bytes sent and received so far, by all workers or by one slot's."""
-        workers = self.cluster.workers if slot is None else [self.cluster.workers[slot]]
+    def check(self, slot: int, result: SlotResult) -> None:
+        """Refuse an update that cannot be used whatever the others are.
+
+        Raises:
+            BadUpdate: Names the worker, the tensor and how many of its values are wrong.
+        """
+        found = fault(result.update, result.samples, self.progress.weights, self.names)
+        if found is not None:
+            raise found.error(slot + 1, f"worker {result.worker}")
+
+    async def keep(self) -> None:
+        """Write a checkpoint of what the run has come to, if that is due."""
+        if self.keeper is not None:
+            await self.keeper.keep(self.progress)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received so far, by all workers."""
+        workers = self.cluster.workers
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
 
     async def stop_workers(self) -> None:
@@ -83,6 +121,11 @@ class SlotResult:
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
         stopped: Whether it was ended early.
+        optimizer: The state of the optimizer after it.
+        worker: Who carried it.
+        bytes_out: Sent for it.
+        bytes_back: Received.
+        lost: What the codec of the updates has lost so far, for each tensor, if it was asked for.
     """
 
     update: Weights
@@ -92,14 +135,48 @@ class SlotResult:
     compute_s: float
     elapsed: float
     stopped: bool
+    optimizer: Weights
+    worker: int
+    bytes_out: int
+    bytes_back: int
+    lost: list[Any] | None
 
 
 async def run_slot(
-    job: Job, slot: int, number: int, epochs: int, indices: np.ndarray[Any, Any], weights: Weights
+    job: Job,
+    slot: int,
+    number: int,
+    epochs: int,
+    indices: np.ndarray[Any, Any],
+    weights: Weights,
+    worker: ProxyWorker,
+    holds: bool,
 ) -> SlotResult:
-    """Send a slot's partition and the weights to its worker, and wait for the update."""
+    """Send a slot's partition and the weights to a worker, and wait for the update.
+
+    Args:
+        job: The run.
+        slot: Which, from 0.
+        number: Of the round, from 0.
+        epochs: Local ones.
+        indices: Of the slot's samples.
+        weights: To begin with.
+        worker: That carries it.
+        holds: Whether the slot's last round left its state on that worker.
+
+    Raises:
+        AppMissing: The worker has lost what the run gave it.
+        ProtocolError: It trained on other samples than those it was given.
+    """
     begin = time.perf_counter()
+    out, back = worker.bytes_sent, worker.bytes_received
+    state = job.progress.optimizers[slot]
+    fresh = state is None or not job.keep_optimizer
     task = {
+        "run": job.run,
+        "optimizer": "fresh" if fresh else "held" if holds else state,
+        "give_lost": job.give_lost(number),
+        "lost": None if holds else job.lost_of.get(slot),
         "slot": slot,
         "round": number,
         "seed": job.seed,
@@ -107,9 +184,11 @@ async def run_slot(
         "batch_size": job.batch_size,
         "indices": indices,
         "codec": job.codec,
-        "weights": job.weights_out.encode(slot, weights),
+        "weights": job.weights_out.encode(slot, weights, holds=holds),
     }
-    reply = await job.cluster.workers[slot].rpc(Request("run_method", replica.train_slot, task))
+    reply = await worker.rpc(Request("run_method", replica.train_slot, task))
+    if reply["digest"] != replica.digest(indices):
+        raise ProtocolError("trained on other samples than it was given", worker=worker.name)
     return SlotResult(
         update=read_update(reply["update"], weights),
         samples=reply["samples"],
@@ -118,6 +197,11 @@ async def run_slot(
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
         stopped=reply["stopped"],
+        optimizer=[np.asarray(array) for array in reply["optimizer"]],
+        worker=worker.id,
+        bytes_out=worker.bytes_sent - out,
+        bytes_back=worker.bytes_received - back,
+        lost=reply.get("lost"),
     )
 
 

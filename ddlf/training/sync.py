@@ -4,10 +4,11 @@ One round, with K slots and n samples (Phan and Do 2023, Algorithm 2, with all s
 
     shuffle the indices with (seed, round); split them into K partitions P_j; send P_j and w to the worker of slot j
     worker: set weights w, fit P_j for worker_epochs, update g_j = w - w_j
-    w <- outer(w, merge(g_1 .. g_K))
+    w <- outer(w, merge(g_1 .. g_K)), of those that are fit to count
     stop if is_convergent(record): the workers get STOP
 
-Updates are summed in slot order, whatever the order of their arrival, so equal seeds give equal bits.
+Updates are summed in slot order, whatever the order of their arrival and whoever carried a slot, so equal seeds give equal bits. A slot whose worker
+is lost is computed again by another one, from the same weights, indices, optimizer state and seeds.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
+from ddlf.training.gather import gather
 from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
 
@@ -30,41 +32,48 @@ async def train(job: Job) -> list[RoundRecord]:
     """Train until ``master_epochs`` are over or the app says that it has converged.
 
     Args:
-        job: The app, its cluster, the weights to start from and the settings of the run. ``job.weights`` holds the result.
+        job: The app, its cluster, where to start from and the settings of the run. ``job.progress`` holds the result.
 
     Returns:
         A record for each round.
     """
-    records: list[RoundRecord] = []
+    progress = job.progress
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
-    state = job.outer.init(job.weights)
-    indices = shuffled(job.samples, job.seed, 0)
-    speeds: list[float | None] = [None] * job.slots
-    for number, epochs in enumerate(schedule):
+    if progress.round == 0:
+        progress.outer = job.outer.init(progress.weights)
+        progress.speeds = [None] * job.slots
+    indices = shuffled(job.samples, job.seed, progress.round)
+    for number, epochs in list(enumerate(schedule))[progress.round :]:
         begin = time.perf_counter()
         out, back = job.bytes_moved()
-        merge = RunningMerge(job.slots, like=job.weights)
-        partitions = partition(indices, _sizes(job, speeds))
-        tasks = [
-            asyncio.ensure_future(run_slot(job, slot, number, epochs, partitions[slot], job.weights))
-            for slot in range(job.slots)
-        ]
+        lost = job.crew.losses
+        job.crew.begin_round()
+        partitions = partition(indices, _sizes(job, progress.speeds))
+        carry = partial(_carry, job, number, epochs, partitions)
+        tasks = [asyncio.ensure_future(carry(slot)) for slot in range(job.slots)]
         try:
             # Everything here happens while the workers compute.
             test = await job.evaluate_between(number)
             if number + 1 < len(schedule):
                 indices = shuffled(job.samples, job.seed, number + 1)
-            merged_at = await _merge_as_they_come(tasks, merge)
+            gathered = await gather(job, tasks, carry)
         except BaseException:
             await end_all(tasks)
             raise
-        results = [task.result() for task in tasks]
-        state, job.weights = job.outer.update(state, job.weights, merge.result(), job.trainable)
-        speeds = [
-            smooth_speed(old, result.samples * epochs / max(result.compute_s, 1e-9))
-            for old, result in zip(speeds, results, strict=True)
-        ]
+        progress.outer, progress.weights = job.outer.update(
+            progress.outer, progress.weights, gathered.merged, job.trainable
+        )
+        for slot, result in gathered.results.items():
+            progress.optimizers[slot] = result.optimizer
+            speed = result.samples * epochs / max(result.compute_s, 1e-9)
+            progress.speeds[slot] = smooth_speed(progress.speeds[slot], speed)
+            progress.ledger.add(partitions[slot], epochs)
+        progress.held = job.weights_out.held
+        progress.lost = {slot: result.lost for slot, result in gathered.results.items() if result.lost is not None}
+        progress.round = number + 1
+        job.lost_of = {}
         end = time.perf_counter()
+        results = list(gathered.results.values())
         slowest = max(result.elapsed for result in results)
         compute = max(result.compute_s for result in results)
         moved = job.bytes_moved()
@@ -77,19 +86,31 @@ async def train(job: Job) -> list[RoundRecord]:
             seconds=end - begin,
             compute_s=compute,
             transfer_s=max(result.elapsed - result.compute_s for result in results),
-            merge_s=end - merged_at,
+            merge_s=end - gathered.arrived,
             wait_s=sum(slowest - result.elapsed for result in results) / len(results),
             bytes_out=moved[0] - out,
             bytes_back=moved[1] - back,
             error=sum(result.error for result in results) / len(results),
+            workers=tuple(result.worker for result in results),
+            verdicts=gathered.verdicts,
+            lost=job.crew.losses - lost,
             metrics=mean_metrics([(result.metrics, result.samples) for result in results]),
             test=test,
         )
-        records.append(record)
+        progress.records.append(record)
+        await job.keep()
         if await job.report(record):
             break
     await job.stop_workers()
-    return records
+    return progress.records
+
+
+async def _carry(
+    job: Job, number: int, epochs: int, partitions: Sequence[Any], slot: int, avoid: frozenset[int] = frozenset()
+) -> SlotResult:
+    work = partial(run_slot, job, slot, number, epochs, partitions[slot], job.progress.weights)
+    result: SlotResult = await job.crew.carry(slot, number, work, avoid=avoid)
+    return result
 
 
 def _sizes(job: Job, speeds: Sequence[float | None]) -> list[int]:
@@ -98,17 +119,3 @@ def _sizes(job: Job, speeds: Sequence[float | None]) -> list[int]:
     if job.balance == "equal" or len(measured) < job.slots:
         return equal_sizes(job.samples, job.slots)
     return sizes_by_speed(job.samples, measured, minimum=min(job.batch_size, job.samples // job.slots))
-
-
-async def _merge_as_they_come(tasks: list[asyncio.Task[SlotResult]], merge: RunningMerge) -> float:
-    """Give each update to the merge when it arrives; return when the last one did."""
-    slots = {task: slot for slot, task in enumerate(tasks)}
-    waiting = set(tasks)
-    arrived = time.perf_counter()
-    while waiting:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        arrived = time.perf_counter()
-        for task in sorted(done, key=slots.__getitem__):
-            result = task.result()
-            merge.add(slots[task], result.update, result.samples)
-    return arrived

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,13 @@ CACHE_BYTES = 256 * 1024**2
 
 
 class CodeMissing(DDLFError):
-    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full."""
+    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full.
+
+    Attributes:
+        may_have_run: False when the request was refused for it, and so may be sent again; True when a method raised it.
+    """
+
+    may_have_run = True
 
 
 def pickle_object(value: Any) -> bytes:
@@ -70,15 +76,31 @@ def unpickle(data: bytes) -> Any:
         ) from error
 
 
+class PickleOnce:
+    """``pickle_object`` for one call to several workers: an object that goes to all of them is pickled for the first.
+
+    It knows objects by their identity, so it ends with the call whose arguments they are: afterwards they may change.
+    """
+
+    def __init__(self) -> None:
+        self._pickled: dict[int, tuple[Any, bytes]] = {}  # the object too, or its id could become another's
+
+    def __call__(self, value: Any) -> bytes:
+        """As ``pickle_object``."""
+        if id(value) not in self._pickled:
+            self._pickled[id(value)] = value, pickle_object(value)
+        return self._pickled[id(value)][1]
+
+
 class CodeSender:
     """What one connection's other side holds. ``dump`` is the ``dump_object`` for ``values.dumps``."""
 
     def __init__(self) -> None:
         self._held: set[bytes] = set()
 
-    def dump(self, value: Any) -> tuple[Tag, bytes]:
+    def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
         """Functions and classes by content address, other objects pickled."""
-        data = pickle_object(value)
+        data = pickle(value)
         if not isinstance(value, types.FunctionType | type):
             return Tag.OBJECT, data
         address = hashlib.sha256(data).digest()

@@ -202,7 +202,7 @@ class FrameDecoder:
             size = sizes[len(self._buffers)]
             have = self._end - self._start
             if have >= size:
-                self._buffers.append(bytearray(self._view[self._start : self._start + size]))
+                self._buffers.append(self._scratch[self._start : self._start + size])
                 self._start += size
                 continue
             if size <= JOIN_BELOW_BYTES:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import builtins
 import os.path
 import traceback
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
 import ddlf.errors
-from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestTimeout, SeveralErrors, WorkerLost
+from ddlf.errors import DDLFError, ProtocolError, RemoteError, SeveralErrors
 
 MAX_ERROR_TEXT = 64 * 1024
 """Characters of an exception's text: the rest is cut."""
@@ -35,16 +36,20 @@ class Request:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
+    Attributes:
+        pickle: Pickles the objects in it for all workers that it goes to; None for each of them anew.
+
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
     """
 
-    __slots__ = ("args", "command", "kwargs")
+    __slots__ = ("args", "command", "kwargs", "pickle")
 
     def __init__(self, command: str, /, *args: Any, **kwargs: Any) -> None:
         self.command = command
         self.args = args
         self.kwargs = kwargs
+        self.pickle: Callable[[Any], bytes] | None = None
 
     def __repr__(self) -> str:
         given = [repr(value)[:40] for value in self.args] + [f"{k}={repr(v)[:40]}" for k, v in self.kwargs.items()]
@@ -120,8 +125,9 @@ def describe(error: BaseException) -> dict[str, Any]:
         if isinstance(current, BaseExceptionGroup):
             rest += [(part, "The above exception is one of the group below:") for part in current.exceptions]
     facts: dict[str, Any] = {"chain": chain, "hint": error.hint if isinstance(error, DDLFError) else ""}
-    if isinstance(error, RequestTimeout | WorkerLost):
-        facts["may_have_run"] = error.may_have_run
+    may_have_run = getattr(error, "may_have_run", None)
+    if isinstance(may_have_run, bool):
+        facts["may_have_run"] = may_have_run
     return facts
 
 
@@ -143,7 +149,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
     if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own not in _REMOTE:
         error = own(message, hint=hint, worker=worker)
-        if isinstance(error, RequestTimeout | WorkerLost):
+        if hasattr(error, "may_have_run"):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error
     remote = _remote_class(name)(name, message, _format(chain), worker=worker)

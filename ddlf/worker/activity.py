@@ -1,7 +1,8 @@
 """What the executor is doing, in a page of memory that its daemon reads. Runs in both processes of a worker.
 
 The executor writes a few bytes before and after each method; the daemon reads them when somebody asks. That costs no system call, so a small call
-stays small, and it works while the executor loops forever or holds the GIL. The daemon writes the requests that are to end into the same page.
+stays small, and it works while the executor loops forever or holds the GIL. The daemon writes into the same page which requests are to end, and
+which master has the worker.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
+_ASKED_AT = 248  # how often the end of a request was asked for
+_ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
-_ENDED_IDS = 64
+_LEASE_AT = 1024
+_LEASE_BYTES = 24
 PAGE_BYTES = 4096
 
 
@@ -43,7 +47,8 @@ class Activity:
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE_BYTES)
-        self._asked = 0
+        self._asked = 0  # when ``_to_end`` was read
+        self._to_end: frozenset[int] = frozenset()
 
     def close(self) -> None:
         """Let go of the page."""
@@ -84,13 +89,26 @@ class Activity:
 
         The next SIGINT is meant for it, so a late signal does not hit the request after it.
         """
-        _ID.pack_into(self._page, _ENDED_AT + self._asked % _ENDED_IDS * _ID.size, id)
-        self._asked += 1
+        (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
+        _ID.pack_into(self._page, _ENDED_AT + asked * _ID.size % _ENDED.size, id)
+        _ID.pack_into(self._page, _ASKED_AT, asked + 1)  # last, so that who sees it sees the id
 
     def is_to_end(self, id: int) -> bool:
         """Whether the daemon asked for the end of this request."""
-        return self._page.find(_ID.pack(id), _ENDED_AT, _ENDED_AT + _ENDED_IDS * _ID.size) >= 0
+        (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
+        if asked != self._asked:  # rarely: to look through the page for each call costs more than all else in this file
+            self._to_end = frozenset(_ENDED.unpack_from(self._page, _ENDED_AT))
+            self._asked = asked  # last, because a signal may come in between and ask again
+        return id in self._to_end
+
+    def grant(self, lease: bytes) -> None:
+        """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
+        self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] = lease.ljust(_LEASE_BYTES, b"\0")
+
+    def holds(self, lease: bytes) -> bool:
+        """Whether this key is the one of the lease."""
+        return len(lease) == _LEASE_BYTES and self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] == lease
 
     def clear(self) -> None:
-        """Start anew, for a new executor."""
-        self._page[:PAGE_BYTES] = bytes(PAGE_BYTES)
+        """Start anew, for a new executor. The lease is the daemon's and stays."""
+        self._page[:_LEASE_AT] = bytes(_LEASE_AT)

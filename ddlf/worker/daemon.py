@@ -24,21 +24,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, ProtocolError, VersionError
+from ddlf.cluster.liveness import Liveness
+from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.net.admission import Admission
 from ddlf.net.connection import Connection
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
+from ddlf.net.silence import end_when_silent
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import Security, make_certificate, worker_tls
+from ddlf.timing import Timing
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
 from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
+from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
 
-HAND_OVER = struct.Struct(
-    "<8sd"
-)  # what goes to the executor with a socket: its preamble, and the deadline of its handshake
+HAND_OVER = struct.Struct("<8sd")
+"""What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
 MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 START_RETRY_S = 0.5
@@ -46,7 +49,12 @@ CANCEL_GRACE_S = 5.0
 INTERRUPT_EVERY_S = 0.5
 ORPHAN_GRACE_S = 30.0
 """Between interrupt and kill for a method whose master is gone: nobody waits, and a kill loses the data that the next master would use."""
+SILENT_GRACE_S = 30.0
+"""A master that is silent for so long is gone for good. It loses its lease long before, but only to another master that wants it: one whose process
+is stopped, or held up by a download or an import, goes on as if nothing had been."""
 CLAIMED_IDS = 2**32
+LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
+"""Tells the executor to look at its page for who may ask it."""
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
@@ -104,6 +112,8 @@ class Daemon:
             ) from None
         self._executor = Executor(options, self._session_dir, state_dir, certificate, self._announce, log)
         self._sessions: set[ControlSession] = set()
+        self._lease = Lease()
+        self._holder: ControlSession | None = None
         self._admission = Admission(log, lambda: len(self._sessions))
         self._orphans: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -230,19 +240,50 @@ class Daemon:
             session.event("executor_exited", facts)
 
     def drop(self, session: ControlSession) -> None:
-        """Forget a session that ended, and end what runs of its master's requests."""
+        """Forget a session that ended: its lease is free, and what runs of its master's requests ends."""
         self._sessions.discard(session)
+        if session is self._holder:
+            self._holder = None
+            self._lease.release()
+            self._executor.grant(b"")
         if session.claimed and not self._stop.is_set():
-            task = asyncio.get_running_loop().create_task(self._end_orphans(session.claimed))
+            task = asyncio.get_running_loop().create_task(self._end_orphans(session.claimed, session.orphan_grace_s))
             self._orphans.add(task)
             task.add_done_callback(self._orphans.discard)
 
-    async def _end_orphans(self, claimed: range) -> None:
+    def grant(self, session: ControlSession, master: Holder, known_epoch: int, takeover: bool) -> int:
+        """Give the worker to a master, or say who has it.
+
+        Returns:
+            The epoch of the lease.
+
+        Raises:
+            LeaseError: Another master has it, or had it since this one did.
+        """
+        before = self._holder
+        silent = before is not None and before.judge() == "dead"
+        epoch = self._lease.claim(master, known_epoch, takeover=takeover, silent=silent)
+        self._holder = session
+        self._executor.grant(self._lease.key)
+        if before is not None and before is not session:
+            if before.master != master.session:
+                before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
+                before.orphan_grace_s = CANCEL_GRACE_S  # somebody waits now
+                self._log(f"{master} takes over from {before.who}")
+            before.close()
+        return epoch
+
+    def hear(self, master: bytes) -> None:
+        """Note that a master lives, of whom another connection says so."""
+        if self._holder is not None and self._holder.master == master:
+            self._holder.hear()
+
+    async def _end_orphans(self, claimed: range, grace_s: float) -> None:
         # A few times: the executor may start a waiting request before it reads that the connection has ended.
         for _ in range(5):
             running = self._executor.activity.running()
             if running is not None and running.id in claimed:
-                await self._executor.cancel(running.id, ORPHAN_GRACE_S)
+                await self._executor.cancel(running.id, grace_s)
             await asyncio.sleep(0.1)
 
     # -- the commands of a control connection -----------------------------------------------------------------------
@@ -260,6 +301,7 @@ class Daemon:
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._sessions),
+            "lease": self._holder.facts(self._lease) if self._holder else None,
             "python": platform.python_version(),
             "tls": self.encrypts,
             "insecure_plaintext": self.insecure_plaintext,
@@ -287,11 +329,21 @@ class ControlSession:
 
     Attributes:
         claimed: The ids of the requests that the same master sends to the executor.
+        master: The random bytes by which that master is known; empty if it wants no lease.
+        who: That master, for people.
+        orphan_grace_s: Between interrupt and kill for what still runs of it when this connection ends.
     """
 
     def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
         self._daemon = daemon
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
         self.claimed = range(0)
+        self.master = b""
+        self.who = ""
+        self.orphan_grace_s = ORPHAN_GRACE_S
+        self._liveness: Liveness | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
@@ -304,29 +356,96 @@ class ControlSession:
         """End the connection."""
         self._connection.close()
 
+    def hear(self) -> None:
+        """Note that the master lives."""
+        if self._liveness is not None:
+            self._liveness.heard(self._loop.time())
+
+    def judge(self) -> str:
+        """Whether the master lives: always, if it promised no heartbeats."""
+        return self._liveness.judge(self._loop.time()) if self._liveness is not None else "alive"
+
+    def facts(self, lease: Lease) -> dict[str, Any]:
+        """The lease that this master has, as data."""
+        silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
+        since = lease.holder.since if lease.holder else ""
+        return {"holder": self.who, "since": since, "epoch": lease.epoch, "state": self.judge(), "silent_s": silent_s}
+
     def _on_frame(self, frame: Frame) -> None:
+        self.hear()
         if frame.kind != Kind.REQUEST:
             return
         args, kwargs = read_arguments(loads(frame.buffers))
         if frame.name in ("cancel", "restart"):
-            task = asyncio.get_running_loop().create_task(self._slow(frame, args, kwargs))
+            task = self._loop.create_task(self._slow(frame, args, kwargs))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
+        result: Any = None
         if frame.name == "ping":
-            result: Any = None
+            pass
         elif frame.name == "status":
             result = self._daemon.status()
         elif frame.name == "claim":
-            self.claimed = range(args[0], args[0] + CLAIMED_IDS)
-            result = None
+            try:
+                result = {"epoch": self._claim(*args, **kwargs)}
+            except LeaseError as error:
+                self._fail(frame.id, error)
+                return
+            except (TypeError, ValueError) as error:
+                self._fail(frame.id, ProtocolError(f"claim cannot be read: {error}"))
+                return
+        elif frame.name == "beat":
+            self._daemon.hear(args[0] if args else b"")
         elif frame.name == "shutdown":
             self._daemon.stop()
-            result = None
         else:
             self._fail(frame.id, ProtocolError(f"unknown control command {frame.name!r}"))
             return
         self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+
+    def _claim(
+        self,
+        first_id: int,
+        *,
+        session: bytes = b"",
+        epoch: int = 0,
+        takeover: bool = False,
+        who: str = "",
+        job: str = "",
+        heartbeat_s: float | None = None,
+        dead_after_s: float | None = None,
+    ) -> int:
+        """Take note of a master: its requests, its lease, and how often it promises to be heard. A guest gives no session and gets no lease."""
+        if session and len(session) != SESSION_BYTES:
+            raise ValueError(f"a session is {SESSION_BYTES} bytes")
+        timing = Timing.of(heartbeat_s, None, dead_after_s) if heartbeat_s and dead_after_s else None
+        claimed = range(first_id, first_id + CLAIMED_IDS)
+        granted = 0
+        if session:
+            self.master, self.who = session, str(Holder(session, str(who), str(job)))
+            holder = Holder(session, str(who), str(job), time.strftime("%H:%M"))
+            granted = self._daemon.grant(self, holder, int(epoch), bool(takeover))
+        self.claimed = claimed
+        if timing is not None:
+            end_when_silent(self._sock, timing.dead_after_s)
+            self._liveness = Liveness(timing, self._loop.time())
+            self._look()
+        return granted
+
+    def _look(self) -> None:
+        """Watch the master, which is given up only when its silence has lasted much longer than it takes to lose the lease."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._liveness is None or self._connection.closed:
+            return
+        now = self._loop.time()
+        timing = self._liveness.timing
+        self._liveness.judge(now)
+        if self._liveness.silent_s(now) >= max(SILENT_GRACE_S, 2 * timing.dead_after_s):
+            self._connection.abort()
+            return
+        self._timer = self._loop.call_later(self._liveness.next_look_s(now), self._look)
 
     async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
         try:
@@ -342,6 +461,8 @@ class ControlSession:
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
     def _on_close(self, reason: BaseException | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._daemon.drop(self)
 
 
@@ -527,6 +648,13 @@ class Executor:
                 self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
             else:
                 return
+
+    def grant(self, lease: bytes) -> None:
+        """Let the executor run the requests of one master alone, and end the connections of others; of all, if ``lease`` is empty."""
+        self.activity.grant(lease)
+        if self.state == "ready" and self._channel is not None:
+            with contextlib.suppress(OSError):  # it has ended; or so much waits for it that it will look anyway
+                self._channel.send(LEASE_CHANGED)
 
     async def cancel(self, id: int, grace_s: float) -> str:
         """See ``Daemon.cancel``."""

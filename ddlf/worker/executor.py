@@ -1,8 +1,8 @@
 """The process that runs user code. Started by the daemon, which hands it every data connection over a local channel.
 
 The channel carries the settings once (a length and JSON; the tokens come this way, so that they are in no argument list and no environment), then
-the preamble and the deadline of its handshake with each socket. The executor answers one byte when it is ready. It ends with its daemon: the kernel
-kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
+the preamble and the deadline of its handshake with each socket, or ``LEASE_CHANGED`` without one. The executor answers one byte when it is ready. It
+ends with its daemon: the kernel kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddlf.net.listen import answer
 from ddlf.net.tls import Security, worker_tls
 from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
-from ddlf.worker.daemon import HAND_OVER
+from ddlf.worker.daemon import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.worker import Worker
 
 READY = b"R"
@@ -88,6 +88,9 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
         data, descriptors, _, _ = socket.recv_fds(channel, HAND_OVER.size, 1)
         if not data:
             os._exit(0)  # the daemon is gone
+        if data == LEASE_CHANGED:
+            worker.end_sessions_without_lease()
+            return
         if not descriptors:  # the kernel had none left for it
             admission.log_refusal("a connection", "no descriptor left for it")
             return

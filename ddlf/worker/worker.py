@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.errors import LeaseError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
 from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
@@ -40,6 +40,11 @@ from ddlf.worker.activity import Activity
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Answers that a master has not taken yet; above it none of its requests is read or started."""
+STALLED_AFTER_S = 60.0
+"""A master that takes nothing of such answers for so long loses the connection. Not sooner: one that computes in its event loop does not read either,
+and its answers wait at no more cost than the bytes above. One that is stopped or gone is noticed by its silence on the control connection."""
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """A coroutine runs until it first waits before its task meets the event loop; one that never waits costs as little as a function."""
@@ -56,10 +61,18 @@ class Interrupted(BaseException):
 class Job:
     """One request on its way through the worker."""
 
-    __slots__ = ("deadline", "id", "method", "name", "reply", "request", "task")
+    __slots__ = ("deadline", "id", "method", "name", "reply", "request", "session", "task")
 
-    def __init__(self, id: int, request: Request, reply: Callable[[Response], None], deadline: float | None) -> None:
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        reply: Callable[[Response], None],
+        deadline: float | None,
+        session: Session | None = None,
+    ) -> None:
         self.id = id
+        self.session = session
         self.request = request
         self.reply = reply
         self.deadline = deadline
@@ -181,6 +194,8 @@ class Worker(IWorker):
         else:
             if (self._running is not None or self._waiting) and not job.method.concurrent:
                 self._waiting.append(job)
+                if self._running is None:  # those before it may wait for their master to read
+                    asyncio.get_running_loop().call_soon(self._next)
             else:
                 self._run(job)
 
@@ -271,8 +286,26 @@ class Worker(IWorker):
         job.reply(response)
 
     def _next(self) -> None:
-        if self._running is None and self._waiting:
-            self._run(self._waiting.popleft())
+        """Run the first of the waiting requests whose master reads its answers."""
+        if self._running is not None:
+            return
+        for job in self._waiting:
+            if job.session is None or not job.session.held_back:
+                break
+        else:
+            return
+        self._waiting.remove(job)
+        if job.session is not None and not job.session.may_ask():
+            job.reply(Response(error=job.session.refusal()))
+            asyncio.get_running_loop().call_soon(self._next)
+            return
+        self._run(job)
+
+    def end_sessions_without_lease(self) -> None:
+        """End the connections of masters that no longer have this worker."""
+        for session in list(self._sessions):
+            if session.lease is not None and not session.may_ask():
+                session.close()
 
     def interrupt(self, *_: Any) -> None:
         """Handle SIGINT: end the method it is meant for if that runs in this moment, and nothing else.
@@ -296,22 +329,23 @@ class Worker(IWorker):
 
         Args:
             session: ``id`` and ``N`` of this worker; ``threads``, for computation, or ``share``, the number of workers that share
-                this machine's cores; ``pickle_results``, whether the master unpickles.
+                this machine's cores; ``pickle_results``, whether the master unpickles; ``lease``, its key; or ``guest``, who has none and
+                changes nothing.
 
         Returns:
             Versions, process id and host name.
         """
-        self.id = session.get("id", 0)
-        self.N = session.get("N", 0)
-        threads = session.get("threads") or max(1, cores() // session.get("share", 1))
-        set_threads(threads)
+        if not session.get("guest"):
+            self.id = session.get("id", 0)
+            self.N = session.get("N", 0)
+            set_threads(session.get("threads") or max(1, cores() // session.get("share", 1)))
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "pid": os.getpid(),
             "host": platform.node(),
             "cores": cores(),
-            "threads": int(os.environ["OMP_NUM_THREADS"]),
+            "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
         }
 
     async def close(self) -> None:
@@ -453,12 +487,23 @@ class Worker(IWorker):
 
 
 class Session:
-    """One connection's requests and answers."""
+    """One connection's requests and answers.
+
+    Attributes:
+        jobs: Its open requests, by id.
+        lease: The key of the lease under which it asks; None before ``connect`` and for a guest.
+        held_back: Whether its master has too many answers to read.
+        closed: Done when the connection has ended.
+    """
 
     def __init__(self, worker: Worker, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._pickle_results = False
+        self._guest = worker._activity is None  # without a daemon there are no leases
+        self.lease: bytes | None = None
+        self.held_back = False
+        self._reading_again: asyncio.Task[None] | None = None
         self.jobs: dict[int, Job] = {}
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
@@ -474,27 +519,89 @@ class Session:
             raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
         if frame.id in self.jobs:
             raise ProtocolError(f"request {frame.id} is open already")
+        if frame.name != "connect" and not self.may_ask():
+            self._answer(frame.id, Response(error=self.refusal()))
+            return
         try:
             args, kwargs = read_arguments(loads(frame.buffers, self._worker._code.load))
         except (CodeMissing, NotPicklable) as error:
+            if isinstance(error, CodeMissing):
+                error.may_have_run = False
             self._answer(frame.id, Response(error=error))
             return
         if frame.name == "connect":
             # Of this connection alone: another master may have chosen otherwise.
             self._pickle_results = bool(kwargs.get("pickle_results"))
+            self._guest = self._guest or kwargs.get("guest") is True
+            self.lease = None if self._guest else kwargs.pop("lease", b"")
+            if not self.may_ask():
+                self._answer(frame.id, Response(error=self.refusal()))
+                return
         timeout_s = frame.extra
-        deadline = self._loop.time() + timeout_s if isinstance(timeout_s, int | float) else None
-        job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline)
+        deadline = self._loop.time() + timeout_s if timeout_s is not None else None
+        job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline, self)
         self.jobs[frame.id] = job
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
             self._connection.pause_reading()
         self._worker.submit(job)
 
+    def may_ask(self) -> bool:
+        """Whether requests of this connection are to be run: its master has the lease, or it is a guest."""
+        activity = self._worker._activity
+        return self._guest or (self.lease is not None and activity is not None and activity.holds(self.lease))
+
+    def refusal(self) -> LeaseError:
+        """What a request gets that is not to be run."""
+        if self.lease is None:
+            return LeaseError("a session begins with connect")
+        return LeaseError("this master does not have the worker any more", hint="connect again")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _hold_back(self) -> None:
+        self.held_back = True
+        self._connection.pause_reading()
+        self._reading_again = self._loop.create_task(self._wait_for_reader())
+
+    async def _wait_for_reader(self) -> None:
+        """Go on when the master has read half of what waits for it; end the connection when it does not read at all."""
+        connection = self._connection
+        while connection.queued_bytes > MAX_QUEUED_BYTES // 2:
+            sent = connection.bytes_sent
+            try:
+                async with asyncio.timeout(STALLED_AFTER_S):
+                    await connection.drain(leave=MAX_QUEUED_BYTES // 2)
+            except TimeoutError:
+                if connection.bytes_sent == sent:
+                    print(
+                        f"ddlf-worker: closed a connection: its master has read nothing for {STALLED_AFTER_S:g} s, "
+                        f"{connection.queued_bytes:,} bytes wait for it",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    connection.abort()
+            except ConnectionError:
+                break
+        self.held_back = False
+        if len(self.jobs) < MAX_WAITING_REQUESTS:
+            connection.resume_reading()
+        self._worker._next()
+
     def _answer(self, id: int, response: Response) -> None:
         self.jobs.pop(id, None)
-        if len(self.jobs) == MAX_WAITING_REQUESTS // 2:
+        if len(self.jobs) == MAX_WAITING_REQUESTS // 2 and not self.held_back:
             self._connection.resume_reading()
+        self._send_answer(id, response)
+        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back and not self._connection.closed:
+            self._hold_back()
+
+    def _send_answer(self, id: int, response: Response) -> None:
         if self._connection.closed:
+            return
+        if self.lease is not None and not self.may_ask():
+            self.close()  # what its master's requests ended with now is nothing that it asked for
             return
         try:
             if response.error is None:

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.stats import trim_mean
 
-from ddlf.algorithms.merge import RunningMerge, non_finite, weighted_mean
-from ddlf.errors import ConfigError
+from ddlf.algorithms.merge import Mean, Median, RunningMerge, TrimmedMean, merged, rule, weighted_mean
+from ddlf.errors import BadUpdate, ConfigError
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -112,15 +113,10 @@ def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent
     broken[1][2:4] = np.nan, np.inf
     merge = RunningMerge(2, like=updates[0])
     merge.add(1, updates[1], 1)
-    with pytest.raises(ConfigError, match="slot 0, tensor 1: 2 of 5 values are NaN or infinite"):
+    with pytest.raises(BadUpdate, match="slot 0: 2 of 5 values of tensor 1 are NaN or infinite"):
         merge.add(0, broken, 1)
     merge.add(0, updates[0], 1)
     assert bits(merge.result()) == bits(weighted_mean(updates, [1, 1]))
-
-
-def test_non_finite_values_are_counted_per_tensor():
-    assert non_finite([np.float32([1, np.nan, np.inf]), np.arange(3), np.float32([])]) == {0: 2}
-    assert non_finite(updates_of(1)[0]) == {}
 
 
 def test_missing_slots_are_named():
@@ -143,16 +139,16 @@ def test_a_second_update_of_a_slot_is_refused_whether_or_not_the_first_is_summed
     [
         (2, [np.zeros(3, np.float32)], 1, "slot 2 is not one of the 2 slots"),
         (-1, [np.zeros(3, np.float32)], 1, "slot -1 is not one"),
-        (0, [np.zeros(3, np.float32)], 0, "slot 0 trained on 0 samples"),
-        (0, [np.zeros(3, np.float32)], -4, "slot 0 trained on -4 samples"),
-        (0, [], 1, "slot 0 sent 0 tensors, but the model has 1"),
-        (0, [np.zeros(1, np.float32)], 1, r"slot 0, tensor 0: expected float32 \(3,\), got float32 \(1,\)"),
+        (0, [np.zeros(3, np.float32)], 0, "slot 0: trained on 0 samples"),
+        (0, [np.zeros(3, np.float32)], -4, "slot 0: trained on -4 samples"),
+        (0, [], 1, "slot 0: sent 0 tensors, but the model has 1"),
+        (0, [np.zeros(1, np.float32)], 1, r"slot 0: tensor 0: expected float32 \(3,\), got float32 \(1,\)"),
         (0, [np.zeros(3)], 1, r"expected float32 \(3,\), got float64 \(3,\)"),
     ],
 )
 def test_an_update_that_does_not_fit_is_refused(slot, update, count, message):
     merge = RunningMerge(2, like=[np.zeros(3, np.float32)])
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, BadUpdate), match=message):
         merge.add(slot, update, count)
 
 
@@ -165,3 +161,104 @@ def test_a_merge_of_nothing_or_without_counts_is_refused(updates, counts):
 def test_a_merge_over_no_slots_is_refused():
     with pytest.raises(ConfigError):
         RunningMerge(0, like=[])
+
+
+stacks = hnp.arrays(np.float32, hnp.array_shapes(min_dims=1, max_dims=3, max_side=9), elements=floats)
+
+
+@given(stacked=stacks)
+def test_the_median_is_numpys_median(stacked):
+    (median,) = merged(rule("median"), [[np.asarray(tensor)] for tensor in stacked], [1] * len(stacked))
+    assert median.dtype == np.float32
+    np.testing.assert_array_equal(median, np.median(stacked.astype("f8"), axis=0).astype("f4"))
+
+
+@given(stacked=stacks, beta=st.floats(0, 0.5, exclude_max=True))
+def test_the_trimmed_mean_is_scipys_trimmed_mean(stacked, beta):
+    (trimmed,) = merged(TrimmedMean(beta=beta), [[np.asarray(tensor)] for tensor in stacked], [1] * len(stacked))
+    expected = trim_mean(stacked.astype("f8"), beta, axis=0)
+    np.testing.assert_allclose(trimmed, expected, rtol=1e-6, atol=1e-12 * float(np.abs(stacked).max(initial=1)))
+
+
+def test_a_trimmed_mean_computed_by_hand():
+    updates = [[np.float32([value])] for value in (1000, 1, 2, 6, -1000)]
+    assert merged(rule("trimmed:0.2"), updates, [1] * 5)[0] == 3.0
+    assert merged(rule("trimmed"), updates, [1] * 5)[0] == 3.0
+    assert merged(rule("trimmed:0.4"), updates, [1] * 5)[0] == 2.0
+    assert merged(rule("median"), updates, [1] * 5)[0] == 2.0
+
+
+def test_with_fewer_slots_than_one_in_beta_nothing_is_trimmed():
+    updates = updates_of(4)
+    assert bits(merged(rule("trimmed:0.2"), updates, [1] * 4)) == bits(weighted_mean(updates, [1] * 4))
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed:0.25"])
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_a_robust_merge_has_the_same_bits_in_any_order_of_arrival(name, order):
+    updates = updates_of(4)
+    merge = rule(name).start(4, like=updates[0])
+    for slot in order:
+        merge.add(slot, updates[slot], 1)
+    assert bits(merge.result()) == bits(merged(rule(name), updates, [1] * 4))
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed:0.2"])
+def test_a_robust_merge_counts_each_slot_once_whatever_its_samples(name):
+    updates = updates_of(5)
+    assert bits(merged(rule(name), updates, [1, 10, 100, 7, 3])) == bits(merged(rule(name), updates, [1] * 5))
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed:0.2"])
+@given(bad=floats, slot=st.integers(0, 4))
+def test_a_robust_merge_stays_within_the_honest_values_whatever_one_slot_of_five_sends(name, bad, slot):
+    updates = [[np.float32([value])] for value in (1, 2, 3, 4, 5)]
+    honest = [updates[j][0] for j in range(5) if j != slot]
+    updates[slot] = [np.float32([bad])]
+    (result,) = merged(rule(name), updates, [1] * 5)
+    assert min(honest) <= result <= max(honest)
+
+
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.2"])
+def test_every_rule_refuses_what_does_not_fit_and_names_what_is_missing(name):
+    update = [np.float32([1, 2, 3]), np.array(7)]
+    merge = rule(name).start(2, like=update, names=["dense/bias", "counter"])
+    with pytest.raises(BadUpdate, match="slot 1: 1 of 3 values of dense/bias are NaN or infinite"):
+        merge.add(1, [np.float32([1, np.nan, 3]), np.array(7)], 1)
+    merge.add(1, update, 1)
+    with pytest.raises(ConfigError, match=r"no update from slots \[0\] of 2"):
+        merge.result()
+    with pytest.raises(ConfigError, match="slot 1 was merged already"):
+        merge.add(1, update, 1)
+    merge.add(0, update, 1)
+    assert bits(merge.result()) == bits([update[0], np.array(0)])
+
+
+def test_an_update_that_was_judged_is_not_looked_at_again():
+    merge = RunningMerge(1, like=[np.zeros(1, np.float32)])
+    merge.add(0, [np.float32([np.nan])], 1, checked=True)
+    assert np.isnan(merge.result()[0])
+
+
+def test_rules_are_chosen_by_name():
+    assert rule("mean") == Mean()
+    assert rule("median") == Median()
+    assert rule("trimmed:0.1") == TrimmedMean(beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("krum", "unknown merge 'krum'; choose one of mean, median, trimmed:0.2"),
+        ("median:0.2", "unknown merge 'median:0.2'"),
+        ("", "unknown merge ''"),
+        ("trimmed:", "'' is not a number; write it as trimmed:0.2"),
+        ("trimmed:a", "'a' is not a number"),
+        ("trimmed:0.5", r"beta must be in \[0, 0.5\), got 0.5"),
+        ("trimmed:-0.1", "beta must be in"),
+        ("trimmed:nan", "beta must be in"),
+    ],
+)
+def test_a_name_that_is_no_rule_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        rule(name)

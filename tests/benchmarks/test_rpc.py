@@ -1,5 +1,6 @@
 """The benchmarks of the transport run, here with tiny settings. Their figures are not tested: those depend on the machine."""
 
+import asyncio
 import json
 
 import pytest
@@ -37,9 +38,11 @@ def test_a_line_through_figures_that_lie_on_one_is_found():
     assert (slope, base, explained) == pytest.approx((0.25, 0.5, 1.0))
 
 
-def test_answers_are_timed_while_a_worker_computes_and_while_arrays_stream(capsys):
-    load.main(["--seconds", "0.2"])
-    assert len(capsys.readouterr().out.splitlines()) == 6
+def test_answers_are_timed_while_a_worker_computes_while_arrays_stream_and_while_an_app_trains(capsys):
+    load.main(["--seconds", "0.2", "--data", "digits", "--samples", "64"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert [line.split()[1] for line in lines[::2]] == ["nothing", "computing", "streaming", "training"]
 
 
 def test_a_large_array_needs_its_own_memory_once_and_nothing_on_the_side_that_sends_it(tmp_path):
@@ -50,3 +53,11 @@ def test_a_large_array_needs_its_own_memory_once_and_nothing_on_the_side_that_se
     for side in ("worker", "master"):
         assert found[f"receiving_{side}"] < 1.1 + allowed
         assert found[f"sending_{side}"] < allowed
+
+
+def test_a_broadcast_needs_no_memory_on_the_master_and_what_is_gathered_one_copy_for_each_worker():
+    size, workers = 50_000_000, 4
+    found = asyncio.run(bulk.broadcast(size, workers))
+    allowed = 32 * 2**20 / size
+    assert found["broadcasting_master"] < allowed
+    assert found["gathering_master"] < workers + allowed

@@ -14,6 +14,7 @@ from ddlf.errors import (
     AuthError,
     ConfigError,
     ConnectError,
+    ExecutorCrashed,
     NotPicklable,
     RemoteError,
     RequestTimeout,
@@ -170,6 +171,35 @@ async def test_code_is_sent_once_and_later_calls_carry_its_address(cluster):
     assert second < 1000
 
 
+class Counted:
+    """Arrives as a list of one number: how often it was pickled until then."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __reduce__(self):
+        self.times += 1
+        return list, ((self.times,),)
+
+
+async def test_an_object_that_goes_to_several_workers_is_pickled_once_for_all_of_them():
+    async with Cluster.local(3) as three:
+        one, two = Counted(), Counted()
+        assert await three.run_method(without_self, a=one) == [([1], 1)] * 3
+        assert await three.run_method(without_self, dict(a=two), dict(a=two, b=5), dict(a=0, b=two)) == [
+            ([1], 1),
+            ([1], 5),
+            (0, [1]),
+        ]
+        await three.set_variable("counted", each=[one, one, two])
+        assert await three.get_variable("counted") == [[2], [2], [2]]
+
+
+async def test_an_object_that_changed_between_two_calls_arrives_changed(cluster):
+    counted = Counted()
+    assert [await cluster.run_method(without_self, a=counted) for _ in range(2)] == [[([n], 1)] * 2 for n in (1, 2)]
+
+
 async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
     worker = cluster.workers[0]
     assert await worker.run_method(without_self, a=1) == (1, 1)
@@ -180,7 +210,7 @@ async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
 async def test_what_one_master_sent_need_not_be_there_for_another(cluster):
     assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
     first = cluster.workers[0]
-    other = ddlf.ProxyWorker(first.host, first.port, first._token, id=1, N=2)
+    other = ddlf.ProxyWorker(first.host, first.port, first._token, guest=True)
     await other.connect()
     assert await other.run_method(without_self, a=2) == (2, 1)
     await other.close()
@@ -503,7 +533,7 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         with pytest.raises(
             ConnectError, match=r"busy with 'run_code' since \d+ s; wait, or end it with: ddlf stop --res"
         ):
-            await Cluster(["127.0.0.1"], worker.port, token_file=token_file).connect()
+            await ddlf.ProxyWorker("127.0.0.1", worker.port, first.workers[0]._token, guest=True).connect()
         call.cancel()
 
 
@@ -539,3 +569,37 @@ async def test_shutdown_ends_the_workers(start_worker, token_file):
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         await cluster.shutdown()
     assert worker.process.wait(10) == 0
+
+
+async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash(cluster):
+    def scaled(self, x):
+        return x * self.variables["factor"] + self.variables["offset"]
+
+    await cluster.add_method(scaled)
+    await cluster.set_variable("factor", each=[1, 10])
+    await cluster.set_variable("offset", 5)
+    await cluster.set_variable("forgotten", 1)
+    await cluster.delete_variable("forgotten")
+    with pytest.raises(ExecutorCrashed):
+        await cluster.workers[1].run_code("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert await cluster.run(scaled, x=3) == [8, 35]
+    assert [set(names) for names in await cluster.variables()] == [{"factor", "offset"}] * 2
+
+
+async def test_a_worker_can_be_added_and_has_what_the_others_have(start_worker):
+    first, second = start_worker(), start_worker()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+        await cluster.set_variable("x", 7)
+        added = await cluster.add("127.0.0.1", second.port)
+        assert (added.id, cluster.N) == (2, 2)
+        assert await cluster.get_variable("x") == [7, 7]
+        with pytest.raises(ConfigError, match="in the cluster already"):
+            await cluster.add("127.0.0.1", second.port)
+
+
+async def test_a_worker_that_cannot_be_added_leaves_the_cluster_as_it_was(start_worker, free_port):
+    first = start_worker()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+        with pytest.raises(ConnectError):
+            await cluster.add("127.0.0.1", free_port)
+        assert cluster.N == 1

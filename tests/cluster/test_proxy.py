@@ -94,7 +94,7 @@ async def test_a_proxy_says_who_it_is(worker):
 
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
     monkeypatch.setattr("sys.version_info", FakeVersion())
-    other = ProxyWorker(worker.host, worker.port, worker._token, id=1, N=2)
+    other = ProxyWorker(worker.host, worker.port, worker._token, guest=True)
     with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 there"):
         await other.connect()
     assert not other.connected

@@ -20,7 +20,7 @@ def make_replica():
         for name, value in attributes.items():
             setattr(app, name, value)
         app.worker = FakeWorker()
-        replica = app.replica = Replica(app)
+        replica = app.replica = Replica(app, "a run")
         replica.build()
         replica.load()
         return replica

@@ -23,7 +23,16 @@ from hypothesis import strategies as st
 import ddlf
 from ddlf.errors import NotPicklable, ProtocolError
 from ddlf.wire import code
-from ddlf.wire.code import CodeCache, CodeMissing, CodeSender, dump_result, load_result, pickle_object, unpickle
+from ddlf.wire.code import (
+    CodeCache,
+    CodeMissing,
+    CodeSender,
+    PickleOnce,
+    dump_result,
+    load_result,
+    pickle_object,
+    unpickle,
+)
 from ddlf.wire.values import Tag, dumps, loads
 
 LOCK = threading.Lock()
@@ -101,6 +110,19 @@ def test_code_that_never_arrived_is_asked_for_and_then_sent_in_full():
         cache.load(*short)
     sender.forget()
     assert cache.load(*sender.dump(add))(1, 2) == 3
+
+
+def test_each_connection_gets_in_full_what_was_pickled_once_for_all():
+    once, senders = PickleOnce(), (CodeSender(), CodeSender())
+    full = [sender.dump(noisy, once) for sender in senders]
+    assert full[0] == full[1]
+    assert senders[0].dump(noisy, once) == (Tag.CODE, full[0][1][:32])
+    assert full[0][1][32:] == once(noisy)
+
+
+def test_an_object_made_in_the_place_of_another_is_not_taken_for_it():
+    once = PickleOnce()
+    assert [unpickle(once(Model.double.__get__([number]))).__self__ for number in range(50)] == [[n] for n in range(50)]
 
 
 def test_the_cache_forgets_what_was_used_longest_ago(monkeypatch):

@@ -1,0 +1,404 @@
+"""Writers killed in mid-write, flipped bits, cut files: ``python -m benchmarks.reliability.checkpoints [--json FILE]``.
+
+Every kill is a SIGKILL to a real process at a random moment, repeated until it has hit a write the wanted number of times; after each the newest
+checkpoint must be complete, hold exactly what was saved in its round, and be at least as new as the last one that ``save`` had returned. Every
+damage must be refused with the name of the damaged file, and the checkpoint before it be used instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.measure import Spread, table
+from ddlf.errors import CheckpointCorrupt, CheckpointError
+from ddlf.training import tensors
+from ddlf.training.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
+from ddlf.training.durable import sync
+
+WAIT_S = 30.0  # for a child's word; it comes within milliseconds
+
+
+def state(round: int, megabytes: float = 0.5) -> Checkpoint:
+    """A made-up training after a round, the same for the same number."""
+    random_ = np.random.default_rng(round)
+    count = max(1, int(megabytes * 1e6 / 4 / 10))
+    return Checkpoint(
+        round=round,
+        arrays={
+            "weights": {f"layer{number}/kernel": random_.random(count, np.float32) for number in range(10)},
+            "optimizer": {"momentum": random_.random(100), "iterations": np.asarray(round)},
+            "ledger": {"trained": np.arange(round, dtype=np.uint32)},
+        },
+        facts={"seed": 7, "rng": int(random_.integers(2**62)), "settings": {"learning_rate": 1e-5, "note": "Größe"}},
+    )
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two checkpoints hold the same bits, types and names in the same order."""
+
+    def bits(checkpoint: Checkpoint) -> list[Any]:
+        return [
+            (group, name, array.dtype, array.shape, array.tobytes())
+            for group, arrays in checkpoint.arrays.items()
+            for name, array in arrays.items()
+        ]
+
+    return one.round == other.round and dict(one.facts) == dict(other.facts) and bits(one) == bits(other)
+
+
+# Killed writers
+
+
+def write_for_ever(path: Path, keep: int, megabytes: float, says: Connection) -> None:
+    """In the child: open the folder, go on after the newest round, and save until killed; every third round twice."""
+    says.send(("opens", 0))
+    folder = CheckpointFolder(path, keep=keep)
+    folder.open("a writer that will be killed")
+    found = folder.newest()
+    number = found.round if found else 0
+    while True:
+        number += 1
+        for _ in range(2 if number % 3 == 0 else 1):
+            checkpoint = state(number, megabytes)
+            says.send(("saves", number))
+            folder.save(checkpoint)
+            says.send(("saved", number))
+
+
+def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[str, Any]:
+    """Kill writers until a write was hit so often. Each begins in the folder as the one before has left it.
+
+    Returns:
+        How many kills there were, how many in mid-write, what they left, and what was wrong afterwards.
+    """
+    draw = random.Random(seed)
+    processes = multiprocessing.get_context("forkserver")  # a new process in some milliseconds, NumPy imported
+    processes.set_forkserver_preload(["ddlf.training.checkpoint", "safetensors.numpy", "filelock"])
+    reader = CheckpointFolder(path)
+    usual_s = 0.02  # of one save; measured on the way
+    hit, total, promised = 0, 0, 0
+    left: Counter[str] = Counter()
+    wrong: list[str] = []
+    while hit < wanted:
+        ours, theirs = processes.Pipe()
+        child = processes.Process(target=write_for_ever, args=(path, draw.choice((1, 2, 3)), megabytes, theirs))
+        child.start()
+        theirs.close()
+        try:
+            # Some are killed while they open the folder and clean up, most in their first or second save.
+            for _ in range(draw.choice((1, 2, 4))):
+                if not ours.poll(WAIT_S):
+                    raise RuntimeError("the writer does not write")
+                what, number = ours.recv()
+                if what == "saves":
+                    began = time.perf_counter()
+                elif what == "saved":
+                    promised = number
+                    usual_s += 0.2 * (time.perf_counter() - began - usual_s)
+            time.sleep(draw.uniform(0, 1.1 * usual_s))
+        finally:
+            child.kill()
+            child.join()
+        total += 1
+        with ours, contextlib.suppress(EOFError):  # what it still said before it was killed
+            while True:
+                what, number = ours.recv()
+                promised = number if what == "saved" else promised
+        leftovers = _leftovers(path)
+        left.update(leftovers or ["nothing"])
+        hit += bool(leftovers)
+        wrong += _judge(reader, promised, megabytes)
+    return {"kills": total, "in_mid_write": hit, "left": dict(left), "wrong": wrong, "last_round": promised}
+
+
+def _leftovers(path: Path) -> list[str]:
+    """What a killed writer was at, seen from what it left."""
+    found = []
+    for name in os.listdir(path):
+        if name.startswith(WRITING):
+            files = sum(not file.startswith(".") for file in os.listdir(path / name))
+            found.append(f"a new one with {files} of 4 files")
+        elif name.startswith(REMOVING):
+            found.append("an old one, partly removed")
+        elif name.endswith(REPLACED):
+            found.append("one beside the one that replaces it")
+        elif name.startswith(".owner.json-"):
+            found.append("a new owner.json")
+    return found
+
+
+def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[str]:
+    """What is wrong in a folder whose writer was killed."""
+    wrong: list[str] = []
+    wrong += [entry.problem for entry in folder.entries() if entry.round is not None and not entry.complete]
+    try:
+        found = folder.newest()
+    except CheckpointError as error:
+        return [*wrong, str(error)]
+    if promised and found is None:
+        wrong.append(f"nothing to load, though round {promised} was saved")
+    elif found is not None:
+        if found.round < promised:
+            wrong.append(f"round {found.round} is the newest, though {promised} was saved")
+        if not same(found, state(found.round, megabytes)):
+            wrong.append(f"round {found.round} is not what was saved")
+    return wrong
+
+
+def every_step(path: Path) -> dict[str, Any]:
+    """Kill a writer before each thing it asks of the file system, one after the other: also where a random moment seldom hits.
+
+    The writer opens a folder that keeps one checkpoint, saves the next round, saves it again, and closes. Afterwards the newest checkpoint is judged
+    as in ``kills``, and the next writer must find its way and leave nothing of the killed one.
+
+    Returns:
+        How many steps there are, and what was wrong.
+    """
+    wrong: list[str] = []
+    steps = 0
+    with mock.patch("os.fsync"):  # what is not on the disk yet survives a killed process; without it this is quick
+        while True:
+            folder = CheckpointFolder(path / str(steps), keep=1)
+            folder.open("before")
+            folder.save(state(1, 0.01))
+            folder.close()
+            promised, killed = _killed_at(steps, folder)
+            wrong += [f"step {steps}: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            folder.open("after")
+            wrong += [f"step {steps}, next writer: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            folder.save(state(3, 0.01))
+            if (left := sorted(os.listdir(folder.path))) != [".lock", "owner.json", "round-000003"]:
+                wrong.append(f"step {steps}: {left} in the folder after the next writer")
+            if not killed:
+                return {"steps": steps, "wrong": wrong}
+            steps += 1
+
+
+def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
+    """Let a child write until it would take that step; what it had saved, and whether it came so far."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        left = step
+
+        def audit(event: str, _: object) -> None:
+            nonlocal left
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                left -= 1
+                if left == -1:
+                    os.kill(os.getpid(), signal.SIGKILL)  # is a step of its own, hence -1 once only
+
+        status = 1
+        try:
+            sys.addaudithook(audit)
+            folder.open("a writer that will be killed")
+            for _ in range(2):
+                folder.save(state(2, 0.01))
+                os.write(theirs, b"2")
+            folder.close()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(theirs)
+    _, status = os.waitpid(child, 0)
+    with open(ours, "rb") as said:
+        promised = 2 if said.read() else 0
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError(f"the writer failed before step {step}")
+    return promised, os.WIFSIGNALED(status)
+
+
+# Damage
+
+
+def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
+    """Flip one bit, or cut a file, so often, each time in a whole checkpoint.
+
+    Args:
+        path: A new folder.
+        times: How often.
+        seed: Of the choice of file and place. Files are chosen alike, so that the short manifest has its share.
+        kind: ``"flip"`` or ``"cut"``.
+
+    Returns:
+        How often it was done to each file, how often it was detected and named, and how often the checkpoint before was used instead.
+    """
+    draw = random.Random(seed)
+    folder = CheckpointFolder(path)
+    folder.open("the benchmark")
+    folder.save(state(1, 0.02))
+    newest = folder.save(state(2, 0.02))
+    folder.close()
+    files = sorted(newest.iterdir())
+    done: Counter[str] = Counter()
+    named = fell_back = 0
+    for _ in range(times):
+        file = draw.choice(files)
+        whole = file.read_bytes()
+        done[file.name] += 1
+        if kind == "flip":
+            bit = draw.randrange(8 * len(whole))
+            file.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+        else:
+            file.write_bytes(whole[: draw.randrange(len(whole))])
+        try:
+            folder.load(newest)
+        except CheckpointCorrupt as error:
+            named += error.file == str(file) and str(file) in str(error)
+        reports: list[str] = []
+        found = folder.newest(report=reports.append)
+        fell_back += found is not None and same(found, state(1, 0.02)) and len(reports) == 1 and str(file) in reports[0]
+        file.write_bytes(whole)
+    if not same(folder.load(newest), state(2, 0.02)):
+        raise RuntimeError("the checkpoint is not whole again: the benchmark is wrong")
+    return {"times": times, "files": dict(done), "named": named, "fell_back": fell_back}
+
+
+# Speed
+
+
+def speed(path: Path, megabytes: float, repeats: int) -> dict[str, Any]:
+    """Save and load a model, and each step alone.
+
+    Returns:
+        For each step its seconds, one value for each repeat; ``pause`` is the longest time another thread had to wait during a save.
+    """
+    path.mkdir()
+    folder = CheckpointFolder(path / "checkpoints")
+    folder.open("the benchmark")
+    taken: dict[str, list[float]] = {}
+
+    def timed(step: str, call: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = call()
+        taken.setdefault(step, []).append(time.perf_counter() - begin)
+        return result
+
+    for number in range(1, repeats + 1):
+        checkpoint = state(number, megabytes)
+        with Pause() as pause:
+            saved = timed("save", lambda checkpoint=checkpoint: folder.save(checkpoint))
+        taken.setdefault("pause", []).append(pause.longest_s)
+        timed("load", lambda saved=saved: folder.load(saved))
+        file = path / f"{number}.safetensors"
+        timed("write", lambda checkpoint=checkpoint, file=file: tensors.write(checkpoint.arrays["weights"], file))
+        timed("fsync", lambda file=file: sync(file))
+        data = timed("read", file.read_bytes)
+        timed("SHA-256", lambda data=data: hashlib.sha256(data).digest())
+        timed("decode", lambda data=data, file=file: tensors.read(data, file))
+        file.unlink()
+    folder.close()
+    return {"megabytes": megabytes, "seconds": taken}
+
+
+class Pause:
+    """How long another thread of this process had to wait meanwhile: what the event loop of a master would feel."""
+
+    def __enter__(self) -> Pause:
+        self.longest_s = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        last = time.perf_counter()
+        while not self._end.wait(0.001):
+            now = time.perf_counter()
+            self.longest_s, last = max(self.longest_s, now - last - 0.001), now
+
+
+# The command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and say with the exit code whether every promise was kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="that hit a write")
+    parser.add_argument("--flips", type=int, default=2000)
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument(
+        "--megabytes", type=float, nargs="*", default=[2, 100], help="of the models whose speed is measured"
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="of each speed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="on the disk to try; default: where temporary files are")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        path = Path(name)
+        found: dict[str, Any] = {
+            "kills": kills(path / "kills", options.kills, options.seed),
+            "every_step": every_step(path / "steps"),
+            "flips": damages(path / "flips", options.flips, options.seed, "flip"),
+            "cuts": damages(path / "cuts", options.cuts, options.seed, "cut"),
+            "speed": [speed(path / f"{size:g}", size, options.repeats) for size in options.megabytes],
+        }
+    print(report(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    kept = not found["kills"]["wrong"] + found["every_step"]["wrong"] and all(
+        found[kind]["named"] == found[kind]["fell_back"] == found[kind]["times"] for kind in ("flips", "cuts")
+    )
+    return 0 if kept else 1
+
+
+def report(found: dict[str, Any]) -> str:
+    """The tables."""
+    killed = found["kills"]
+    lines = [
+        f"{killed['kills']} kills, {killed['in_mid_write']} of them in mid-write; {killed['last_round']} rounds saved; "
+        f"{len(killed['wrong'])} times something was wrong afterwards",
+        f"killed before each of {found['every_step']['steps']} steps of opening, saving, replacing and closing; "
+        f"{len(found['every_step']['wrong'])} times something was wrong afterwards",
+        *(f"  wrong: {what}" for what in killed["wrong"] + found["every_step"]["wrong"]),
+        "",
+        table([["left behind", "times"], *([what, str(times)] for what, times in sorted(killed["left"].items()))]),
+        "",
+        table(
+            [
+                ["damage", "times", "detected and named", "the one before used"],
+                *(
+                    [name, *(str(found[kind][part]) for part in ("times", "named", "fell_back"))]
+                    for kind, name in (("flips", "one bit flipped"), ("cuts", "one file truncated"))
+                ),
+            ]
+        ),
+    ]
+    rows = [["model", "save", "load", "save", "write", "SHA-256", "fsync", "load", "read", "decode", "longest pause"]]
+    for one in found["speed"]:
+        taken, size = one["seconds"], one["megabytes"]
+        rate = [f"{size / statistics.median(taken[step]):,.0f} MB/s" for step in ("save", "load")]
+        steps = ("save", "write", "SHA-256", "fsync", "load", "read", "decode", "pause")
+        rows.append([f"{size:g} MB", *rate, *(Spread.of([1e3 * s for s in taken[step]]).text(".1f") for step in steps)])
+    if found["speed"]:
+        lines += ["", "Speed; steps in ms, median (lowest-highest):", "", table(rows)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

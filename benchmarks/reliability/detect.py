@@ -1,0 +1,273 @@
+"""How soon the loss of a worker, and of a master, is noticed.
+
+    python -m benchmarks.reliability.detect [--kills 50] [--stops 20] [--partitions 10] [--json out.json] [--only kill stop partition]
+
+Kills of the executor and of the daemon: with nothing running, in the middle of a computation, and in the middle of a frame of a 200 MB array.
+SIGSTOP and silent partitions with the default times and with ``dead_after_s=1``, seen from both sides: when the master's request ends, and when the
+worker gives itself to another master. Partitions need root and network namespaces. Times in seconds after the fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reliability.link import Link, inside
+from benchmarks.reliability.workers import Workers, go_on, stop
+from ddlf import Cluster, ExecutorCrashed, LeaseError, ProxyWorker, WorkerLost
+
+ARRAY_BYTES = 200_000_000
+KILL_BAR_S = 0.3
+BARS_S = {4.0: 4.5, 1.0: 1.5}
+"""Bars for silence, by ``dead_after_s``."""
+
+
+def spin() -> None:
+    """Runs on the worker: compute for ever."""
+    while True:
+        pass
+
+
+def give() -> Any:
+    """Runs on the worker: a large answer."""
+    return np.ones(ARRAY_BYTES, np.uint8)
+
+
+def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str, Any]:
+    """One line of the result, printed."""
+    values = sorted(seconds)
+    found = {
+        "what": what,
+        "n": len(values),
+        "p50_s": values[len(values) // 2],
+        "p99_s": values[min(len(values) - 1, math.ceil(0.99 * len(values)) - 1)],
+        "max_s": values[-1],
+        "bar_s": bar_s,
+        **facts,
+    }
+    print(
+        f"{what:<58} n {found['n']:>3}  p50 {found['p50_s']:6.3f}  p99 {found['p99_s']:6.3f}  max {found['max_s']:6.3f}  bar {bar_s:g}"
+        + "".join(f"  {name} {value}" for name, value in facts.items()),
+        flush=True,
+    )
+    return found
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 30) -> None:
+    """Wait for something that nothing announces."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def busy(worker: ProxyWorker) -> None:
+    """Wait until the worker runs something."""
+    async with asyncio.timeout(10):
+        while not (await worker.status())["busy"]:
+            pass
+
+
+async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None]:
+    """Kill a process of the worker; returns when the master knew, and the signal that it was told."""
+    if situation == "idle":
+        news = worker._exit_news
+        news.clear()
+        begin = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(news.wait(), 30)
+        return time.perf_counter() - begin, (worker._exit or {}).get("signal")
+    if situation == "busy":
+        call = asyncio.ensure_future(worker.run_method(spin))
+        await busy(worker)
+    else:
+        at = random.uniform(0.05, 0.8) * ARRAY_BYTES + worker.bytes_received
+        call = asyncio.ensure_future(worker.run_method(give))
+        await until(lambda: worker.bytes_received >= at or call.done())
+    begin = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    try:
+        await asyncio.wait_for(call, 30)
+    except (ExecutorCrashed, WorkerLost) as error:
+        return time.perf_counter() - begin, getattr(error, "signal", None)
+    return await one_kill(worker, pid, situation)  # the frame was faster than the signal
+
+
+async def kills(count: int) -> list[dict[str, Any]]:
+    """Kill executors and daemons."""
+    rows = []
+    with Workers() as workers:
+        for target in ("executor", "daemon"):
+            for situation in ("idle", "busy", "in mid-frame"):
+                seconds, signals = [], set()
+                process, port = workers.start()
+                async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+                    worker = cluster.workers[0]
+                    for _ in range(count):
+                        await worker.run_method(os.getpid)
+                        pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
+                        took, name = await one_kill(worker, pid, situation)
+                        seconds.append(took)
+                        signals.add(name)
+                        if target == "daemon":
+                            process.wait()
+                            process, port = await asyncio.to_thread(workers.start, port=port)
+                            await worker.reconnect(30)
+                    facts = {"signal": signals.pop() if len(signals) == 1 else signals} if target == "executor" else {}
+                    rows.append(row(f"kill -9 of the {target}, {situation}", seconds, KILL_BAR_S, **facts))
+                process.kill()
+    return rows
+
+
+async def lost(worker: ProxyWorker, call: asyncio.Future[Any], begin: float) -> float:
+    """Wait for the end of a request whose worker is gone; returns when that was."""
+    try:
+        await asyncio.wait_for(call, 60)
+    except (WorkerLost, LeaseError):  # the latter when only its own way was cut: it still hears who has the worker now
+        return time.perf_counter() - begin
+    raise AssertionError("the request has a result")
+
+
+def released(host: str, port: int, token: bytes, namespace: str, begin: float) -> float:
+    """Ask for the worker, as another master would, until it is given; returns when that was."""
+
+    async def ask() -> float:
+        while True:
+            other = ProxyWorker(host, port, token)
+            try:
+                await other.connect_control()
+                return time.perf_counter() - begin
+            except LeaseError:
+                await asyncio.sleep(0.02)
+            finally:
+                await other.close()
+
+    with inside(namespace) if namespace else contextlib.nullcontext():
+        return asyncio.run(ask())
+
+
+MASTER = """
+import asyncio, sys
+from ddlf import Cluster
+async def main():
+    cluster = Cluster(["127.0.0.1"], int(sys.argv[1]), token_file=sys.argv[2], dead_after_s=float(sys.argv[3]))
+    await cluster.connect()
+    print("connected", flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
+    """Freeze workers, then masters."""
+    bar = BARS_S[dead_after_s]
+    there, here = [], []
+    with Workers() as workers:
+        process, port = workers.start()
+        async with Cluster(["127.0.0.1"], port, token_file=workers.token_file, dead_after_s=dead_after_s) as cluster:
+            worker = cluster.workers[0]
+            for _ in range(count):
+                call = asyncio.ensure_future(worker.run_method(spin))
+                await busy(worker)
+                await asyncio.sleep(random.uniform(0, worker.timing.heartbeat_s))
+                begin = time.perf_counter()
+                stop(process.pid)
+                there.append(await lost(worker, call, begin))
+                go_on(process.pid)
+                await worker.reconnect(60)
+        for _ in range(count):
+            master = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", MASTER, str(port), str(workers.token_file), str(dead_after_s)),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert master.stdout is not None
+            await master.stdout.readline()
+            await asyncio.sleep(random.uniform(0.5, 1))
+            begin = time.perf_counter()
+            stop(master.pid)
+            here.append(await asyncio.to_thread(released, "127.0.0.1", port, workers.token, "", begin))
+            master.kill()
+            await master.wait()
+    what = f"dead_after_s={dead_after_s:g}"
+    return [
+        row(f"SIGSTOP of the worker, noticed by the master, {what}", there, bar),
+        row(f"SIGSTOP of the master, worker free for another, {what}", here, bar),
+    ]
+
+
+async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
+    """Cut the cable without a word: both ways, or one way only."""
+    bar = BARS_S[dead_after_s]
+    there, here = [], []
+    with Link() as link, Workers() as workers, inside(link.a):
+        _, port = workers.start(host=link.address_b, namespace=link.b)
+        async with Cluster([link.address_b], port, token_file=workers.token_file, dead_after_s=dead_after_s) as cluster:
+            worker = cluster.workers[0]
+            for number in range(count):
+                call = asyncio.ensure_future(worker.run_method(spin))
+                await busy(worker)
+                await asyncio.sleep(random.uniform(0, worker.timing.heartbeat_s))
+                begin = time.perf_counter()
+                link.cut(*((), (link.a,), (link.b,))[number % 3])
+                noticed, free = await asyncio.gather(
+                    lost(worker, call, begin),
+                    asyncio.to_thread(released, link.address_b, port, workers.token, link.b, begin),
+                )
+                there.append(noticed)
+                here.append(free)
+                link.mend()
+                # The worker belonged to another master meanwhile: this one begins anew.
+                await worker.close()
+                await worker.reconnect(60)
+    what = f"dead_after_s={dead_after_s:g}"
+    return [
+        row(f"silent partition, noticed by the master, {what}", there, bar),
+        row(f"silent partition, worker free for another, {what}", here, bar),
+    ]
+
+
+async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Everything that is asked for."""
+    rows: list[dict[str, Any]] = []
+    if "kill" in options.only:
+        rows += await kills(options.kills)
+    for dead_after_s in options.dead_after:
+        if "stop" in options.only:
+            rows += await stops(options.stops, dead_after_s)
+        if "partition" in options.only:
+            rows += await partitions(options.partitions, dead_after_s)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Measure and print; returns the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="of each process in each situation")
+    parser.add_argument("--stops", type=int, default=20, help="of each side")
+    parser.add_argument("--partitions", type=int, default=10)
+    parser.add_argument("--dead-after", type=float, nargs="+", default=[4.0, 1.0], choices=sorted(BARS_S))
+    parser.add_argument(
+        "--only", nargs="+", default=["kill", "stop", "partition"], choices=["kill", "stop", "partition"]
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    rows = asyncio.run(measure(options))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(any(found["p99_s"] > found["bar_s"] for found in main()))

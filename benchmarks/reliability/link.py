@@ -1,0 +1,105 @@
+"""Two machines and a cable, on one computer: network namespaces. Linux, as root; nothing of the computer's own network is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def ip(*arguments: str) -> None:
+    """Run ``ip``.
+
+    Raises:
+        RuntimeError: It failed; the text is what it said.
+    """
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+class Link:
+    """Two namespaces, ``a`` and ``b``, with a cable between them. Use as a context manager.
+
+    Attributes:
+        a: Name of the first; its address is ``address_a``.
+        b: Name of the second; its address is ``address_b``.
+    """
+
+    address_a = "10.213.0.1"
+    address_b = "10.213.0.2"
+
+    def __init__(self) -> None:
+        self.a, self.b = (f"ddlf-{os.getpid()}-{end}" for end in "ab")
+        self._cut: set[str] = set()
+
+    def __enter__(self) -> Link:
+        try:
+            for name in (self.a, self.b):
+                ip("netns", "add", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", self.a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", self.b)
+            for name, address in ((self.a, self.address_a), (self.b, self.address_b)):
+                ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in (self.a, self.b):
+            with contextlib.suppress(RuntimeError):
+                ip("netns", "delete", name)
+
+    def _peer(self, end: str) -> str:
+        return self.address_b if end == self.a else self.address_a
+
+    def cut(self, *ends: str) -> None:
+        """Let nothing out of these ends any more, without a word to anybody; of both, if none is named."""
+        for end in ends or (self.a, self.b):
+            ip("-n", end, "route", "add", "blackhole", f"{self._peer(end)}/32")
+            self._cut.add(end)
+
+    def mend(self) -> None:
+        """End what ``cut`` did."""
+        for end in self._cut:
+            ip("-n", end, "route", "delete", "blackhole", f"{self._peer(end)}/32")
+        self._cut.clear()
+
+    def down(self) -> None:
+        """Pull the plug at ``b``."""
+        ip("-n", self.b, "link", "set", "cable", "down")
+
+    def up(self) -> None:
+        """Put it in again."""
+        ip("-n", self.b, "link", "set", "cable", "up")
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Let this thread, and what it starts, open its sockets in a namespace. Sockets that are open stay where they are."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        there = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
+        try:
+            _enter(there)
+        finally:
+            os.close(there)
+        try:
+            yield
+        finally:
+            _enter(before)
+    finally:
+        os.close(before)
+
+
+def _enter(descriptor: int) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns failed")

@@ -1,0 +1,327 @@
+"""Is an update fit to be merged? Runs on the master, before an update counts.
+
+Two kinds of check:
+
+- ``fault``: what makes an update unusable whatever the others sent: another shape or type, a NaN or an infinity, no
+  samples. ``RunningMerge`` asks this for each update, so that nothing is merged without it.
+- ``judge``: all updates of one round, also against each other: the L2 norm against the median of the others, and the
+  direction against those of the others. A policy says what follows.
+
+| policy | unusable | too long | all zeros, too short, opposite |
+|---|---|---|---|
+| ``"stop"`` (default) | the run ends with ``BadUpdate`` | not looked at | not looked at |
+| ``"reject"`` | not merged | not merged | not merged |
+| ``"clip"`` | not merged | scaled to the median length of the others | not merged |
+
+What is not merged is left out, or computed again on another worker: the caller decides.
+
+These checks find a worker that is broken (a bad disk, an overflow, another version of the code), or a crude attack, as
+long as fewer than half of the slots are bad. They do not find an attacker who knows them and stays within the limits;
+against that use ``median`` or ``trimmed`` of ``merge.py``, which limit what any few slots can do.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median, median_high, median_low
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.errors import BadUpdate, ConfigError
+
+Tensor = npt.NDArray[Any]
+Action = Literal["accept", "clip", "reject"]
+
+POLICIES = ("stop", "reject", "clip")
+_BLOCK = 1 << 16
+"""Values of a tensor that are compared at a time: 64 slots then need 16 MiB, whatever the size of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far an update may be from the others of its round.
+
+    Lengths are compared after allowing for the amount of work: an update cannot grow faster than in proportion to its
+    steps, so one of a slot with ``r`` times the samples may be ``r`` times longer, and one with ``1/r`` of them ``r``
+    times shorter.
+
+    The defaults are from honest updates, of IID partitions as unequal as 90:7:2:1 (``balance="speed"``), of the digits
+    CNN over 30 rounds and the MNIST CNN over 10, with SGD and Adam (``python -m benchmarks.reliability.honest``). The
+    longest was 11.4 times and the shortest 1/13 of the median of the others; the most opposite one, of those whose
+    others agreed, had a cosine of -0.11.
+
+    Args:
+        longest: Times the median norm of the others, > 1.
+        shortest: The same downwards, in [0, 1). All zeros are too short in any case.
+        opposite: In (0, 1]. An update is opposite when its median cosine with the others is below ``-opposite`` while
+            the median cosine between the others is above ``opposite``. The second half matters: once a model has
+            converged, honest updates are noise around zero and agree on nothing.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Bounding the norm of updates: Sun et al. 2019, arXiv:1911.07963. Median as reference because a minority cannot
+        move it: Yin et al. 2018, arXiv:1803.01498. Cosine against sign flips: Cao et al. 2020 (FLTrust),
+        arXiv:2012.13995, there with a trusted update instead of the others. The thresholds are ours.
+    """
+
+    longest: float = 20.0
+    shortest: float = 0.01
+    opposite: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.longest) and self.longest > 1):
+            raise ConfigError(f"longest must be finite and > 1, got {self.longest}")
+        if not 0 <= self.shortest < 1:
+            raise ConfigError(f"shortest must be in [0, 1), got {self.shortest}")
+        if not 0 < self.opposite <= 1:
+            raise ConfigError(f"opposite must be in (0, 1], got {self.opposite}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an update cannot be used at all.
+
+    Args:
+        reason: What is wrong and where.
+        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
+        count: Values of that tensor that are wrong.
+        hint: What to do next.
+    """
+
+    reason: str
+    tensor: str = ""
+    count: int = 0
+    hint: str = ""
+
+    def error(self, slot: int, worker: str = "") -> BadUpdate:
+        """The error that says so."""
+        return BadUpdate(
+            f"slot {slot}: {self.reason}", hint=self.hint, worker=worker, tensor=self.tensor, count=self.count
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do with one slot's update.
+
+    Args:
+        slot: ``0 .. K-1``.
+        action: ``"accept"``, ``"clip"`` or ``"reject"``.
+        factor: To scale the update by, in (0, 1]; 1 unless it is clipped.
+        reason: Why it is not simply accepted; empty when it is.
+        fault: What makes it unusable, None when it is usable.
+    """
+
+    slot: int
+    action: Action = "accept"
+    factor: float = 1.0
+    reason: str = ""
+    fault: Fault | None = None
+
+    def __str__(self) -> str:
+        """The line for logs and records, as ``"slot 2 rejected: all zeros"``."""
+        done = {"accept": "accepted", "clip": f"scaled by {self.factor:.3g}", "reject": "rejected"}[self.action]
+        return f"slot {self.slot} {done}" + (f": {self.reason}" if self.reason else "")
+
+    def error(self, worker: str = "") -> BadUpdate:
+        """The error of a rejected update."""
+        return (self.fault or Fault(self.reason)).error(self.slot, worker)
+
+
+def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Fault | None:
+    """Return what makes one update unusable, or None.
+
+    Args:
+        update: One array per tensor.
+        samples: That the slot trained on.
+        like: Arrays with the shapes and types that it must have, such as the model's weights.
+        names: Paths of the tensors, for the reason; without them they are numbered.
+    """
+    if samples <= 0:
+        return Fault(f"trained on {samples} samples; its update has no weight")
+    if len(update) != len(like):
+        return Fault(f"sent {len(update)} tensors, but the model has {len(like)}", hint=_SAME_MODEL)
+    for i, (tensor, wanted) in enumerate(zip(update, like, strict=True)):
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            return Fault(
+                f"{_name(i, names)}: expected {wanted.dtype} {wanted.shape}, got {tensor.dtype} {tensor.shape}",
+                _name(i, names),
+                tensor.size,
+                _SAME_MODEL,
+            )
+    for i, tensor in enumerate(update):
+        finite = np.isfinite(tensor)
+        if not finite.all():
+            count = tensor.size - int(np.count_nonzero(finite))
+            return Fault(
+                f"{count:,} of {tensor.size:,} values of {_name(i, names)} are NaN or infinite",
+                _name(i, names),
+                count,
+                "lower the learning rate, or look for such values in the data",
+            )
+    return None
+
+
+def judge(
+    updates: Mapping[int, tuple[Sequence[Tensor], int]],
+    like: Sequence[Tensor],
+    policy: str = "stop",
+    *,
+    names: Sequence[str] = (),
+    trainable: Sequence[bool] = (),
+    limits: Limits | None = None,
+) -> dict[int, Verdict]:
+    """Return a verdict for each slot.
+
+    Norms and directions are those of the trained weights. Of the others (BatchNorm statistics) only the norm counts,
+    and only when it is too long.
+
+    With three slots or more, "the median of the others" of an even number of them is the upper middle one where an
+    update may be too long, and the lower one where it may be too short: a slot has the benefit of the doubt, so one
+    bad slot of three cannot make the honest ones look bad. **With two slots nobody can say which of two different
+    lengths is the wrong one.** Then the longer one counts as too long, because it does more harm, and the shorter one is
+    accepted unless it is all zeros; directions are not compared. With one slot there is nothing to compare.
+
+    Args:
+        updates: By slot: one array per tensor, and the samples it was trained on. Take the samples of the partition
+            that was sent, not what the worker says.
+        like: Arrays with the shapes and types of the model's weights.
+        policy: ``"stop"``, ``"reject"`` or ``"clip"``, see the module. With ``"stop"`` only unusable updates are
+            rejected: raise ``verdict.error(worker)``.
+        names: Paths of the tensors, for the reasons.
+        trainable: For each tensor, whether it is trained; all when empty.
+        limits: Of norm and direction; None for the defaults.
+
+    Raises:
+        ConfigError: No policy has this name.
+    """
+    check_policy(policy)
+    faults = {slot: fault(update, samples, like, names) for slot, (update, samples) in updates.items()}
+    verdicts = {
+        slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
+        for slot, found in sorted(faults.items())
+    }
+    if policy != "stop":
+        usable = {slot: updates[slot] for slot in verdicts if not faults[slot]}
+        verdicts.update(_compare(usable, _groups(like, trainable), policy, limits or Limits()))
+    return verdicts
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a name that is none of the policies.
+
+    Raises:
+        ConfigError: No policy has this name.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown update_policy {policy!r}", hint=f"choose one of {', '.join(POLICIES)}")
+
+
+def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
+    """Return the update with its float tensors times ``factor``: what a clipped one counts as. Integers stay."""
+    return [
+        np.asarray(tensor * factor, tensor.dtype) if factor != 1 and is_float(tensor) else tensor for tensor in update
+    ]
+
+
+def norm(update: Sequence[Tensor]) -> float:
+    """The L2 norm of all tensors together, summed in float64: no finite float32 overflows."""
+    return float(np.sqrt(sum(float(np.einsum("i,i", t.ravel(), t.ravel(), dtype=np.float64)) for t in update)))
+
+
+def cosines(updates: Sequence[Sequence[Tensor]]) -> npt.NDArray[np.float64]:
+    """Return the cosine of the angle between each two of K updates, shape (K, K). None of them may be all zeros.
+
+    Formula:
+        ``cos(a, b) = sum(a * b) / (norm(a) * norm(b))``, over the values of all tensors.
+    """
+    norms = np.array([norm(update) for update in updates])[:, np.newaxis]
+    gram = np.zeros((len(updates), len(updates)))
+    for tensors in zip(*updates, strict=True):
+        flat = [tensor.ravel() for tensor in tensors]
+        for start in range(0, flat[0].size, _BLOCK):
+            # Scaled before the product, where large values would overflow.
+            rows = np.stack([values[start : start + _BLOCK] for values in flat]) / norms
+            gram += rows @ rows.T
+    return gram
+
+
+def _compare(
+    usable: Mapping[int, tuple[Sequence[Tensor], int]], groups: Sequence[Sequence[int]], policy: str, limits: Limits
+) -> dict[int, Verdict]:
+    """Verdicts on updates without fault, from their lengths and directions."""
+    found: dict[int, Verdict] = {}
+    for trained, group in zip((True, False), groups, strict=True):
+        norms = {slot: norm([update[i] for i in group]) for slot, (update, _) in usable.items()}
+        for slot in usable:
+            verdict = _length(slot, norms, {k: n for k, (_, n) in usable.items()}, policy, limits, trained=trained)
+            if verdict and (slot not in found or verdict.factor < found[slot].factor):
+                found[slot] = verdict
+        if trained:
+            pointing = [s for s in usable if norms[s] > 0 and (s not in found or found[s].action == "clip")]
+            found |= _directions(pointing, [[usable[s][0][i] for i in group] for s in pointing], limits)
+    return found
+
+
+def _length(
+    slot: int, norms: Mapping[int, float], samples: Mapping[int, int], policy: str, limits: Limits, *, trained: bool
+) -> Verdict | None:
+    """The verdict on one slot's norm, None when it is within the limits."""
+    others = [norms[k] for k in norms if k != slot]
+    if not others:
+        return None
+    share = samples[slot] / median(samples[k] for k in samples if k != slot)
+    own, whose = norms[slot], "the median of the others" if len(others) > 1 else "the other slot's"
+    if trained and not own and median_low(others) > 0:
+        return Verdict(slot=slot, action="reject", reason="all zeros")
+    reference = median_high(others)
+    if reference and own > limits.longest * reference * max(1, share):
+        what = "norm" if trained else "norm of the weights that are not trained"
+        reason = f"{what} {own / reference:,.0f} times {whose}"
+        if len(others) == 1:
+            reason += "; with two slots nobody can say which one is wrong, and the longer one does more harm"
+        if policy == "clip":
+            return Verdict(slot=slot, action="clip", factor=reference / own, reason=reason)
+        return Verdict(slot=slot, action="reject", reason=reason)
+    reference = median_low(others)
+    if trained and len(others) > 1 and own < limits.shortest * reference * min(1, share):
+        return Verdict(slot=slot, action="reject", reason=f"norm 1/{reference / own:,.0f} of {whose}")
+    return None
+
+
+def _directions(slots: Sequence[int], updates: Sequence[Sequence[Tensor]], limits: Limits) -> dict[int, Verdict]:
+    """Rejections of those that point away from where the others agree to go."""
+    found: dict[int, Verdict] = {}
+    if len(slots) < 3:
+        return found
+    cosine = cosines(updates)
+    for row, slot in enumerate(slots):
+        others = np.delete(np.arange(len(slots)), row)
+        between = cosine[np.ix_(others, others)][np.triu_indices(len(others), 1)]
+        own = float(np.median(cosine[row, others]))
+        if own < -limits.opposite and np.median(between) > limits.opposite:
+            found[slot] = Verdict(slot=slot, action="reject", reason=f"opposite to the others (cosine {own:.2f})")
+    return found
+
+
+def _groups(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """Indices of the float tensors that are trained, and of those that are not."""
+    floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
+    trained = [i for i in floats if not trainable or trainable[i]]
+    return trained, [i for i in floats if i not in trained]
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Whether a tensor is merged at all; those of integers or booleans (counters, seeds) are not."""
+    return bool(np.issubdtype(tensor.dtype, np.floating))
+
+
+def _name(index: int, names: Sequence[str]) -> str:
+    return names[index] if names else f"tensor {index}"
+
+
+_SAME_MODEL = "create the same model on the master and on every worker"

@@ -1,0 +1,119 @@
+"""Says for a master whose event loop is held up that its process lives. Runs on the master, in one thread for all its workers.
+
+Heartbeats come from the event loop. User code may hold that up for longer than ``dead_after_s``: it imports Keras, downloads data, evaluates a model
+between two awaits, or does not run the loop at all for a while. That is no death, so a thread watches whether heartbeats were sent; when they were
+not, it opens a control connection of its own, in an event loop of its own, and gives signs of life there until the other loop goes on. A process that
+is stopped or killed stops this thread as well. While the loop runs, the thread costs two glances per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+from ddlf.errors import DDLFError
+from ddlf.net.connection import Connection
+from ddlf.wire.frame import CONTROL_LIMITS
+from ddlf.wire.messages import Kind
+from ddlf.wire.values import dumps
+
+LATE_HEARTBEATS = 2
+"""So many heartbeats without one mean that the loop is held up."""
+
+
+class Pulse:
+    """The signs of life of one master at one worker.
+
+    Args:
+        dial: Opens an authenticated control connection to the worker, in whatever event loop it is called.
+        session: Under which the master has the worker.
+        heartbeat_s: How often it promised a sign of life.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[socket.socket]], session: bytes, heartbeat_s: float) -> None:
+        self._dial = dial
+        self._beat = dumps([[session], {}])
+        self.heartbeat_s = heartbeat_s
+        self.speaking = False
+        self.beaten()
+        _watcher.add(self)
+
+    def beaten(self) -> None:
+        """The event loop sent a heartbeat."""
+        self._last = time.monotonic()
+
+    def end(self) -> None:
+        """The master has left the worker. Safe to call again."""
+        _watcher.remove(self)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the event loop has not sent a heartbeat for some time."""
+        return time.monotonic() - self._last > LATE_HEARTBEATS * self.heartbeat_s
+
+    async def speak(self) -> None:
+        """Give signs of life until the event loop does so again. Runs in the thread's loop.
+
+        On failure:
+            Ends; the thread tries again a moment later.
+        """
+        self.speaking = True
+        try:
+            with contextlib.suppress(DDLFError, OSError):
+                connection = Connection(
+                    await self._dial(), lambda frame: None, lambda reason: None, limits=CONTROL_LIMITS
+                )
+                try:
+                    while self.is_late and _watcher.knows(self):
+                        connection.send(Kind.REQUEST, 0, "beat", self._beat)
+                        await asyncio.sleep(self.heartbeat_s)
+                finally:
+                    connection.close()
+        finally:
+            self.speaking = False
+
+
+class _Watcher:
+    """The thread. It lives while there is something to watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pulses: set[Pulse] = set()
+        self._running = False
+
+    def add(self, pulse: Pulse) -> None:
+        with self._lock:
+            self._pulses.add(pulse)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
+
+    def remove(self, pulse: Pulse) -> None:
+        with self._lock:
+            self._pulses.discard(pulse)
+
+    def knows(self, pulse: Pulse) -> bool:
+        return pulse in self._pulses
+
+    async def _watch(self) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            with self._lock:
+                pulses = list(self._pulses)
+                if not pulses:
+                    self._running = False
+                    break
+            for pulse in pulses:
+                if pulse.is_late and not pulse.speaking:
+                    pulse.speaking = True
+                    task = asyncio.create_task(pulse.speak())
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+            await asyncio.sleep(min(pulse.heartbeat_s for pulse in pulses))
+
+
+_watcher = _Watcher()

@@ -1,0 +1,41 @@
+"""The model survives what one of four slots sends, as docs/reliability.md says; here with a model that trains in milliseconds."""
+
+import pytest
+
+from benchmarks.reliability import honest, poison
+from ddlf.algorithms.check import judge
+
+
+@pytest.fixture(scope="module")
+def accuracies():
+    return poison.main(poison.arguments().parse_args(["--rounds", "8", "--seeds", "1"]))
+
+
+@pytest.mark.parametrize("sent", [name for name in poison.POISONS if name != "undisturbed"])
+@pytest.mark.parametrize(("policy", "merge"), [("reject", "mean"), ("clip", "mean")])
+def test_a_policy_keeps_the_model_from_harm_whatever_one_slot_sends(accuracies, sent, policy, merge):
+    assert accuracies[sent, policy, merge] == pytest.approx(accuracies["undisturbed", policy, merge], abs=0.02)
+
+
+@pytest.mark.parametrize("sent", ["zeros", "x 1000", "sign flipped", "x -1000"])
+@pytest.mark.parametrize("merge", ["median", "trimmed:0.25"])
+def test_a_robust_merge_needs_no_policy_for_it(accuracies, sent, merge):
+    assert accuracies[sent, "stop", merge] == pytest.approx(accuracies["undisturbed", "stop", merge], abs=0.02)
+
+
+@pytest.mark.parametrize("merge", ["mean", "median", "trimmed:0.25"])
+def test_the_default_policy_stops_at_a_nan(accuracies, merge):
+    assert accuracies["NaN", "stop", merge] is None
+
+
+def test_without_policy_and_robust_merge_the_model_is_ruined(accuracies):
+    """Otherwise the tests above would prove nothing."""
+    assert accuracies["x -1000", "stop", "mean"] < 0.5
+
+
+def test_honest_updates_of_very_unequal_partitions_are_not_rejected():
+    options = honest.arguments().parse_args(["--rounds", "1", "--samples", "300"])
+    (updates,) = honest.rounds("digits-adam", (0.90, 0.07, 0.02, 0.01), options)
+    assert [n for _, n in updates.values()] == [270, 21, 6, 3]
+    assert len(list(honest.figures(updates))) == 4
+    assert {verdict.action for verdict in judge(updates, updates[0][0], "reject").values()} == {"accept"}

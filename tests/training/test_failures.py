@@ -1,0 +1,204 @@
+"""Training through failures, on real workers: the result is the same bits as that of the undisturbed run."""
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from ddlf import Cluster
+from ddlf.algorithms.outer import Nesterov
+from ddlf.errors import BadUpdate
+from tests.training.models import Blobs, app, equal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "master_epochs": 4}
+"""Everything that has a state: an inner optimizer, random numbers, statistics."""
+
+
+def with_faults(trained, faults):
+    """Call ``faults[(round, worker)]`` when that worker begins a slot of that round for the first time."""
+    left, usual = dict(faults), trained.on_event
+    trained._events, trained._joined = [], asyncio.Event()
+
+    def on_event(event):
+        trained._events.append(event)
+        if event.kind == "joined":
+            trained._joined.set()
+        if event.kind == "start":
+            left.pop((event.round, event.worker), lambda: None)()
+        usual(event)
+
+    trained.on_event = on_event
+    return trained
+
+
+def kill_executor(cluster, number):
+    return lambda: os.kill(cluster.workers[number - 1].facts["pid"], signal.SIGKILL)
+
+
+def kinds(trained):
+    return [event.kind for event in trained._events if event.kind not in ("start", "finish")]
+
+
+async def undisturbed(cluster, **options):
+    trained = app(cluster, **options)
+    await trained.train_model()
+    return trained
+
+
+async def test_killed_executors_change_no_bit_of_weights_and_optimizers(two_workers):
+    plain = await undisturbed(two_workers, **HARD)
+    killed = with_faults(
+        app(two_workers, **HARD),
+        {(2, 2): kill_executor(two_workers, 2), (3, 1): kill_executor(two_workers, 1)},
+    )
+    records = await killed.train_model()
+    assert equal(killed.model.get_weights(), plain.model.get_weights())
+    for one, other in zip(killed.optimizers, plain.optimizers, strict=True):
+        assert equal(one, other)
+    assert sum(record.lost for record in records) >= 2
+    assert kinds(killed).count("lost") >= 2
+    assert all(record.samples == 203 for record in records)
+
+
+async def test_a_slot_that_moves_takes_the_optimizer_with_it_and_outer_momentum_goes_on(two_workers):
+    options = dict(HARD, outer=Nesterov(learning_rate=0.7, momentum=0.9), slots=3)
+    plain = await undisturbed(two_workers, **options)
+    alone = await undisturbed(two_workers.options(workers=[2]), **options)
+    assert equal(plain.model.get_weights(), alone.model.get_weights())
+    for one, other in zip(plain.optimizers, alone.optimizers, strict=True):
+        assert equal(one, other)
+
+
+async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers):
+    options = {"weights_codec": "delta:float16", "master_epochs": 4}
+    plain = await undisturbed(two_workers, **options)
+    killed = with_faults(app(two_workers, **options), {(3, 2): kill_executor(two_workers, 2)})
+    await killed.train_model()
+    assert equal(killed.model.get_weights(), plain.model.get_weights())
+    assert "lost" in kinds(killed)
+
+
+async def test_fresh_optimizers_are_the_same_everywhere_and_cost_no_bytes(two_workers):
+    options = dict(HARD, optimizer_state="fresh")
+    plain = await undisturbed(two_workers, **options)
+    killed = with_faults(app(two_workers, **options), {(2, 1): kill_executor(two_workers, 1)})
+    await killed.train_model()
+    assert equal(killed.model.get_weights(), plain.model.get_weights())
+
+
+async def test_asynchronous_training_applies_every_update_once_though_workers_die(two_workers):
+    trained = with_faults(
+        app(two_workers, mode="async", master_epochs=4),
+        {(2, 2): kill_executor(two_workers, 2), (3, 1): kill_executor(two_workers, 1)},
+    )
+    records = await trained.train_model()
+    assert sorted((record.slot, record.round) for record in records) == [(s, r) for s in (1, 2) for r in (1, 2, 3, 4)]
+    assert [record.version for record in records] == list(range(1, 9))
+    assert "lost" in kinds(trained)
+
+
+async def test_a_worker_that_joins_and_one_that_is_killed_change_no_bit(two_workers, start_worker):
+    options = dict(HARD, master_epochs=5, slots=3)
+    plain = await undisturbed(two_workers, **options)
+    first, second = start_worker(), start_worker()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+        trained = with_faults(app(cluster, **options), {})
+
+        async def on_round(record):
+            if record.round == 2:
+                await cluster.add("127.0.0.1", second.port)
+            elif record.round == 3:
+                await asyncio.wait_for(trained._joined.wait(), 60)
+            elif record.round == 4:
+                first.end(signal.SIGKILL)
+
+        trained.on_round = on_round
+        records = await trained.train_model()
+    assert [set(record.workers) for record in records[2:]] == [{1}, {1, 2}, {2}]
+    assert kinds(trained)[:2] == ["joined", "lost"]
+    assert equal(trained.model.get_weights(), plain.model.get_weights())
+
+
+async def test_a_worker_that_was_missing_at_the_start_comes_later(two_workers, start_worker, free_port):
+    options = dict(HARD, master_epochs=4, slots=2)
+    plain = await undisturbed(two_workers, **options)
+    first, late = start_worker(), []
+    async with Cluster(
+        ["127.0.0.1", "127.0.0.1"], [first.port, free_port], token_file=first.token_file, min_workers=1
+    ) as cluster:
+        trained = with_faults(app(cluster, **options), {})
+
+        async def on_round(record):
+            if record.round == 1:
+                late.append(start_worker(port=free_port))
+            elif record.round == 3:
+                await asyncio.wait_for(trained._joined.wait(), 60)
+
+        trained.on_round = on_round
+        records = await trained.train_model()
+    assert set(records[-1].workers) == {1, 2}
+    assert equal(trained.model.get_weights(), plain.model.get_weights())
+
+
+class Poisoned(Blobs):
+    """Worker 2 sends something else than it computed, of slot 2 or of all."""
+
+    kind = ""
+    only_one = False
+
+    def train(self, weights, worker_epochs, batch_size):
+        update, metrics = super().train(weights, worker_epochs, batch_size)
+        if self.worker.id == 2 and not (self.only_one and self.replica._task["slot"] != 1):
+            if self.kind == "nan":
+                update[0][0, :3] = np.nan
+            else:
+                factor = {"zeros": 0, "scale": 1000, "flip": -1}[self.kind]
+                update = [np.asarray(factor * tensor, tensor.dtype) for tensor in update]
+        return update, metrics
+
+
+def poisoned(cluster, kind, **options):
+    trained = app(cluster, kind=kind, **options)
+    trained.__class__ = Poisoned
+    return trained
+
+
+async def test_by_default_nan_ends_training_with_the_worker_the_tensor_and_the_count(two_workers):
+    trained = poisoned(two_workers, "nan")
+    with pytest.raises(BadUpdate, match=r"worker 2: slot 2: 3 of 128 values of .*kernel are NaN") as caught:
+        await trained.train_model()
+    assert (caught.value.count, caught.value.worker) == (3, "worker 2")
+    assert all(np.isfinite(w).all() for w in trained.model.get_weights())
+
+
+@pytest.mark.parametrize("kind", ["nan", "zeros", "scale", "flip"])
+async def test_a_rejected_update_is_computed_again_elsewhere_and_changes_no_bit(two_workers, kind):
+    options = {"update_policy": "reject", "slots": 4, "samples": 800, "master_epochs": 3}
+    plain = await undisturbed(two_workers, **options)
+    trained = with_faults(poisoned(two_workers, kind, only_one=True, **options), {})
+    records = await trained.train_model()
+    assert equal(trained.model.get_weights(), plain.model.get_weights())
+    assert "rejected" in kinds(trained)
+    assert any("rejected" in line and "worker 2" in line for line in records[0].verdicts)
+    assert trained.ledger.is_exact(3)
+
+
+async def test_what_cannot_be_computed_elsewhere_is_left_out_and_not_in_the_ledger(two_workers):
+    only_bad = two_workers.options(workers=[2])
+    trained = with_faults(poisoned(only_bad, "nan", update_policy="reject"), {})
+    with pytest.raises(BadUpdate, match="no update of this round can be used"):
+        await trained.train_model()
+    assert not trained.ledger.counts.any()
+
+
+async def test_asynchronous_training_drops_a_rejected_update_and_says_so(two_workers):
+    trained = with_faults(poisoned(two_workers, "nan", mode="async", update_policy="reject", master_epochs=4), {})
+    records = await trained.train_model()
+    dropped = [event for event in trained._events if event.kind == "rejected"]
+    assert len(records) + len(dropped) == 8
+    assert all(np.isfinite(w).all() for w in trained.model.get_weights())
+    assert trained.ledger.counts.sum() == sum(record.samples for record in records)

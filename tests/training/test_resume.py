@@ -1,0 +1,142 @@
+"""A run that was interrupted and resumed ends with the same bits, on real workers."""
+
+import os
+import signal
+from itertools import chain, repeat
+
+import pytest
+
+from ddlf.algorithms.outer import Nesterov
+from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
+from ddlf.training.checkpoint import CheckpointFolder
+from tests.training.models import app, equal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_after(trained, round):
+    def on_round(record):
+        if len(trained.cluster.workers) and record.version == round:
+            raise Interrupted
+
+    trained.on_round = on_round
+    return trained
+
+
+async def interrupted_and_resumed(cluster, folder, stop, **options):
+    with pytest.raises(Interrupted):
+        await stop_after(app(cluster, checkpoint=folder, **options), stop).train_model()
+    resumed = app(cluster, checkpoint=folder, resume="auto", **options)
+    await resumed.train_model()
+    return resumed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [HARD, {"codec": "int8", "weights_codec": "delta:int8"}, {"slots": 3, "worker_epochs": 2, "optimizer": "adam"}],
+    ids=["states", "codecs", "more-slots"],
+)
+async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, options):
+    options = {"master_epochs": 5, **options}
+    plain = app(two_workers, **options)
+    records = await plain.train_model()
+    resumed = await interrupted_and_resumed(two_workers, tmp_path, 2, **options)
+    assert equal(resumed.model.get_weights(), plain.model.get_weights())
+    for one, other in zip(resumed.optimizers, plain.optimizers, strict=True):
+        assert equal(one, other)
+    assert [record.round for record in resumed.history] == [record.round for record in records]
+    assert plain.ledger.is_exact(5)
+    assert resumed.ledger.is_exact(5)
+
+
+async def test_between_two_checkpoints_the_last_state_is_written_when_training_is_interrupted(two_workers, tmp_path):
+    with pytest.raises(Interrupted):
+        await stop_after(app(two_workers, checkpoint=tmp_path, checkpoint_every=10, master_epochs=5), 3).train_model()
+    assert [entry.round for entry in CheckpointFolder(tmp_path).entries()] == [3]
+
+
+async def test_asynchronous_training_goes_on_with_the_rounds_that_each_slot_has_left(two_workers, tmp_path):
+    options = {"mode": "async", "master_epochs": 4}
+    resumed = await interrupted_and_resumed(two_workers, tmp_path, 3, **options)
+    done = [(record.slot, record.round) for record in resumed.history]
+    assert sorted(done) == [(slot, number) for slot in (1, 2) for number in (1, 2, 3, 4)]
+    assert [record.version for record in resumed.history] == list(range(1, 9))
+    assert resumed.ledger.is_exact(4)
+
+
+async def test_a_run_can_be_made_longer(two_workers, tmp_path):
+    plain = app(two_workers, master_epochs=4)
+    await plain.train_model()
+    await app(two_workers, checkpoint=tmp_path, master_epochs=2).train_model()
+    longer = app(two_workers, resume=tmp_path, master_epochs=4)
+    await longer.train_model()
+    assert equal(longer.model.get_weights(), plain.model.get_weights())
+
+
+async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):
+    await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+    with pytest.raises(CheckpointMismatch, match=r"batch_size: 16 in the checkpoint, 8 now") as caught:
+        await app(two_workers, checkpoint=tmp_path, resume="auto", batch_size=8).train_model()
+    assert "seed" not in str(caught.value)
+    with pytest.raises(CheckpointMismatch, match="slots: 2 in the checkpoint, 3 now"):
+        await app(two_workers, checkpoint=tmp_path, resume="auto", slots=3).train_model()
+    with pytest.raises(CheckpointMismatch, match="model"):
+        await app(two_workers, checkpoint=tmp_path, resume="auto", norm=True).train_model()
+
+
+async def test_checkpoints_of_an_earlier_run_are_not_written_over(two_workers, tmp_path):
+    await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+    with pytest.raises(ConfigError, match=r"has checkpoints already, the newest of round 1.*--resume auto"):
+        await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+
+
+async def test_nothing_to_resume_from_is_said(two_workers, tmp_path):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        await app(two_workers, resume=tmp_path / "nothing").train_model()
+    with pytest.raises(ConfigError, match="needs a folder"):
+        await app(two_workers, resume="auto").train_model()
+
+
+async def test_with_nothing_there_resume_auto_begins_anew(two_workers, tmp_path):
+    trained = app(two_workers, checkpoint=tmp_path / "new", resume="auto", master_epochs=1)
+    assert len(await trained.train_model()) == 1
+
+
+async def test_a_disk_that_is_full_for_a_while_does_not_end_training_and_for_ever_does(
+    two_workers, tmp_path, monkeypatch
+):
+    failures = chain([1, 1, 0], repeat(1))
+    usual = CheckpointFolder.save
+
+    def save(self, checkpoint):
+        if next(failures):
+            raise CheckpointError("no space: need 412 MB, free 96 MB")
+        return usual(self, checkpoint)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    trained = app(two_workers, checkpoint=tmp_path, master_epochs=9)
+    events = []
+    trained.on_event = events.append
+    with pytest.raises(CheckpointError, match="no space"):
+        await trained.train_model()
+    assert [event.kind for event in events if event.kind == "checkpoint"] == ["checkpoint"] * 4
+    assert CheckpointFolder(tmp_path).newest().round == 3
+
+
+async def test_a_crash_of_a_worker_and_of_the_run_together_change_no_bit(two_workers, tmp_path):
+    options = dict(HARD, master_epochs=4)
+    plain = app(two_workers, **options)
+    await plain.train_model()
+    with pytest.raises(Interrupted):
+        await stop_after(app(two_workers, checkpoint=tmp_path, **options), 2).train_model()
+    for worker in two_workers.workers:
+        os.kill(worker.facts["pid"], signal.SIGKILL)
+    resumed = app(two_workers, checkpoint=tmp_path, resume="auto", **options)
+    await resumed.train_model()
+    assert equal(resumed.model.get_weights(), plain.model.get_weights())

@@ -1,0 +1,202 @@
+"""The decisions of a training master, in simulated time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlf.training.schedule import (
+    Ended,
+    Finished,
+    GiveUp,
+    Lost,
+    Ready,
+    RoundBegan,
+    Schedule,
+    Start,
+    Stop,
+    Wanted,
+)
+
+
+def schedule_of(*workers, slots=(), **options):
+    schedule = Schedule(**options)
+    for worker in workers:
+        schedule.apply(Ready(worker))
+    for slot in slots:
+        schedule.apply(Wanted(slot))
+    return schedule
+
+
+def test_each_wanted_slot_goes_to_a_worker_of_its_own():
+    assert schedule_of(1, 2, slots=[0, 1]).plan(0) == [Start(0, 1), Start(1, 2)]
+
+
+def test_more_slots_than_workers_are_carried_one_after_another():
+    schedule = schedule_of(1, slots=[0, 1])
+    assert schedule.plan(0) == [Start(0, 1)]
+    assert schedule.plan(0) == []
+    assert schedule.apply(Finished(1, 1))
+    assert schedule.plan(1) == [Start(1, 1)]
+
+
+def test_a_slot_returns_to_the_worker_that_carried_it_last():
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    schedule.apply(Finished(2, 1))
+    schedule.apply(Finished(1, 2))
+    for slot in (0, 1):
+        schedule.apply(Wanted(slot))
+    assert set(schedule.plan(2)) == {Start(0, 1), Start(1, 2)}
+
+
+def test_the_slot_of_a_lost_worker_goes_to_the_next_free_one():
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    schedule.apply(Lost(2))
+    assert schedule.plan(0) == []
+    schedule.apply(Finished(1, 1))
+    assert schedule.plan(1) == [Start(1, 1)]
+
+
+def test_a_worker_that_comes_back_takes_what_waits():
+    schedule = schedule_of(1, slots=[0])
+    schedule.plan(0)
+    schedule.apply(Lost(1))
+    assert not schedule.workers
+    schedule.apply(Ready(1))
+    assert schedule.plan(5) == [Start(0, 1)]
+
+
+def test_a_slot_avoids_a_worker_as_long_as_there_is_another_one():
+    schedule = schedule_of(1, 2)
+    schedule.apply(Wanted(0, frozenset({1})))
+    assert schedule.plan(0) == [Start(0, 2)]
+    schedule.apply(Wanted(1, frozenset({2})))
+    assert schedule.plan(0) == [Start(1, 1)]
+    schedule.apply(Finished(1, 1))
+    schedule.apply(Wanted(2, frozenset({1})))
+    assert schedule.plan(1) == [], "worker 2 will be free"
+    schedule.apply(Finished(2, 1))
+    assert schedule.plan(1) == [Start(2, 2)]
+    schedule.apply(Lost(2))
+    assert schedule.plan(1) == [Start(2, 1)]
+
+
+def test_a_slot_that_ended_three_executors_is_given_up():
+    schedule = schedule_of(1, slots=[0])
+    for _ in range(3):
+        assert schedule.plan(0) == [Start(0, 1)]
+        schedule.apply(Lost(1, crashed=True))
+        schedule.apply(Ready(1))
+    assert schedule.plan(0) == [GiveUp(0)]
+    assert schedule.open == set()
+
+
+def test_a_worker_lost_by_the_network_does_not_count_against_its_slot():
+    schedule = schedule_of(1, slots=[0])
+    for _ in range(10):
+        assert schedule.plan(0) == [Start(0, 1)]
+        schedule.apply(Lost(1))
+        schedule.apply(Ready(1))
+    assert schedule.plan(0) == [Start(0, 1)]
+
+
+def test_a_straggler_is_given_to_a_free_worker_and_the_slower_copy_is_stopped():
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    schedule.apply(Finished(1, 2))
+    assert schedule.plan(2) == []
+    assert schedule.wake_at() == 6
+    assert schedule.plan(5.9) == []
+    assert schedule.plan(6) == [Start(1, 1, backup=True)]
+    assert schedule.plan(60) == []
+    assert schedule.apply(Finished(1, 61))
+    assert schedule.plan(61) == [Stop(2)]
+    schedule.apply(Wanted(1))
+    assert schedule.plan(61) == [Start(1, 1)]
+    assert not schedule.apply(Finished(2, 62)), "the stopped copy's answer belongs to the round before"
+    assert schedule.open == {1}
+
+
+def test_short_slots_are_no_stragglers_and_without_backups_none_is():
+    for schedule, until in (
+        (schedule_of(1, 2, slots=[0, 1]), 0.9),
+        (schedule_of(1, 2, slots=[0, 1], backups=False), 99),
+    ):
+        schedule.plan(0)
+        schedule.apply(Finished(1, 0.01))
+        assert schedule.plan(until) == []
+
+
+def test_durations_of_earlier_rounds_do_not_count():
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    for worker in (1, 2):
+        schedule.apply(Finished(worker, 2))
+    schedule.apply(RoundBegan())
+    schedule.apply(Wanted(0))
+    schedule.plan(2)
+    assert schedule.wake_at() is None
+    assert schedule.plan(100) == []
+
+
+@pytest.mark.parametrize("event", [Finished(7, 1.0), Ended(7), Lost(7)])
+def test_news_of_a_worker_that_carries_nothing_changes_nothing(event):
+    schedule = schedule_of(1, slots=[0])
+    assert not schedule.apply(event)
+    assert schedule.plan(0) == [Start(0, 1)]
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["ready", "wanted", "finished", "ended", "lost", "crashed", "pause"]), st.integers(1, 4)),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(EVENTS)
+def test_in_any_order_of_events_every_slot_has_one_result_and_every_worker_one_slot(events):
+    schedule = Schedule()
+    now = 0.0
+    carried: dict[int, int] = {}  # as a driver sees it: what each worker was told
+    stopped: set[int] = set()
+    results = dict.fromkeys(range(1, 5), 0)
+    wanted = dict.fromkeys(results, 0)
+    given_up = dict.fromkeys(results, 0)
+    for kind, number in events:
+        now += 0.1
+        match kind:
+            case "ready" if number not in carried:
+                schedule.apply(Ready(number))
+            case "wanted" if number not in schedule.open:
+                schedule.apply(Wanted(number))
+                wanted[number] += 1
+            case "finished" if number in carried:
+                slot = carried.pop(number)
+                results[slot] += schedule.apply(Finished(number, now))
+                stopped.discard(number)
+            case "ended" if number in stopped:
+                schedule.apply(Ended(number))
+                carried.pop(number, None)
+                stopped.discard(number)
+            case "lost" | "crashed":
+                schedule.apply(Lost(number, crashed=kind == "crashed"))
+                carried.pop(number, None)
+                stopped.discard(number)
+            case "pause":
+                now += 10
+        for action in schedule.plan(now):
+            match action:
+                case Start(slot, worker):
+                    assert worker not in carried
+                    carried[worker] = slot
+                case Stop(worker):
+                    assert carried[worker] not in schedule.open or list(carried.values()).count(carried[worker]) > 1
+                    stopped.add(worker)
+                case GiveUp(slot):
+                    given_up[slot] += 1
+        for slot in results:
+            assert results[slot] + given_up[slot] + (slot in schedule.open) == wanted[slot]
+        at_work = {slot for worker, slot in carried.items() if worker not in stopped}
+        free = schedule.workers - set(carried)
+        assert not free or schedule.open <= at_work, "no slot waits while a worker is free"

@@ -1,0 +1,96 @@
+"""One master at a time: the rules of the lease, without a network."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlf.errors import LeaseError
+from ddlf.worker.lease import Holder, Lease
+
+ANNA = Holder(b"a" * 16, "anna@pc7 pid 41", "cifar.py", "12:03")
+BOB = Holder(b"b" * 16, "bob@pc9 pid 7", "", "12:05")
+
+
+def test_a_second_master_is_told_who_has_it_and_what_to_do():
+    lease = Lease()
+    assert lease.claim(ANNA) == 1
+    with pytest.raises(LeaseError) as caught:
+        lease.claim(BOB)
+    assert str(caught.value) == "leased by anna@pc7 pid 41 (cifar.py) since 12:03; wait, or use --takeover"
+    assert lease.holder == ANNA
+
+
+def test_a_worker_that_was_left_is_anybodys_with_a_higher_epoch():
+    lease = Lease()
+    lease.claim(ANNA)
+    lease.release()
+    assert lease.key == b""
+    assert lease.claim(BOB) == 2
+
+
+@pytest.mark.parametrize("how", [dict(takeover=True), dict(silent=True)])
+def test_a_worker_can_be_taken_over_and_from_a_silent_master_it_needs_no_asking(how):
+    lease = Lease()
+    lease.claim(ANNA)
+    assert lease.claim(BOB, **how) == 2
+    assert lease.holder == BOB
+
+
+def test_the_same_master_may_come_back_while_it_holds_and_after_it_left():
+    lease = Lease()
+    assert lease.claim(ANNA) == 1
+    assert lease.claim(ANNA, 1) == 2
+    lease.release()
+    assert lease.claim(ANNA, 2) == 3
+
+
+@pytest.mark.parametrize("bob_left", [False, True])
+@pytest.mark.parametrize("takeover", [False, True])
+def test_a_master_that_was_replaced_is_refused_also_when_the_worker_is_free_again(bob_left, takeover):
+    lease = Lease()
+    epoch = lease.claim(ANNA)
+    lease.claim(BOB, takeover=True)
+    if bob_left:
+        lease.release()
+    with pytest.raises(LeaseError, match=r"^was taken over by bob@pc9 pid 7 at 12:05, epoch 2 > 1; "):
+        lease.claim(ANNA, epoch, takeover=takeover)
+
+
+def test_the_epoch_does_not_go_back_when_the_daemon_was_restarted():
+    assert Lease().claim(ANNA, 7) == 8
+
+
+def test_keys_differ_between_grants_and_masters():
+    lease = Lease()
+    keys = set()
+    for master in (ANNA, ANNA, BOB, BOB):
+        lease.claim(master, takeover=True)
+        keys.add(lease.key)
+    assert len(keys) == 4
+    assert {len(key) for key in keys} == {24}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["claim", "takeover", "silent", "leave"])), max_size=60))
+def test_whatever_masters_do_epochs_rise_and_who_was_replaced_never_returns(steps):
+    lease = Lease()
+    masters = [Holder(bytes([number]) * 16, f"master {number}") for number in range(4)]
+    known = [0] * 4
+    replaced = set()
+    highest = 0
+    for number, step in steps:
+        if step == "leave":
+            if lease.holder == masters[number]:
+                lease.release()
+            continue
+        before = lease.holder
+        try:
+            epoch = lease.claim(masters[number], known[number], takeover=step == "takeover", silent=step == "silent")
+        except LeaseError:
+            assert number in replaced or before not in (None, masters[number])
+            assert lease.holder == before
+            continue
+        assert number not in replaced
+        assert epoch > highest
+        assert lease.holder == masters[number]
+        highest = known[number] = epoch
+        replaced |= {other for other in range(4) if other != number and known[other]}
