@@ -25,8 +25,8 @@ from benchmarks.peers import ROOT, Raw
 from ddlf import Cluster
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.net.connection import Connection
-from ddlf.net.dial import receive_exactly
 from ddlf.net.listen import answer
+from ddlf.net.stream import receive_exactly
 from ddlf.tokens import new_token
 from ddlf.wire.frame import Frame, Limits
 from ddlf.wire.handshake import PREAMBLE
@@ -157,7 +157,7 @@ async def serve() -> None:
     async def greet(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await answer(sock, await receive_exactly(sock, PREAMBLE.size), tokens, limits.max_body_bytes)
+            sock, _ = await answer(sock, await receive_exactly(sock, PREAMBLE.size), tokens, limits.max_body_bytes)
         except OSError:
             sock.close()
             return

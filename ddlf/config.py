@@ -161,7 +161,19 @@ class SecurityConfig(_Section):
         default=None, description="File with the token; relative to the folder of this file, ~ is the home folder."
     )
 
-    @field_validator("token_file")
+    tls_ca: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None,
+        description="File with the certificates that sign those of the workers; only if you have your own.",
+    )
+    tls_cert: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="File with the certificate to show to workers that demand one."
+    )
+    tls_key: Annotated[Path, Field(strict=False)] | None = Field(default=None, description="File with its private key.")
+    insecure_plaintext: bool = Field(
+        default=False, description="Encrypt nothing, for workers with --insecure-plaintext on a private link."
+    )
+
+    @field_validator("token_file", "tls_ca", "tls_cert", "tls_key")
     @classmethod
     def _resolve(cls, path: Path | None, info: ValidationInfo) -> Path | None:
         if path is None:
@@ -169,8 +181,16 @@ class SecurityConfig(_Section):
         folder = (info.context or {}).get("folder", ".")
         resolved = Path(os.path.abspath(os.path.join(folder, os.path.expanduser(path))))
         if not os.path.exists(resolved):
-            raise ConfigError(f"token_file {_quote(str(path))} does not exist (looked for {str(resolved)!r})")
+            raise ConfigError(f"{info.field_name} {_quote(str(path))} does not exist (looked for {str(resolved)!r})")
         return resolved
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together, give both or none")
+        if self.insecure_plaintext and (self.tls_ca or self.tls_cert):
+            raise ConfigError("insecure_plaintext and certificates exclude each other")
+        return self
 
 
 class RunConfig(_Section):

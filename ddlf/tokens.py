@@ -80,21 +80,25 @@ def default_path() -> Path:
     return _user_folder("config") / "token"
 
 
-def write_token(path: str | Path | None = None) -> Path:
-    """Write a new token to a file that only this user can read.
+def write_token(path: str | Path | None = None, token: str | None = None) -> Path:
+    """Write a token to a file that only this user can read.
 
     Args:
         path: The file to make; `default_path` if None. Its folder is made too, for this user only.
+        token: The text, of another machine's token; a new one if None.
 
     Returns:
         The file.
 
     Raises:
-        AuthError: The file exists (a token is never overwritten), or it cannot be written.
+        AuthError: The file exists (a token is never overwritten), it cannot be written, or ``token`` is none.
     """
     path = _expanded(default_path() if path is None else path)
+    if token is not None:
+        given = _parse(token.encode("utf-8", "surrogateescape"), "what was pasted")
+        token = "\n".join(one.decode() for one in given)
     try:
-        _create(path, new_token())
+        _create(path, token or new_token())
     except FileExistsError:
         raise AuthError(
             f"{path} already holds a token, which is not overwritten",
@@ -107,8 +111,8 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
     """Return the tokens of the first source that is configured, or None if there is none.
 
     Looks at ``token_file``, then $DDLF_TOKEN_FILE, then $DDLF_TOKEN, then `default_path`. $DDLF_TOKEN is removed from
-    the environment in any case, so that no child process inherits it. (Linux still shows it to the same user in
-    ``/proc/PID/environ``: a file is the better place.)
+    the environment in any case, so that no child process inherits it, and its text is overwritten where the kernel shows
+    it in ``/proc/PID/environ``.
 
     Args:
         token_file: A file named by a flag or in cluster.yaml.
@@ -116,8 +120,11 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
     Raises:
         AuthError: The first configured source is missing, unreadable, readable by others, or holds no token.
     """
-    if (token := os.environ.pop("DDLF_TOKEN", None)) is not None:
-        _FROM_ENVIRONMENT["DDLF_TOKEN"] = token
+    if "DDLF_TOKEN" in os.environ:
+        # Every other reader of the variable got a copy.
+        _FROM_ENVIRONMENT["DDLF_TOKEN"] = os.environ["DDLF_TOKEN"]
+        _wipe_variable(b"DDLF_TOKEN")
+        del os.environ["DDLF_TOKEN"]
 
     if token_file is not None:
         return _read_named(_expanded(token_file), "token file")
@@ -135,6 +142,18 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
         return _read(path, "token file")
     except FileNotFoundError:
         return None
+
+
+def _wipe_variable(name: bytes) -> None:
+    """Overwrite a variable in the memory that the process was started with: removing it only forgets where it is."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # a C library that works in another way
+        library = ctypes.CDLL(None)
+        library.getenv.restype = ctypes.c_void_p
+        address = library.getenv(name)
+        if address:
+            ctypes.memset(address, 0, len(ctypes.string_at(address)))
 
 
 def loopback_tokens() -> Tokens:
@@ -169,6 +188,17 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
     if not folder.is_absolute():
         raise AuthError("this user has no home folder to keep a token in", hint="set HOME, or name a token file")
     return folder
+
+
+def shell_path(path: Path) -> str:
+    """``path`` as a shell on another machine, with another home folder, understands it."""
+    with suppress(RuntimeError, ValueError):
+        return f"~/{_in_quotes(path.relative_to(Path.home()))}"
+    return _in_quotes(path)
+
+
+def _in_quotes(path: Path) -> str:
+    return str(path) if re.fullmatch(r"[\w./-]+", str(path)) else f'"{path}"'
 
 
 def _expanded(path: str | Path) -> Path:

@@ -107,7 +107,8 @@ def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., Wor
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--token-file", str(token_file)),
-                    *("--state-dir", str(state), "--ready-fd", str(write_fd), *arguments),
+                    # Tests listen on this machine only; the last of two options wins.
+                    *("--host", "127.0.0.1", "--state-dir", str(state), "--ready-fd", str(write_fd), *arguments),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

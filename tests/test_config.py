@@ -358,6 +358,28 @@ def test_a_relative_token_file_is_looked_for_beside_the_file_and_not_in_the_work
         load_config(path)
 
 
+def test_paths_of_certificates_are_resolved_like_that_of_the_token_and_belong_together():
+    for name in ("ca", "cert", "key"):
+        write("a file", f"lab/{name}.pem")
+    files = "tls_ca: ca.pem, tls_cert: cert.pem, tls_key: key.pem"
+    security = load_config(write(f"workers: [a:1]\nsecurity: {{{files}}}\n", "lab/cluster.yaml")).security
+    folder = Path.cwd() / "lab"
+    assert (security.tls_ca, security.tls_cert, security.tls_key) == tuple(
+        folder / f"{name}.pem" for name in ("ca", "cert", "key")
+    )
+    write("a file", "cert.pem")
+    assert complaint(ONE + "security: {tls_cert: cert.pem}\n") == (
+        "cluster.yaml:2:11: tls_cert and tls_key belong together, give both or none"
+    )
+    assert complaint(ONE + "security: {tls_ca: cert.pem, insecure_plaintext: true}\n") == (
+        "cluster.yaml:2:11: insecure_plaintext and certificates exclude each other"
+    )
+    assert complaint(ONE + "security: {insecure_plaintext: 1}\n").startswith("cluster.yaml:2:32: insecure_plaintext")
+    assert complaint(ONE + "security: {tls_key: no.pem}\n") == (
+        f"cluster.yaml:2:21: tls_key 'no.pem' does not exist (looked for '{Path.cwd()}/no.pem')"
+    )
+
+
 def test_of_very_many_problems_the_first_are_shown_and_the_rest_counted():
     lines = complaint("workers:\n" + "  - h\n" * 100).splitlines()
     assert len(lines) == 21

@@ -73,6 +73,13 @@ def parser() -> Parser:
     actions = token.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
     new = actions.add_parser("new", help="write a new token", description="Write a new token for this user.")
     new.add_argument("--token-file", type=Path, help="where to (default: this user's configuration folder)")
+    paste = actions.add_parser(
+        "paste",
+        help="write the token of another machine",
+        description="Write the token of another machine to its place on this one. It is read from the terminal, without "
+        "showing it, or from standard input.",
+    )
+    paste.add_argument("--token-file", type=Path, help="where to (default: this user's configuration folder)")
     show = actions.add_parser(
         "show", help="show the token to copy it", description="Show where the token is, and the token itself."
     )
@@ -87,6 +94,7 @@ def _add_cluster(parser: Parser) -> None:
     )
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    parser.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     parser.add_argument(
         "--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)"
     )
@@ -141,9 +149,16 @@ def _token(options: argparse.Namespace) -> int:
 
     if options.action == "new":
         path = tokens.write_token(options.token_file)
+        folder, there = tokens.shell_path(path.parent), tokens.shell_path(path)
         print(f"A new token is in {path}. Whoever has it can run code on your workers.")
-        print(f"Copy it to the same place on every other machine, for instance: scp {path} HOST:{path}")
-        print("Then restart the workers.")
+        print("Copy it to each of the other machines. This line does it, with HOST replaced:")
+        print(f"  ssh HOST 'umask 077; mkdir -p {folder}; cat > {there}' < {there}")
+        print(
+            "Without ssh: 'ddlf token show' here, 'ddlf token paste' there. Then start the workers: ddlf-worker --port 9000"
+        )
+        return 0
+    if options.action == "paste":
+        print(f"The token is in {tokens.write_token(options.token_file, _read_secret())}.")
         return 0
     found = tokens.find_tokens(options.token_file)
     if found is None:
@@ -154,14 +169,27 @@ def _token(options: argparse.Namespace) -> int:
     return 0
 
 
+def _read_secret() -> str:
+    """A token from the terminal, where it does not show, or all of standard input. Never from an argument, which others can see."""
+    if not sys.stdin.isatty():
+        return sys.stdin.read(4096)
+    import getpass
+
+    return getpass.getpass("token (it does not show): ")
+
+
 def _cluster(options: argparse.Namespace) -> Cluster:
     from ddlf.cluster.cluster import Cluster
     from ddlf.config import parse_address
 
     if options.hosts:
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        hosts, ports = [host for host, _ in addresses], [port for _, port in addresses]
-        cluster = Cluster(hosts, ports, token_file=options.token_file)
+        cluster = Cluster(
+            [host for host, _ in addresses],
+            [port for _, port in addresses],
+            token_file=options.token_file,
+            insecure_plaintext=options.insecure_plaintext,
+        )
     else:
         cluster = Cluster.from_config(options.config)
     for worker in cluster.workers:

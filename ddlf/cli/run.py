@@ -50,6 +50,7 @@ def add_options(parser: Parser) -> None:
     one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     where.add_argument("--takeover", action="store_true", help="take the workers from another master that has them")
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     train.add_argument("--mode", choices=("sync", "async"))
@@ -178,8 +179,13 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         from ddlf.config import parse_address
 
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        hosts, ports = [a for a, _ in addresses], [p for _, p in addresses]
-        cluster = Cluster(hosts, ports, token_file=options.token_file, takeover=options.takeover)
+        cluster = Cluster(
+            [a for a, _ in addresses],
+            [p for _, p in addresses],
+            token_file=options.token_file,
+            insecure_plaintext=options.insecure_plaintext,
+            takeover=options.takeover,
+        )
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
         from ddlf.config import find_config

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
+from ddlf.cli.service import feed_watchdog, notify
 from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 interrupts.imported()
 
 LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -33,20 +35,25 @@ def parser() -> Parser:
     result = Parser(
         prog="ddlf-worker",
         description="Run one DDLF worker on this machine. Masters reach it on the one port.",
-        epilog="Without a token it listens on this machine only. To use it from others:\n"
-        "  ddlf token new                            once, then copy the file to the other machines\n"
-        "  ddlf-worker --host ADDRESS --insecure-plaintext --port 9000",
+        epilog="Without a token it listens on this machine only. To use it from others, encrypted:\n"
+        "  ddlf token new           once; it prints how to copy the token to another machine\n"
+        "  ddlf-worker --port 9000  on each machine",
     )
     result.add_argument(
         "--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)"
     )
-    result.add_argument("--host", help=f"address to listen on (default: {LOOPBACK})")
+    result.add_argument("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
     result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
     result.add_argument(
         "--insecure-plaintext",
         action="store_true",
-        help="allow an address beyond this machine without encryption: private links only",
+        help="encrypt nothing, also beyond this machine: private links only",
     )
+    result.add_argument("--tls-ca", type=Path, metavar="PEM", help="masters must show a certificate signed by this one")
+    result.add_argument(
+        "--tls-cert", type=Path, metavar="PEM", help="own certificate (default: made at the first start)"
+    )
+    result.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     result.add_argument("--state-dir", type=Path, help="folder for persistent methods and the executor's log")
     result.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     # For programs that start workers: the token comes on stdin, whose end is the parent's end; readiness goes to a descriptor as one line of JSON.
@@ -81,6 +88,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ddlf.net.tls import Security
     from ddlf.tokens import Tokens, find_tokens, loopback_tokens
     from ddlf.worker.daemon import Options
 
@@ -91,18 +99,17 @@ def _run(options: argparse.Namespace) -> int:
 
     given = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)
-    host = options.host or LOOPBACK
+    # The token of a program that starts workers on its own machine opens nothing.
+    host = options.host or (ANY if tokens and not given else LOOPBACK)
     beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
     if beyond and tokens is None:
         raise AuthError(
             f"refusing to listen on {host} without a token",
             hint="run 'ddlf token new' and copy the file to the other machines",
         )
-    if beyond and not options.insecure_plaintext:
-        raise AuthError(
-            f"refusing to listen on {host} without encryption",
-            hint="add --insecure-plaintext if the network is private; whoever can read it can then read your data",
-        )
+    security = Security(options.tls_ca, options.tls_cert, options.tls_key, options.insecure_plaintext)
+    plaintext = beyond and security.insecure_plaintext
+    encrypted = beyond or security.tls_ca or security.tls_cert
     # Nobody would find the state of a port that was chosen by chance.
     state_dir = options.state_dir or (_state_dir() if options.port else None)
     settings = Options(
@@ -110,12 +117,14 @@ def _run(options: argparse.Namespace) -> int:
         port=options.port,
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
-        insecure_plaintext=beyond,
+        security=security if encrypted else None,
     )
 
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
-            say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+            notify("READY=1")
+            how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
+            say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
             if os.geteuid() == 0 and not (given or options.quiet):
                 print(
                     "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own",
@@ -127,9 +136,10 @@ def _run(options: argparse.Namespace) -> int:
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
                 print(json.dumps(facts), file=pipe)
 
+    _no_core_dumps()
     # A signal that comes while the event loop is made waits until it can be handled: half a loop cannot end tidily.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    if beyond:
+    if plaintext:
         print(
             f"ddlf-worker: WARNING: {host} is reachable from other machines and nothing is encrypted (--insecure-plaintext)",
             file=sys.stderr,
@@ -137,8 +147,8 @@ def _run(options: argparse.Namespace) -> int:
         )
     elif tokens is None:
         say(
-            "No token: only masters on this machine can connect. For other machines: 'ddlf token new', copy the file, "
-            "then --host ADDRESS --insecure-plaintext"
+            "No token: only masters on this machine can connect. For others: 'ddlf token new' on one machine, copy the "
+            "token as it says, start again"
         )
     return asyncio.run(_serve(settings, ready, options.exit_with_parent))
 
@@ -169,8 +179,20 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
                 loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()
-    await daemon.run(lambda: ready(daemon))
+    watchdog = asyncio.create_task(feed_watchdog())
+    try:
+        await daemon.run(lambda: ready(daemon))
+    finally:
+        watchdog.cancel()
     return code
+
+
+def _no_core_dumps() -> None:
+    """Memory holds the token: when this process or its executor crashes, it is not written to a disk."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _token_from_stdin() -> bytes:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
+from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.code import PickleOnce
@@ -41,13 +42,18 @@ class Cluster:
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
         connect_timeout_s: For each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
+        tls_ca: File with the certificates that workers' certificates must be signed by. By default the token alone proves who a
+            worker is; connections to other machines are encrypted in any case.
+        tls_cert: File with a certificate to show to workers that demand one.
+        tls_key: File with its private key.
+        insecure_plaintext: Encrypt nothing, for workers that were started with ``--insecure-plaintext``.
         heartbeat_s: How often master and workers give each other a sign of life; by default an eighth of ``dead_after_s``.
         suspect_after_s: Silence after which a worker's ``state`` is ``"suspect"``; by default half of ``dead_after_s``.
         dead_after_s: Silence after which a worker is given up, and after which another master may have its workers; 4 by default.
         takeover: Take the workers from another master that has them.
 
     Raises:
-        ConfigError: The addresses cannot be used, or the times contradict each other.
+        ConfigError: The addresses or the certificates cannot be used, or the times contradict each other.
 
     Example::
 
@@ -65,6 +71,10 @@ class Cluster:
         pickle_results: bool = False,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        insecure_plaintext: bool = False,
         heartbeat_s: float | None = None,
         suspect_after_s: float | None = None,
         dead_after_s: float | None = None,
@@ -75,9 +85,15 @@ class Cluster:
             raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= len(addresses):
             raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
+        ca, certificate, key = (Path(file).expanduser() if file else None for file in (tls_ca, tls_cert, tls_key))
+        security = Security(ca, certificate, key, insecure_plaintext)
+        if ca or certificate:
+            client_context(security)  # now, not at the first connection: a wrong file is a mistake of the caller
         tokens = find_tokens(token_file)
         timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
-        self._setup(addresses, tokens, threads, pickle_results, timing, connect_timeout_s, min_workers, takeover)
+        self._setup(
+            addresses, tokens, threads, pickle_results, timing, connect_timeout_s, min_workers, takeover, security
+        )
 
     def _setup(
         self,
@@ -89,6 +105,7 @@ class Cluster:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         min_workers: int | None = None,
         takeover: bool = False,
+        security: Security = TOKEN_ONLY,
     ) -> None:
         self._machines = machines = Counter(_machine(host) for host, _ in addresses)
         if tokens is None and set(machines) != {LOOPBACK}:
@@ -109,6 +126,7 @@ class Cluster:
                 threads=threads,
                 share=machines[_machine(host)],
                 pickle_results=pickle_results,
+                security=security,
                 timing=timing,
                 takeover=takeover,
             )
@@ -144,7 +162,7 @@ class Cluster:
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
-            token_file=config.security.token_file,
+            **dict(config.security),
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
             heartbeat_s=config.run.heartbeat_s,

@@ -38,6 +38,7 @@ from ddlf.iworker import IWorker
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
 from ddlf.net.silence import end_when_silent
+from ddlf.net.tls import TOKEN_ONLY, Security
 from ddlf.timing import Timing
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
@@ -140,6 +141,7 @@ class ProxyWorker(IWorker):
         share: How many workers share that machine.
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
         max_message_bytes: The largest answer accepted.
+        security: Certificates, and whether to encrypt beyond this machine.
         timing: When the worker is suspected and when it is given up.
         takeover: Take the worker from another master that has it.
         guest: Ask without having the worker: status and measurements, also while another master has it.
@@ -163,6 +165,7 @@ class ProxyWorker(IWorker):
         share: int = 1,
         pickle_results: bool = False,
         max_message_bytes: int = MAX_BODY_BYTES,
+        security: Security = TOKEN_ONLY,
         timing: Timing | None = None,
         takeover: bool = False,
         guest: bool = False,
@@ -181,6 +184,7 @@ class ProxyWorker(IWorker):
         self.facts: dict[str, Any] = {}
         self._token = token
         self._max_message_bytes = max_message_bytes
+        self._security = security
         self._session = secrets.token_bytes(16)
         self._ids = itertools.count(1)
         self._control: ControlChannel | None = None
@@ -370,7 +374,13 @@ class ProxyWorker(IWorker):
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
             return await dial(
-                self.host, self.port, role, self._token, max_message_bytes=self._max_message_bytes, timeout_s=timeout_s
+                self.host,
+                self.port,
+                role,
+                self._token,
+                max_message_bytes=self._max_message_bytes,
+                timeout_s=timeout_s,
+                security=self._security,
             )
         except DDLFError as error:
             error.worker = error.worker or f"worker {self.id}"

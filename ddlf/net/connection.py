@@ -6,6 +6,10 @@ kernel does not take at once), and a small message costs one callback and no tas
 
 Frames are given to a callback as they come. Sending is explicit about backpressure: ``send`` queues and tries at once, ``drain`` waits until the
 kernel has taken all that was queued, ``post`` does both.
+
+An encrypted socket differs in three ways. It sends one piece at a time, of which it may keep the place: after a wait it must be offered the same
+bytes again. It reads a record at a time (16 KiB), of which it may hold a rest that the kernel knows nothing of (``pending``). And it may say that it
+would block with errors of its own. It closes without TLS's farewell, since frames have lengths: an end inside one is noticed.
 """
 
 from __future__ import annotations
@@ -13,18 +17,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ddlf.errors import FrameTooLarge, ProtocolError
+from ddlf.net.admission import RECEIVING
+from ddlf.net.stream import WOULD_BLOCK
 from ddlf.wire.frame import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
 MAX_PIECES = 512
 """Pieces given to the kernel in one call; Linux takes 1,024."""
 READS_PER_EVENT = 16
 """Large buffers are read this often before other work of the loop gets its turn: 16 reads of some 1 MB at most (seen with strace)."""
+RECORDS_PER_EVENT = 128
+"""The same for an encrypted connection, whose reads are records of 16 KiB: 2 MiB, some 5 ms."""
+ENCRYPT_BYTES = 256 * 1024
+"""Encrypted in one call. OpenSSL says how far it came only when all of it is sent, so this is also the grain of ``bytes_sent``."""
 
 _RESET = struct.pack("ii", 1, 0)
 """For SO_LINGER: on, for no time."""
@@ -53,10 +64,14 @@ class Connection:
         allocate: Callable[[int], Any] = bytearray,
     ) -> None:
         self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._reads_per_event = RECORDS_PER_EVENT if self._tls else READS_PER_EVENT
         self._on_frame = on_frame
         self._on_close = on_close
         self._peer_limits = peer_limits or limits
-        self._decoder = FrameDecoder(limits, allocate)
+        self._allocate = allocate
+        self._decoder = FrameDecoder(limits, self._allocate_counted)
+        self._receiving_bytes = 0  # of the frame that comes now, in memory of its own
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
         self._bytes_queued = 0  # since the connection began, with those that were sent
@@ -72,6 +87,8 @@ class Connection:
         if not self._reading and not self.closed:
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._readable)
+            if self._tls is not None and self._tls.pending():
+                self._loop.call_soon(self._read_rest)
 
     def pause_reading(self) -> None:
         """Leave what comes to the kernel, which makes the other side wait."""
@@ -104,8 +121,8 @@ class Connection:
             # The common small message: one system call, no bookkeeping.
             piece = pieces[0]
             try:
-                sent = self._sock.send(piece)
-            except BlockingIOError:
+                sent = self._sock.send(piece if self._tls is None else memoryview(piece)[:ENCRYPT_BYTES])
+            except WOULD_BLOCK:
                 sent = 0
             except OSError as error:
                 self._close(error)
@@ -167,7 +184,7 @@ class Connection:
     def _readable(self) -> None:
         decoder = self._decoder
         try:
-            for _ in range(READS_PER_EVENT):
+            for _ in range(self._reads_per_event):
                 memory = decoder.wants()
                 count = self._sock.recv_into(memory)
                 if count == 0:
@@ -178,12 +195,18 @@ class Connection:
                     return
                 self.bytes_received += count
                 for frame in decoder.received(count):
+                    if self._receiving_bytes:
+                        self._stop_counting()
                     self._on_frame(frame)
                     if self.closed:
                         return
-                if not decoder.direct or not self._reading:
+                if not self._reading:
                     return
-        except BlockingIOError:
+                if not decoder.direct and (self._tls is None or not self._tls.pending()):
+                    return
+            if self._tls is not None and self._tls.pending():
+                self._loop.call_soon(self._read_rest)
+        except WOULD_BLOCK:
             return
         except (OSError, ProtocolError, FrameTooLarge) as error:
             self._close(error)
@@ -191,12 +214,29 @@ class Connection:
             self._close(error)
             raise
 
+    def _allocate_counted(self, size: int) -> Any:
+        RECEIVING.take(size)
+        self._receiving_bytes += size
+        return self._allocate(size)
+
+    def _stop_counting(self) -> None:
+        RECEIVING.give_back(self._receiving_bytes)
+        self._receiving_bytes = 0
+
+    def _read_rest(self) -> None:
+        """Read what TLS has decrypted already: no event of the socket tells of it."""
+        if self._reading:
+            self._readable()
+
     def _writable(self) -> None:
         queue = self._queue
         try:
             while queue:
-                pieces = [queue[index] for index in range(min(len(queue), MAX_PIECES))]
-                sent = self._sock.sendmsg(pieces)
+                if self._tls is None:
+                    pieces = [queue[index] for index in range(min(len(queue), MAX_PIECES))]
+                    sent = self._sock.sendmsg(pieces)
+                else:
+                    sent = self._tls.send(queue[0][:ENCRYPT_BYTES])
                 self.bytes_sent += sent
                 while sent:
                     if sent >= len(queue[0]):
@@ -205,7 +245,9 @@ class Connection:
                         queue[0] = queue[0][sent:]
                         sent = 0
                 self._release_drained()
-        except BlockingIOError:
+                if self._tls is not None and queue:
+                    return  # a fast reader would keep this loop busy for the whole message; the next event goes on
+        except WOULD_BLOCK:
             return
         except OSError as error:
             self._close(error)
@@ -226,6 +268,7 @@ class Connection:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
+        self._stop_counting()
         self._queue.clear()
         waiters, self._drained = self._drained, deque()
         for _, waiter in waiters:

@@ -6,10 +6,26 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
+from collections.abc import Callable
 
-from ddlf.errors import AuthError, ConfigError, ListenError
-from ddlf.net.dial import receive_exactly
-from ddlf.wire.handshake import HELLO, PREAMBLE, PROOF_BYTES, Hello, Verdict, WorkerHandshake, auth_key, key_id
+from ddlf.errors import AuthError, ConfigError, ConnectError, ListenError, ProtocolError
+from ddlf.net import tls
+from ddlf.net.stream import receive_exactly, send_all
+from ddlf.net.tls import WorkerTLS
+from ddlf.wire.handshake import (
+    HELLO,
+    NO_CERTIFICATE,
+    PREAMBLE,
+    PROOF_BYTES,
+    Hello,
+    Verdict,
+    WorkerHandshake,
+    auth_key,
+    key_id,
+    short_answer,
+    tls_follows,
+)
 
 BACKLOG = 128
 REFUSAL_DELAY_S = 0.5
@@ -67,33 +83,81 @@ async def answer(
     preamble: bytes,
     tokens: tuple[bytes, ...],
     max_message_bytes: int,
+    encryption: WorkerTLS | None = None,
     *,
+    has_place: Callable[[], bool] = lambda: True,
     delay_s: float = REFUSAL_DELAY_S,
-) -> Hello:
-    """The worker's side of the handshake; the caller has read and checked the preamble and bounds the time.
+) -> tuple[socket.socket, Hello]:
+    """The worker's side of the handshake on a socket, which the result replaces. It is closed when this fails.
+
+    Args:
+        sock: Non-blocking; the caller has read the preamble and bounds the time.
+        preamble: Checked, and suitable: ``refusal_of_preamble`` said nothing.
+        tokens: Accepted ones, the one to prove with first.
+        max_message_bytes: The largest message body this side accepts.
+        encryption: What TLS needs.
+        has_place: Whether one more connection may be kept; asked when the client has proven who it is.
+        delay_s: How late to refuse.
 
     Returns:
-        The client's hello; the socket is ready for frames.
+        The socket, ready for frames, and the client's hello.
 
     Raises:
         AuthError: The client does not hold a token of this worker. It was told so.
+        ConnectError: There is no place for another connection. It was told so.
         OSError: The connection ended.
         ProtocolError: The bytes are no handshake.
     """
-    loop = asyncio.get_running_loop()
-    handshake = WorkerHandshake(tokens, max_message_bytes)
-    hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
-    await loop.sock_sendall(sock, reply)
     try:
-        proof = await receive_exactly(sock, PROOF_BYTES)
-    except ConnectionResetError:
-        if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
-            raise
-        # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
-        raise AuthError("token mismatch: the client holds another token") from None
-    if handshake.accepts(proof):
-        await loop.sock_sendall(sock, bytes([Verdict.ACCEPTED]))
-        return hello
-    await asyncio.sleep(delay_s)
-    await loop.sock_sendall(sock, bytes([Verdict.REFUSED]))
-    raise AuthError("token mismatch")
+        certificate = NO_CERTIFICATE
+        if tls_follows(preamble):
+            if encryption is None:
+                raise ProtocolError("the client wants TLS, this port is plain")
+            await send_all(sock, short_answer(tls=True))
+            sock = encrypted = tls.begin_worker(sock, encryption)
+            try:
+                await tls.finish(encrypted)
+            except AuthError:
+                await asyncio.sleep(delay_s)  # closed at once, the reason would be lost on its way
+                raise
+            certificate = encryption.certificate
+        handshake = WorkerHandshake(tokens, max_message_bytes, certificate)
+        hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
+        await send_all(sock, reply)
+        try:
+            proof = await receive_exactly(sock, PROOF_BYTES)
+        except ConnectionResetError:
+            if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
+                raise
+            # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
+            raise AuthError("token mismatch: the client holds another token") from None
+        if not handshake.accepts(proof):
+            await asyncio.sleep(delay_s)
+            await send_all(sock, bytes([Verdict.REFUSED]))
+            raise AuthError("token mismatch")
+        if not has_place():
+            await send_all(sock, bytes([Verdict.BUSY]))
+            raise ConnectError("no place for another connection")
+        await send_all(sock, bytes([Verdict.ACCEPTED]))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise tls.explained(error) from None
+        raise
+    return sock, hello
+
+
+def refusal_of_preamble(sock: socket.socket, preamble: bytes, *, encrypts: bool, insecure_plaintext: bool) -> str:
+    """Why a client whose preamble is right cannot be served all the same; empty when it can.
+
+    Args:
+        sock: The client's; where it is decides.
+        preamble: Its first 8 bytes.
+        encrypts: Whether this worker can speak TLS.
+        insecure_plaintext: Whether it may serve other machines without.
+    """
+    if tls_follows(preamble):
+        return "" if encrypts else "the client wants TLS, this port is plain"
+    if insecure_plaintext or tls.is_local(sock):
+        return ""
+    return "the client speaks plaintext, other machines must encrypt"

@@ -94,14 +94,15 @@ class InProcessExecutor(Executor):
         await asyncio.gather(*self._serving, return_exceptions=True)
         return -signal.SIGKILL
 
-    async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
+    async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
         """Serve a data connection; the daemon closes its own socket afterwards."""
         await self.settled.wait()
         mine = sock.dup()
         mine.setblocking(False)
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
         try:
-            hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
+            async with asyncio.timeout_at(deadline):
+                mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
         except BaseException:
             mine.close()
             raise
@@ -150,8 +151,10 @@ class InProcessDaemon(Daemon):
 
     executor: InProcessExecutor
 
-    def _make_executor(self, state_dir: Path) -> Executor:
-        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self._log)
+    def _make_executor(self, state_dir: Path, certificate: Path | None) -> Executor:
+        self.executor = InProcessExecutor(
+            self._options, self._session_dir, state_dir, certificate, self._announce, self._log
+        )
         return self.executor
 
 

@@ -12,7 +12,9 @@ A proof is ``HMAC-SHA256(key, label + client's hello + worker's hello + certific
 reflected; both nonces are fresh, so that it cannot be replayed; both hellos are covered, so that none of their fields can be altered. The
 worker proves first: a client never shows anything made with its token to somebody who does not hold it.
 
-The preamble is the first 8 bytes. A daemon reads only them to route the socket; they precede TLS.
+The preamble is the first 8 bytes. A daemon reads only them to route the socket. They precede TLS, when their flag says that it follows; the
+proofs cover them, so the flag cannot be taken out on the way.
+Before TLS begins the worker says a preamble of its own, which promises nothing.
 """
 
 from __future__ import annotations
@@ -85,14 +87,22 @@ class Hello:
         return HELLO.pack(self.preamble(), self.max_message_bytes, self.key_id, self.nonce)
 
 
-def new_hello(role: Role, max_message_bytes: int, key: bytes) -> Hello:
+def new_hello(role: Role, max_message_bytes: int, key: bytes, flags: int = 0) -> Hello:
     """Make a hello with a fresh nonce."""
-    return Hello(role=role, nonce=os.urandom(32), max_message_bytes=max_message_bytes, key_id=key_id(key))
+    return Hello(role, os.urandom(32), max_message_bytes, key_id(key), flags)
 
 
-def version_answer() -> bytes:
-    """The 8 bytes for a client of another major version, so that it can say which one it met. The connection is closed after them."""
-    return PREAMBLE.pack(MAGIC, *VERSION, Role.CONTROL, 0)
+def short_answer(*, tls: bool = False) -> bytes:
+    """The worker's own preamble: before TLS, and for a client whose preamble does not suit it, as the last it hears.
+
+    It is not protected, so nothing is weakened because of it.
+    """
+    return PREAMBLE.pack(MAGIC, *VERSION, Role.CONTROL, FLAG_TLS if tls else 0)
+
+
+def tls_follows(preamble: bytes) -> bool:
+    """Whether the flag for TLS is set in a preamble that ``read_preamble`` has checked."""
+    return bool(preamble[-1] & FLAG_TLS)
 
 
 def read_preamble(data: bytes) -> Role:
@@ -172,13 +182,17 @@ def proof(key: bytes, side: str, client: bytes, worker: bytes, certificate: byte
 class ClientHandshake:
     """The dialling side. Send ``hello``, then give what arrives to ``read_hello`` and ``read_verdict``."""
 
-    def __init__(self, role: Role, token: bytes, max_message_bytes: int) -> None:
+    def __init__(self, role: Role, token: bytes, max_message_bytes: int, *, tls: bool = False) -> None:
         self._key = auth_key(token)
-        self._mine = new_hello(role, max_message_bytes, self._key).encode()
+        self._mine = new_hello(role, max_message_bytes, self._key, FLAG_TLS if tls else 0).encode()
         self.hello = self._mine
 
-    def read_hello(self, data: bytes) -> tuple[Hello, bytes]:
+    def read_hello(self, data: bytes, certificate: bytes = NO_CERTIFICATE) -> tuple[Hello, bytes]:
         """Check the worker's 96 bytes.
+
+        Args:
+            data: The bytes.
+            certificate: SHA-256 of the certificate that this side saw.
 
         Returns:
             The worker's hello, and this side's proof to send.
@@ -189,9 +203,14 @@ class ClientHandshake:
         """
         theirs, given = data[: HELLO.size], data[HELLO.size :]
         hello = decode_hello(theirs)
-        if not hmac.compare_digest(given, proof(self._key, "S", self._mine, theirs)):
+        if not hmac.compare_digest(given, proof(self._key, "S", self._mine, theirs, certificate)):
+            if hello.key_id == key_id(self._key):
+                raise AuthError(
+                    "the handshake was altered on the way, although both sides name the same token",
+                    hint="somebody may be in between: check the address, the name service and the network",
+                )
             raise AuthError("it holds another token than this side")
-        return hello, proof(self._key, "C", self._mine, theirs)
+        return hello, proof(self._key, "C", self._mine, theirs, certificate)
 
     @staticmethod
     def read_verdict(data: bytes) -> None:
@@ -209,10 +228,17 @@ class ClientHandshake:
 
 
 class WorkerHandshake:
-    """The listening side. Give the client's 64 bytes to ``answer``, send the result, then give 32 bytes to ``accepts``."""
+    """The listening side. Give the client's 64 bytes to ``answer``, send the result, then give 32 bytes to ``accepts``.
 
-    def __init__(self, tokens: tuple[bytes, ...], max_message_bytes: int) -> None:
+    Args:
+        tokens: Accepted ones, the one to prove with first.
+        max_message_bytes: The largest message body this side accepts.
+        certificate: SHA-256 of this side's certificate; zeros without TLS.
+    """
+
+    def __init__(self, tokens: tuple[bytes, ...], max_message_bytes: int, certificate: bytes = NO_CERTIFICATE) -> None:
         self._keys = [auth_key(token) for token in tokens]
+        self._certificate = certificate
         self._max_message_bytes = max_message_bytes
         self._client = self._mine = b""
 
@@ -226,10 +252,11 @@ class WorkerHandshake:
         # A client with none of the tokens is answered all the same: it finds out itself, and others learn nothing.
         key = next((key for key in self._keys if key_id(key) == client.key_id), self._keys[0])
         self._client = data
-        self._mine = new_hello(client.role, self._max_message_bytes, key).encode()
-        return client, self._mine + proof(key, "S", self._client, self._mine)
+        self._mine = new_hello(client.role, self._max_message_bytes, key, client.flags).encode()
+        return client, self._mine + proof(key, "S", self._client, self._mine, self._certificate)
 
     def accepts(self, given: bytes) -> bool:
         """Whether the client's proof was made with one of the tokens. Takes the same time whatever the answer."""
-        matches = [hmac.compare_digest(given, proof(key, "C", self._client, self._mine)) for key in self._keys]
+        wanted = [proof(key, "C", self._client, self._mine, self._certificate) for key in self._keys]
+        matches = [hmac.compare_digest(given, one) for one in wanted]
         return any(matches)

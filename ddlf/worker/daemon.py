@@ -15,30 +15,33 @@ import platform
 import shutil
 import signal
 import socket
+import struct
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ddlf.cluster.liveness import Liveness
-from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.net.admission import Admission
 from ddlf.net.connection import Connection
-from ddlf.net.dial import receive_exactly
-from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
+from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
 from ddlf.net.silence import end_when_silent
+from ddlf.net.stream import receive_exactly, send_all
+from ddlf.net.tls import Security, make_certificate, worker_tls
 from ddlf.timing import Timing
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, version_answer
+from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
 from ddlf.worker.session import SessionFolder, remove_abandoned
 
-MAX_HALF_OPEN = 64
+HAND_OVER = struct.Struct("<8sd")
+"""What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
 MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 START_RETRY_S = 0.5
@@ -50,13 +53,13 @@ SILENT_GRACE_S = 30.0
 """A master that is silent for so long is gone for good. It loses its lease long before, but only to another master that wants it: one whose process
 is stopped, or held up by a download or an import, goes on as if nothing had been."""
 CLAIMED_IDS = 2**32
-LEASE_CHANGED = b"LEASE".ljust(PREAMBLE.size)
+LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 """Tells the executor to look at its page for who may ask it."""
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
-LOG_EVERY_S = 60.0
-"""One line for each address and reason in this time: a port scanner must not fill the disk."""
+NO_DESCRIPTORS_S = 0.1
+"""How long to leave newcomers to the kernel when this process has no descriptor for them."""
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ class Options:
         port: 0 for any free one.
         tokens: Accepted ones, the one to prove with first.
         state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
-        insecure_plaintext: Whether it listens beyond loopback without encryption.
+        security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
         max_message_bytes: The largest message body accepted.
     """
 
@@ -76,7 +79,7 @@ class Options:
     port: int
     tokens: tuple[bytes, ...] = field(repr=False)
     state_dir: Path | None
-    insecure_plaintext: bool = False
+    security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
 
 
@@ -98,32 +101,54 @@ class Daemon:
         remove_abandoned()
         try:
             state_dir = self._make_state_dir()
-        except OSError as error:
+            certificate = self._make_certificate()
+            self._encryption = worker_tls(certificate, options.security) if certificate and options.security else None
+        except (OSError, ConfigError) as error:
             self._listener.close()
             self._session.remove()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = self._make_executor(state_dir)
+        self._executor = self._make_executor(state_dir, certificate)
         self._sessions: set[ControlSession] = set()
         self._lease = Lease()
         self._holder: ControlSession | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._admission = Admission(log, lambda: len(self._sessions))
         self._orphans: set[asyncio.Task[None]] = set()
-        self._logged: Counter[tuple[str, str]] = Counter()
-        self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
 
-    def _make_executor(self, state_dir: Path) -> Executor:
-        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log)
+    def _make_executor(self, state_dir: Path, certificate: Path | None) -> Executor:
+        return Executor(self._options, self._session_dir, state_dir, certificate, self._announce, self._log)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
         folder = (self._options.state_dir or self._session_dir) / f"port-{self.port}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
+
+    def _make_certificate(self) -> Path | None:
+        """The file with this worker's own certificate, made at the first start; None when nothing is encrypted."""
+        security = self._options.security
+        if security is None or security.insecure_plaintext:
+            return None
+        path = (self._options.state_dir or self._session_dir) / "certificate.pem"
+        if security.tls_cert is None:
+            make_certificate(path)
+        return path
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether other machines can connect with TLS."""
+        return self._encryption is not None
+
+    @property
+    def insecure_plaintext(self) -> bool:
+        """Whether other machines can connect without."""
+        return self._options.security is not None and self._options.security.insecure_plaintext
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is called.
@@ -137,7 +162,7 @@ class Daemon:
                 waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
-                for task in (*running, waiting, *self._greetings, *self._orphans):
+                for task in (*running, waiting, *self._admission.tasks, *self._orphans):
                     task.cancel()
         finally:
             self._listener.close()
@@ -161,33 +186,42 @@ class Daemon:
             try:
                 sock, address = await loop.sock_accept(self._listener)
             except OSError as error:  # no descriptors left: what is open goes on, new ones wait in the kernel
-                self._log(f"cannot accept a connection: {error.strerror}")
-                await asyncio.sleep(0.1)
+                self._admission.log_refusal("a connection", f"cannot accept it: {error.strerror}")
+                await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            if len(self._greetings) >= MAX_HALF_OPEN:
-                sock.close()
-                continue
-            task = loop.create_task(self._greet(sock, address[0]))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+            self._admission.start(self._greet(sock, address[0]), address[0])
+            await asyncio.sleep(0)  # it begins, so that it closes its socket when it has to go
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         """Find out who is there; nothing is parsed before the handshake has succeeded."""
         owned = True
         preamble = b""
+        deadline = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout_at(deadline):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 preamble = await receive_exactly(sock, PREAMBLE.size)
                 try:
                     role = read_preamble(preamble)
                 except VersionError:
-                    await asyncio.get_running_loop().sock_sendall(sock, version_answer())
+                    await send_all(sock, short_answer(tls=self.encrypts))
                     raise
+                if refusal := refusal_of_preamble(
+                    sock, preamble, encrypts=self.encrypts, insecure_plaintext=self.insecure_plaintext
+                ):
+                    await send_all(sock, short_answer(tls=self.encrypts))
+                    raise ProtocolError(refusal)
                 if role is Role.DATA:
-                    await self._executor.hand_over(sock, preamble)
+                    await self._executor.hand_over(sock, preamble, deadline)
                     return
-                await answer(sock, preamble, self._options.tokens, self._options.max_message_bytes)
+                sock, _ = await answer(
+                    sock,
+                    preamble,
+                    self._options.tokens,
+                    self._options.max_message_bytes,
+                    self._encryption,
+                    has_place=lambda: self._admission.has_place,
+                )
             self._sessions.add(ControlSession(self, sock))
             owned = False
         except (ProtocolError, AuthError) as error:
@@ -195,28 +229,16 @@ class Daemon:
                 with contextlib.suppress(OSError):
                     sock.send(HTTP_ANSWER)
                     sock.shutdown(socket.SHUT_WR)
-            self._log_once(address, error.message)
+            self._admission.log_refusal(address, error.message)
         except DDLFError as error:
-            self._log_once(address, str(error))
+            self._admission.log_refusal(address, str(error))
         except TimeoutError:
-            self._log_once(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
+            self._admission.log_refusal(address, f"handshake timed out ({HANDSHAKE_TIMEOUT_S:g} s)")
         except OSError:
-            self._log_once(address, "closed during the handshake")
+            self._admission.log_refusal(address, "closed during the handshake")
         finally:
             if owned:
                 sock.close()
-
-    def _log_once(self, address: str, reason: str) -> None:
-        key, now = (address, reason), time.monotonic()
-        self._logged[key] += 1
-        if now - self._logged_at.get(key, -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        times = f" ({self._logged[key]} times)" if self._logged[key] > 1 else ""
-        if len(self._logged) > 1000:
-            self._logged.clear()
-            self._logged_at.clear()
-        self._logged_at[key] = now
-        self._log(f"refused {address}: {reason}{times}")
 
     def _announce(self, facts: dict[str, Any]) -> None:
         for session in list(self._sessions):
@@ -286,7 +308,8 @@ class Daemon:
             "masters": len(self._sessions),
             "lease": self._holder.facts(self._lease) if self._holder else None,
             "python": platform.python_version(),
-            "insecure_plaintext": self._options.insecure_plaintext,
+            "tls": self.encrypts,
+            "insecure_plaintext": self.insecure_plaintext,
         }
 
     async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
@@ -455,6 +478,7 @@ class Executor:
         options: How the worker was started.
         session_dir: Folder that lives as long as the daemon.
         state_dir: Folder for persistent methods and the executor's log.
+        certificate: File with the worker's own certificate; None when nothing is encrypted.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
 
@@ -470,12 +494,14 @@ class Executor:
         options: Options,
         session_dir: Path,
         state_dir: Path,
+        certificate: Path | None,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
     ) -> None:
         self._options = options
         self._session_dir = session_dir
         self._tmp_dir = session_dir / "tmp"
+        self._certificate = certificate
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
@@ -558,6 +584,7 @@ class Executor:
                 "session_dir": str(self._session_dir),
                 "persist_dir": str(self._persist_dir),
                 "max_message_bytes": self._options.max_message_bytes,
+                "tls_files": [str(file) if file else None for file in self._tls_files()],
             }
         ).encode()
         loop = asyncio.get_running_loop()
@@ -566,6 +593,11 @@ class Executor:
             if await loop.sock_recv(self._channel, 1):
                 self.state = "ready"
                 self.settled.set()
+
+    def _tls_files(self) -> list[Path | None]:
+        """The worker's own certificate, then those of an organisation."""
+        security = self._options.security or Security()
+        return [self._certificate, security.tls_ca, security.tls_cert, security.tls_key]
 
     async def _wait(self) -> int:
         assert self._process is not None
@@ -604,15 +636,23 @@ class Executor:
             file.seek(max(0, size - STDERR_TAIL_BYTES))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
 
-    async def hand_over(self, sock: socket.socket, preamble: bytes) -> None:
-        """Give a data connection to the executor, as soon as there is one."""
+    async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
+        """Give a data connection to the executor, as soon as there is one.
+
+        Args:
+            sock: The connection; the caller still closes its own descriptor.
+            preamble: What was read of it.
+            deadline: When its handshake has to be complete, by the monotonic clock, which is the same in both processes.
+        """
         while True:
             await self.settled.wait()
             if self.state == "failed" or self._channel is None:
                 raise ProtocolError("there is no executor, see above")
             self._served = True
             try:
-                socket.send_fds(self._channel, [preamble], [sock.fileno()])
+                socket.send_fds(self._channel, [HAND_OVER.pack(preamble, deadline)], [sock.fileno()])
+            except BlockingIOError:
+                raise ConnectError("the executor is busy, and too many connections wait for it already") from None
             except (BrokenPipeError, ConnectionResetError):
                 self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
             else:

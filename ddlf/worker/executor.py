@@ -1,8 +1,8 @@
 """The process that runs user code. Started by the daemon, which hands it every data connection over a local channel.
 
 The channel carries the settings once (a length and JSON; the tokens come this way, so that they are in no argument list and no environment), then
-eight bytes of preamble with each socket, or ``LEASE_CHANGED`` without one. The executor answers one byte when it is ready. It ends with its daemon:
-the kernel kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
+the preamble and the deadline of its handshake with each socket, or ``LEASE_CHANGED`` without one. The executor answers one byte when it is ready. It
+ends with its daemon: the kernel kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import DDLFError
+from ddlf.net.admission import Admission
 from ddlf.net.listen import answer
+from ddlf.net.tls import Security, worker_tls
 from ddlf.wire.frame import Limits
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Hello
 from ddlf.worker.activity import Activity
+from ddlf.worker.daemon import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.worker import Worker
 
 READY = b"R"
@@ -56,33 +58,52 @@ def main(argv: list[str] | None = None) -> None:
 async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any]) -> None:
     tokens = tuple(token.encode() for token in settings["tokens"])
     limits = Limits(max_body_bytes=settings["max_message_bytes"])
+    own, ca, certificate, key = (Path(file) if file else None for file in settings["tls_files"])
+    encryption = worker_tls(own, Security(ca, certificate, key)) if own else None
     ready: asyncio.Queue[tuple[socket.socket, Limits, Limits]] = asyncio.Queue()
-    greetings: set[asyncio.Task[None]] = set()
     loop = asyncio.get_running_loop()
 
-    async def greet(sock: socket.socket, preamble: bytes) -> None:
+    def log(line: str) -> None:
+        print(f"ddlf-worker: data connection: {line}", file=sys.stderr, flush=True)
+
+    admission = Admission(log, lambda: worker.connections + ready.qsize())
+
+    async def greet(sock: socket.socket, preamble: bytes, deadline: float, address: str) -> None:
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                hello: Hello = await answer(sock, preamble, tokens, limits.max_body_bytes)
+            async with asyncio.timeout_at(deadline):
+                sock, hello = await answer(
+                    sock,
+                    preamble,
+                    tokens,
+                    limits.max_body_bytes,
+                    encryption,
+                    has_place=lambda: admission.has_place,
+                )
         except (DDLFError, OSError) as error:
-            print(f"ddlf-worker: data connection refused: {error}", file=sys.stderr, flush=True)
-            sock.close()
+            admission.log_refusal(address, str(error) or "handshake timed out")
         else:
             ready.put_nowait((sock, limits, Limits(max_body_bytes=hello.max_message_bytes)))
 
     def handed_over() -> None:
-        data, descriptors, _, _ = socket.recv_fds(channel, PREAMBLE.size, 1)
+        data, descriptors, _, _ = socket.recv_fds(channel, HAND_OVER.size, 1)
         if not data:
             os._exit(0)  # the daemon is gone
-        if not descriptors:
+        if data == LEASE_CHANGED:
             worker.end_sessions_without_lease()
+            return
+        if not descriptors:  # the kernel had none left for it
+            admission.log_refusal("a connection", "no descriptor left for it")
             return
         sock = socket.socket(fileno=descriptors[0])
         sock.set_inheritable(False)
         sock.setblocking(False)
-        task = loop.create_task(greet(sock, data))
-        greetings.add(task)
-        task.add_done_callback(greetings.discard)
+        preamble, deadline = HAND_OVER.unpack(data)
+        try:
+            address = sock.getpeername()[0]
+        except OSError:  # it has left already
+            sock.close()
+            return
+        admission.start(greet(sock, preamble, deadline, address), address)
 
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)

@@ -132,6 +132,11 @@ class Worker(IWorker):
             while True:
                 connections.create_task(self.control(*await accept()))
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
     async def control(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         """The request loop of one connection: read requests, handle each, answer.
 

@@ -211,7 +211,7 @@ def test_a_token_is_made_once_shown_on_request_and_never_overwritten(tmp_path):
     token = path.read_text().strip()
     assert made.returncode == 0
     assert str(path) in made.stdout
-    assert "scp" in made.stdout
+    assert "ssh HOST 'umask 077; mkdir -p " in made.stdout
     assert token not in made.stdout + made.stderr
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     shown = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
@@ -221,6 +221,44 @@ def test_a_token_is_made_once_shown_on_request_and_never_overwritten(tmp_path):
     assert again.returncode == 4
     assert "already holds a token, which is not overwritten" in again.stderr
     assert path.read_text().strip() == token
+
+
+def test_the_line_that_copies_a_token_puts_it_in_place_for_its_owner_only(tmp_path):
+    here, there = tmp_path / "a home", tmp_path / "another home"
+    for folder in (here, there):
+        folder.mkdir()
+    no_xdg = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    made = command("ddlf.cli.main", "token", "new", env={**no_xdg, "HOME": str(here)})
+    line = next(line for line in made.stdout.splitlines() if "ssh HOST" in line)
+    # A shell with the other home stands for ssh.
+    line = line.replace("ssh HOST", f'env "HOME={there}" sh -c')
+    subprocess.run(line, shell=True, check=True, env={**no_xdg, "HOME": str(here)})
+    copied = there / ".config" / "ddlf" / "token"
+    assert copied.read_text() == (here / ".config" / "ddlf" / "token").read_text()
+    assert stat.S_IMODE(copied.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("pasted", "code", "sentence"),
+    [
+        (f"{'t' * 43}\n", 0, "The token is in "),
+        ("short\n", 4, "what was pasted: token too short (5 characters), need at least 32; use 'ddlf token new'"),
+        ("", 4, "what was pasted is empty"),
+        ("two words\n", 4, "what was pasted is not a token"),
+    ],
+)
+def test_a_token_can_be_pasted_and_is_never_an_argument(tmp_path, pasted, code, sentence):
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddlf.cli.main", "token", "paste", "--token-file", tmp_path / "token"],
+        input=pasted,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, sentence in ended.stdout + ended.stderr) == (code, True), ended
+    assert (tmp_path / "token").exists() == (code == 0)
+    if code == 0:
+        assert (tmp_path / "token").read_text() == pasted
+        assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
 def test_without_a_token_there_is_none_to_show(tmp_path):

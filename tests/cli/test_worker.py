@@ -1,11 +1,13 @@
 """The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from ddlf.tokens import new_token
@@ -28,7 +30,9 @@ def refused(*arguments, **environment):
         (["--prot", "1"], 2, "unknown option '--prot', did you mean --port?"),
         (["--host", "192.0.2.1", "--insecure-plaintext"], 3, "192.0.2.1 is not an address of this machine; choose one"),
         (["--host", "no-such-host.invalid", "--insecure-plaintext"], 2, "'no-such-host.invalid' cannot be resolved"),
-        (["--host", "0.0.0.0"], 4, "refusing to listen on 0.0.0.0 without encryption; add --insecure-plaintext if"),
+        (["--tls-cert", "c.pem"], 2, "tls_cert and tls_key belong together; give both, or none"),
+        (["--tls-ca", "c.pem", "--insecure-plaintext"], 2, "insecure_plaintext and certificates exclude each other"),
+        (["--tls-ca", "missing.pem", "--host", "127.0.0.1"], 2, "tls_ca missing.pem cannot be read: No such file"),
         (["--token-file", "missing"], 4, "token file missing does not exist; make one with 'ddlf token new'"),
         (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
     ],
@@ -69,7 +73,7 @@ def test_a_token_file_that_cannot_be_used_is_refused_and_never_shown(tmp_path, c
 
 def test_two_workers_on_one_port_are_impossible(start_worker, token_file):
     worker = start_worker()
-    code, text = refused("--port", worker.port, "--token-file", token_file)
+    code, text = refused("--port", worker.port, "--token-file", token_file, "--host", "127.0.0.1")
     assert code == 3
     assert f"port {worker.port} on 127.0.0.1 is in use; stop the program that uses it, or choose another" in text
 
@@ -92,7 +96,63 @@ def test_without_a_token_it_listens_on_loopback_and_says_how_to_open_up(tmp_path
 def test_beyond_this_machine_it_warns_that_nothing_is_encrypted(start_worker):
     worker = start_worker("--host", "0.0.0.0", "--insecure-plaintext")
     assert "WARNING: 0.0.0.0 is reachable from other machines and nothing is encrypted" in worker.output
-    assert f"ready on 0.0.0.0:{worker.port}" in worker.output
+    assert f"ready on 0.0.0.0:{worker.port}, INSECURE PLAINTEXT" in worker.output
+
+
+def start(tmp_path, *arguments, **environment):
+    """A worker of a user with a home of his own; gives it when it has said that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), **environment},
+    )
+    lines = []
+    while not lines or not lines[-1].startswith("ready on"):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    return process, lines
+
+
+@pytest.mark.parametrize(
+    ("has_token", "arguments", "address", "ready"),
+    [
+        (False, [], "127.0.0.1", "this machine only"),
+        (True, [], "0.0.0.0", "with TLS"),
+        (True, ["--host", "127.0.0.1"], "127.0.0.1", "this machine only"),
+    ],
+)
+def test_a_token_and_nothing_else_opens_the_port_to_other_machines(tmp_path, has_token, arguments, address, ready):
+    if has_token:
+        assert command("ddlf.cli.main", "token", "new", "--token-file", tmp_path / "ddlf" / "token").returncode == 0
+    process, lines = start(tmp_path, *arguments)
+    try:
+        listening = [found for found in psutil.Process(process.pid).net_connections() if found.status == "LISTEN"]
+        assert [found.laddr.ip for found in listening] == [address]
+        assert lines[-1] == f"ready on {address}:{listening[0].laddr.port}, {ready} (pid {process.pid})\n"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_no_option_turns_the_token_off():
+    ended = command("ddlf.cli.worker", "--help")
+    options = set(re.findall(r"--[\w-]+", ended.stdout))
+    assert options - {"--help"} == {
+        *("--port", "--host", "--token-file", "--insecure-plaintext", "--tls-ca", "--tls-cert", "--tls-key"),
+        *("--state-dir", "--quiet", "--exit-with-parent", "--ready-fd"),
+    }
+
+
+def test_the_certificate_is_made_once_and_kept_for_its_owner(start_worker, tmp_path):
+    first = start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
+    path = tmp_path / "state" / "certificate.pem"
+    made = path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first.end()
+    start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
+    assert path.read_bytes() == made
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

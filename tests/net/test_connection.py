@@ -1,18 +1,22 @@
 """A connection: frames arrive whole and uncopied, nobody's memory grows without bound, and the end always has a reason."""
 
 import asyncio
+import contextlib
 import gc
 import socket
+import ssl
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from ddlf.errors import FrameTooLarge, ProtocolError
+from ddlf.net.admission import Budget
 from ddlf.net.connection import Connection
 from ddlf.net.memory import socket_pair
 from ddlf.wire.frame import PREFIX, Frame, Limits, encode_frame
 from ddlf.wire.values import dumps, loads
+from tests.tls import encrypted_pair
 
 LIMITS = Limits()
 MIB = 1024**2
@@ -53,10 +57,10 @@ class End:
         return self.ends[0]
 
 
-@pytest.fixture
-async def ends():
+@pytest.fixture(params=["plain", "encrypted"])
+async def ends(request):
     """Two ends that are closed after the test."""
-    left, right = map(End, socket_pair())
+    left, right = map(End, socket_pair() if request.param == "plain" else await encrypted_pair())
     yield left, right
     for end in (left, right):
         end.connection.close()
@@ -473,3 +477,119 @@ async def test_a_closed_connection_leaves_nothing_in_the_loop(ends):
     selector = asyncio.get_running_loop()._selector
     assert not [key for key in selector.get_map().values() if key.fd in (-1,)]
     assert left.connection._sock.fileno() == -1
+
+
+# --- Encrypted -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_waits_encrypted_may_be_copied_and_still_arrives_as_it_was():
+    client, worker = await encrypted_pair()
+    sender, receiver = End(client), End(worker)
+    receiver.connection.pause_reading()
+    array = np.arange(4 * MIB, dtype=np.uint32)
+    before = array.copy()
+    sender.connection.send(2, 1, "", dumps(array))
+    await settle()
+    assert sender.connection.queued_bytes > 10 * MIB
+    sender.connection.detach()  # moves what OpenSSL has begun to encrypt
+    array[:] = 0
+    receiver.connection.resume_reading()
+    (frame,) = await receiver.receive(1)
+    np.testing.assert_array_equal(loads(frame.buffers), before)
+    await sender.connection.drain()
+    sender.connection.close()
+    receiver.connection.close()
+
+
+async def test_frames_that_tls_has_decrypted_arrive_although_no_event_tells_of_them():
+    client, worker = await encrypted_pair()
+    with client:
+        # One record: a frame whose end is in memory of its own, then two small ones.
+        large = message(b"L" * (33 * 1024))
+        client.send(large[:-100])
+        await asyncio.sleep(0)
+        client.send(large[-100:] + message(b"a", id=2) + message(b"b", id=3))
+        receiver = End(worker)
+        frames = await receiver.receive(3)
+        assert [frame.id for frame in frames] == [1, 2, 3]
+        receiver.connection.close()
+
+
+async def test_frames_that_came_with_the_end_of_the_handshake_arrive():
+    client, worker = await encrypted_pair()
+    with client:
+        client.send(b"proof" + message(b"a") + message(b"b", id=2))
+        while not worker.pending():
+            with contextlib.suppress(ssl.SSLWantReadError):
+                assert worker.recv(5) == b"proof"
+        receiver = End(worker)
+        assert [frame.id for frame in await receiver.receive(2)] == [1, 2]
+        receiver.connection.close()
+
+
+async def test_what_tls_holds_waits_while_reading_is_paused():
+    client, worker = await encrypted_pair()
+    with client:
+        receiver = End(worker)
+        receiver.on_frame = lambda frame: receiver.connection.pause_reading()
+        client.send(message(b"L" * 20_000) + message(b"a", id=2) + message(b"b", id=3))
+        for count in (1, 2, 3):
+            while len(receiver.frames) < count:
+                receiver.connection.resume_reading()
+                await settle()
+        assert [frame.id for frame in receiver.frames] == [1, 2, 3]
+        receiver.connection.close()
+
+
+async def test_a_bit_that_flips_on_the_way_ends_an_encrypted_connection():
+    client, worker = await encrypted_pair()
+    receiver = End(worker)
+    with client:
+        client.send(message(b"weights"))
+        await receiver.receive(1)
+        # Past the TLS layer: a record of the right form with a wrong seal.
+        plain = socket.socket(fileno=client.fileno())
+        plain.send(b"\x17\x03\x03\x00\x20" + bytes(32))
+        plain.detach()
+        assert isinstance(await receiver.end(), ssl.SSLError)
+    assert len(receiver.frames) == 1
+
+
+async def test_what_is_being_received_is_counted_and_released(raw, monkeypatch):
+    end, other = raw
+    budget = Budget(10 * MIB)
+    monkeypatch.setattr("ddlf.net.connection.RECEIVING", budget)
+    data = message(b"x" * 100_000)
+    other.send(data[:50_000])
+    while not budget.used_bytes:
+        await settle()
+    assert budget.used_bytes == 100_000
+    other.send(data[50_000:])
+    await end.receive(1)
+    assert budget.used_bytes == 0, "what has arrived is its owner's"
+    other.send(data[:50_000])
+    while not budget.used_bytes:
+        await settle()
+    other.close()
+    await end.end()
+    assert budget.used_bytes == 0, "what will never arrive is nobody's"
+
+
+async def test_more_than_the_memory_for_receiving_ends_the_connection_that_asks_for_it(monkeypatch):
+    monkeypatch.setattr("ddlf.net.connection.RECEIVING", Budget(10 * MIB))
+    made = []
+    (first, one), (second, two) = socket_pair(), socket_pair()
+    with first, second:
+        ends = [End(sock, allocate=lambda size: made.append(size) or bytearray(size)) for sock in (one, two)]
+        for sock, end in zip((first, second), ends, strict=True):
+            sock.send(message(b"x" * 6 * MIB)[:100_000])
+            await settle()
+            assert end.connection.mid_frame or end.connection.closed
+        reason = await ends[1].end()
+        assert str(reason) == (
+            "no room for an array of 6,291,456 bytes: 6,291,456 of at most 10,485,760 are being received already; "
+            "send less at once"
+        )
+        assert not ends[0].connection.closed
+        assert made == [6 * MIB]
+        ends[0].connection.close()

@@ -11,10 +11,11 @@ import pytest
 
 from ddlf.errors import AuthError, ConnectError, VersionError
 from ddlf.net import dial as dial_module
-from ddlf.net.dial import dial, open_socket, receive_exactly
+from ddlf.net.dial import dial, open_socket
 from ddlf.net.listen import answer, listening_socket
 from ddlf.net.memory import socket_pair
-from ddlf.wire.handshake import PREAMBLE, Role, Verdict, WorkerHandshake, version_answer
+from ddlf.net.stream import receive_exactly
+from ddlf.wire.handshake import PREAMBLE, Role, Verdict, WorkerHandshake, short_answer
 
 TOKEN = b"t" * 43
 LIMIT = 1024**2
@@ -185,7 +186,7 @@ async def test_a_listener_that_drips_bytes_is_given_up_at_the_same_time(monkeypa
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def drip(sock):
-        for byte in version_answer() + bytes(90):
+        for byte in short_answer() + bytes(90):
             await asyncio.get_running_loop().sock_sendall(sock, bytes([byte]))
             await asyncio.sleep(0.05)
 
@@ -195,7 +196,7 @@ async def test_a_listener_that_drips_bytes_is_given_up_at_the_same_time(monkeypa
 @pytest.mark.parametrize("length", [0, 1, 8, 95])
 async def test_a_listener_that_closes_during_the_handshake_is_named_as_such(length):
     reply = WorkerHandshake((TOKEN,), LIMIT)
-    data = reply.answer(version_answer() + bytes(56))[1][:length]
+    data = reply.answer(short_answer() + bytes(56))[1][:length]
     assert await refusal(says(data, then_close=True)) == (
         "127.0.0.1:PORT: connected, but the other side closed the connection during the handshake; "
         "it is no DDLF worker, or one that runs another version"

@@ -27,7 +27,7 @@ from ddlf.wire.handshake import (
     key_id,
     proof,
     read_preamble,
-    version_answer,
+    short_answer,
 )
 
 TOKEN, OTHER = b"t" * 43, b"o" * 43
@@ -194,7 +194,7 @@ def test_another_major_version_is_named_and_a_higher_minor_version_is_accepted()
 
 
 def test_a_client_of_another_version_is_told_this_one():
-    magic, major, minor, _, _ = PREAMBLE.unpack(version_answer())
+    magic, major, minor, _, _ = PREAMBLE.unpack(short_answer())
     assert (magic, major, minor) == (b"DDLF", *ddlf.wire.handshake.VERSION)
 
 

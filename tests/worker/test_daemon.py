@@ -18,10 +18,11 @@ import pytest_asyncio
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AuthError, ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
+from ddlf.net.admission import MAX_HALF_OPEN_PER_ADDRESS
 from ddlf.net.dial import dial
 from ddlf.tokens import new_token
 from ddlf.wire.handshake import PREAMBLE, Hello, Role
-from ddlf.worker.daemon import MAX_HALF_OPEN, MAX_START_FAILURES, Daemon, Options
+from ddlf.worker.daemon import MAX_START_FAILURES, Daemon, Options
 from tests.processes import end_of, is_listening, python
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -124,7 +125,8 @@ async def test_a_browser_is_told_that_this_is_no_web_server(running, no_parser):
         (PREAMBLE.pack(b"DDLF", 1, 0, 1, 0x80) + bytes(100), "unknown flags 0x80"),
     ],
 )
-async def test_what_is_no_handshake_is_closed_without_an_answer(running, no_parser, data, logged):
+async def test_what_is_no_handshake_is_closed_without_an_answer(running, no_parser, monkeypatch, data, logged):
+    monkeypatch.setattr("ddlf.net.admission.LOG_EVERY_S", 0)
     assert await talk(running.port, data) == b""
     await running.line_with(logged)
 
@@ -161,17 +163,24 @@ async def test_who_says_nothing_is_cut_and_holds_up_nobody(running, no_parser, m
     writer.close()
 
 
-async def test_more_connections_that_say_nothing_than_allowed_are_closed_at_once(running, no_parser):
-    idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(MAX_HALF_OPEN)]
-    assert await asyncio.wait_for(talk(running.port, b""), 1) == b""
+async def test_of_connections_that_say_nothing_the_oldest_go_and_a_master_still_gets_in(running, no_parser):
+    idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(MAX_HALF_OPEN_PER_ADDRESS + 3)]
+    for reader, _ in idle[:3]:
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+    assert not any(reader.at_eof() for reader, _ in idle[3:])
+    sock, _ = await dial("127.0.0.1", running.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
+    sock.close()
+    await running.line_with("too many handshakes at once, the oldest had to go")
     for _, writer in idle:
         writer.close()
 
 
-async def test_a_scanner_that_comes_a_hundred_times_costs_one_line(running):
-    for _ in range(100):
-        await talk(running.port, b"scanner!")
-    assert sum("first bytes 73 63 61 6e" in line for line in running.lines) == 1
+async def test_a_scanner_that_comes_a_hundred_times_with_other_bytes_costs_one_line(tmp_path):
+    other = RunningDaemon(tmp_path)
+    for number in range(100):
+        await talk(other.port, b"scan" + number.to_bytes(4, "big"))
+    assert sum("first bytes 73 63 61 6e" in line for line in other.lines) == 1
+    await other.end()
 
 
 # -- starting and ending ------------------------------------------------------------------------------------------------

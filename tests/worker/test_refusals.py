@@ -7,8 +7,9 @@ import pytest
 
 from ddlf.errors import VersionError
 from ddlf.net.connection import Connection
-from ddlf.net.dial import dial, open_socket, receive_exactly
+from ddlf.net.dial import dial, open_socket
 from ddlf.net.listen import HTTP_ANSWER
+from ddlf.net.stream import receive_exactly
 from ddlf.wire import handshake
 from ddlf.wire.frame import CONTROL_LIMITS
 from ddlf.wire.handshake import Role
@@ -59,7 +60,7 @@ async def test_a_client_of_another_version_is_told_the_workers(daemon):
 async def test_the_master_of_another_version_learns_both_versions(daemon, monkeypatch):
     original = handshake.read_preamble
     monkeypatch.setattr("ddlf.worker.daemon.read_preamble", lambda data: original(b"DDLF\x07" + data[5:]))
-    monkeypatch.setattr("ddlf.worker.daemon.version_answer", lambda: b"DDLF\x09\x01\x01\x00")
+    monkeypatch.setattr("ddlf.worker.daemon.short_answer", lambda **_: b"DDLF\x09\x01\x01\x00")
     with pytest.raises(VersionError, match=r"the other side speaks protocol 9\.1, this side 1\.0"):
         await dial("127.0.0.1", daemon.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
 

@@ -1,0 +1,257 @@
+"""What strangers cost: slow drips and garbage, then thousands of idle connections, while a master works.
+
+    python -m benchmarks.security.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
+
+The strangers are a process of their own with 200 addresses of loopback, and come back one second after they were cut. Bars: real handshakes
+p99 < 250 ms and none fails; calls p99 < 2 times that of before; idle connections held or told that there is no place; under 60 KiB for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import ConnectError, DDLFError
+from ddlf.net.dial import dial
+from ddlf.net.tls import make_certificate
+from ddlf.tokens import new_token
+from ddlf.wire.handshake import Role
+from tests.tls import far_apart
+
+ROOT = Path(__file__).parents[2]
+ADDRESSES = 200
+GARBAGE = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"SSH-2.0-OpenSSH_9\r\n",
+    bytes(200),
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    b"\xff" * 500,
+)
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The smallest value that so many percent do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+# -- the strangers, in a process of their own ---------------------------------------------------------------------------
+
+
+async def attack(port: int, drips: int, garbage: float) -> None:
+    """Keep ``drips`` connections that send a byte each second, and send garbage so often a second, for ever."""
+
+    async def connect(number: int) -> socket.socket:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind((f"127.0.0.{2 + number % ADDRESSES}", 0))
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        return sock
+
+    async def drip(number: int) -> None:
+        while True:
+            with contextlib.suppress(OSError), await connect(number) as sock:
+                for byte in b"DDLF\x01\x00\x01\x00" + bytes(56):
+                    await asyncio.get_running_loop().sock_sendall(sock, bytes([byte]))
+                    await asyncio.sleep(1)
+            await asyncio.sleep(1)
+
+    async def throw(number: int) -> None:
+        with contextlib.suppress(OSError), await connect(number) as sock:
+            await asyncio.get_running_loop().sock_sendall(sock, random.choice(GARBAGE))
+            await asyncio.get_running_loop().sock_recv(sock, 1000)
+
+    tasks = {asyncio.create_task(drip(number)) for number in range(drips)}
+    number = 0
+    while garbage:
+        number += 1
+        task = asyncio.create_task(throw(number))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await asyncio.sleep(1 / garbage)
+    await asyncio.gather(*tasks)
+
+
+@contextlib.asynccontextmanager
+async def strangers(port: int, drips: int, garbage: float) -> AsyncIterator[None]:
+    """The attack, as long as the block runs; it has begun when the block does."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.security.flood"),
+        *("--attack", str(port), "--drips", str(drips), "--garbage", str(garbage)),
+        cwd=ROOT,
+    )
+    try:
+        await asyncio.sleep(2)
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.contextmanager
+def start_worker(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """A worker on loopback that can encrypt; gives its process, its port and the file with its token."""
+    token_file, certificate = folder / "token", folder / "certificate.pem"
+    token_file.touch(0o600)
+    token_file.write_text(new_token())
+    make_certificate(certificate)
+    read_fd, write_fd = os.pipe()
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--host", "127.0.0.1", "-q"),
+                *("--token-file", token_file, "--state-dir", folder / "state", "--ready-fd", str(write_fd)),
+                *("--tls-cert", certificate, "--tls-key", certificate),
+            ],
+            pass_fds=(write_fd,),
+            cwd=ROOT,
+            stderr=log,
+        )
+    os.close(write_fd)
+    with open(read_fd) as pipe:
+        port = json.loads(pipe.readline())["port"]
+    try:
+        yield process, port, token_file
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+# -- the master --------------------------------------------------------------------------------------------------------
+
+
+async def often(action: Callable[[], Awaitable[object]], seconds: float, pause_s: float) -> tuple[list[float], int]:
+    """Do something again and again; returns how many seconds each took, and how often it failed."""
+    taken, failed = [], 0
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        try:
+            await action()
+            taken.append(time.perf_counter() - begin)
+        except DDLFError:
+            failed += 1
+        await asyncio.sleep(pause_s)
+    return taken, failed
+
+
+async def at_work(cluster: Cluster, port: int, token: bytes, seconds: float) -> dict[str, float]:
+    """Calls, heartbeats and handshakes at the same time, in milliseconds."""
+
+    async def greet() -> None:
+        sock, _ = await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000)
+        sock.close()
+
+    (worker,) = cluster.workers
+    (calls, _), (pings, _), (greetings, failed) = await asyncio.gather(
+        often(cluster.methods, seconds, 0.002),
+        often(lambda: worker.ask("ping", timeout_s=10), seconds, 0.05),
+        often(greet, seconds, 0.02),
+    )
+    return {
+        "call p50": statistics.median(calls) * 1e3,
+        "call p99": percentile(calls, 99) * 1e3,
+        "heartbeat max": max(pings) * 1e3,
+        "handshake p50": statistics.median(greetings) * 1e3,
+        "handshake p99": percentile(greetings, 99) * 1e3,
+        "handshakes": len(greetings),
+        "failed": failed,
+    }
+
+
+async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, encrypted: bool) -> dict[str, float]:
+    """Open authenticated connections that do nothing; those that are refused are told so."""
+    held: list[socket.socket] = []
+    refused = 0
+    before = daemon.memory_full_info().uss
+    limit = asyncio.Semaphore(4)
+
+    async def one() -> None:
+        nonlocal refused
+        async with limit:
+            try:
+                held.append((await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000))[0])
+            except ConnectError as error:
+                if "no place for another connection" not in str(error):
+                    raise
+                refused += 1
+
+    with far_apart() if encrypted else contextlib.nullcontext():
+        await asyncio.gather(*(one() for _ in range(count)))
+    used = daemon.memory_full_info().uss - before
+    for sock in held:
+        sock.close()
+    return {"held": len(held), "refused politely": refused, "KiB each": used / 1024 / max(1, len(held))}
+
+
+async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """All of it, with one worker."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name, start_worker(Path(name)) as (process, port, token_file):
+        daemon, key = psutil.Process(process.pid), token_file.read_bytes()
+        async with Cluster(["127.0.0.1"], port, token_file=token_file) as cluster:
+            found["undisturbed"] = await at_work(cluster, port, key, options.seconds)
+            async with strangers(port, options.drips, options.garbage):
+                found["flooded"] = await at_work(cluster, port, key, options.seconds)
+            for how in ("plaintext", "TLS"):
+                idling = asyncio.create_task(idle(port, key, options.idle, daemon, encrypted=how == "TLS"))
+                (worker,) = cluster.workers
+                slowest = 0.0
+                while not idling.done():
+                    begin = time.perf_counter()
+                    await worker.ask("ping", timeout_s=10)
+                    slowest = max(slowest, time.perf_counter() - begin)
+                    await asyncio.sleep(0.05)
+                found[f"idle, {how}"] = {**await idling, "heartbeat max": slowest * 1e3}
+        found["log"] = {"lines": len((Path(name) / "log").read_text().splitlines())}
+    return found
+
+
+def main() -> None:
+    """Print what was found; exit with 1 when a bar was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drips", type=int, default=500)
+    parser.add_argument("--garbage", type=float, default=100, help="times a second")
+    parser.add_argument("--idle", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        asyncio.run(attack(options.attack, options.drips, options.garbage))
+        return
+    found = asyncio.run(run(options))
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for what, figures in found.items():
+            print(f"{what:<16}", "  ".join(f"{name} {figure:.4g}" for name, figure in figures.items()))
+    before, flooded = found["undisturbed"], found["flooded"]
+    good = (
+        flooded["handshake p99"] < 250
+        and flooded["failed"] == 0
+        and flooded["call p99"] < 2 * before["call p99"]
+        and all(found[f"idle, {how}"]["KiB each"] < 60 for how in ("plaintext", "TLS"))
+    )
+    if not options.json:
+        print("all bars held" if good else "A BAR WAS MISSED")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""As a service of systemd: it is told when the worker is ready, and again and again that it lives."""
+
+import socket
+
+import pytest
+
+from ddlf.cli.service import notify
+from tests.cli.test_worker import start
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(10)
+        yield sock
+
+
+def test_systemd_is_told_that_a_worker_is_ready_and_that_it_lives(systemd, tmp_path):
+    process, _ = start(tmp_path, NOTIFY_SOCKET=systemd.getsockname(), WATCHDOG_USEC="200000")
+    try:
+        # It lives before it is ready: the executor takes a moment.
+        said = [systemd.recv(100)]
+        while b"READY=1" not in said:
+            said.append(systemd.recv(100))
+        said.append(systemd.recv(100))
+        assert said.count(b"READY=1") == 1
+        assert said[-1] == b"WATCHDOG=1"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_a_name_in_the_abstract_space_is_understood(monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0ddlf-notify-test")
+        sock.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@ddlf-notify-test")
+        notify("READY=1")
+        assert sock.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("address", ["", "/no/such/socket", "vsock:2:1"])
+def test_without_systemd_nothing_happens(monkeypatch, address):
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    notify("READY=1")
