@@ -189,7 +189,8 @@ class Worker(IWorker):
         except Exception as error:
             job.reply(Response(error=error))
         else:
-            if (self._running is not None or self._waiting) and not job.method.concurrent:
+            held_back = job.session is not None and job.session.held_back
+            if held_back or ((self._running is not None or self._waiting) and not job.method.concurrent):
                 self._waiting.append(job)
                 if self._running is None:  # those before it may wait for their master to read
                     asyncio.get_running_loop().call_soon(self._next)
@@ -297,6 +298,8 @@ class Worker(IWorker):
         else:
             return
         self._run(job)
+        if job.method is not None and job.method.concurrent:  # after which nobody's turn ends
+            asyncio.get_running_loop().call_soon(self._next)
 
     def end_sessions_without_lease(self) -> None:
         """End the connections of masters that no longer have this worker."""
