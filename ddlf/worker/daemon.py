@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
+from ddlf.worker.session import SessionFolder, remove_abandoned
 
 MAX_HALF_OPEN = 64
 MAX_START_FAILURES = 5
@@ -93,17 +93,19 @@ class Daemon:
         self._log = log
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
-        self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
+        self._session = SessionFolder()
+        self._session_dir = self._session.path
+        remove_abandoned()
         try:
             state_dir = self._make_state_dir()
         except OSError as error:
             self._listener.close()
-            shutil.rmtree(self._session_dir, ignore_errors=True)
+            self._session.remove()
             raise ConfigError(
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = Executor(options, self._session_dir, state_dir, self._announce, log)
+        self._executor = self._make_executor(state_dir)
         self._sessions: set[ControlSession] = set()
         self._lease = Lease()
         self._holder: ControlSession | None = None
@@ -113,6 +115,9 @@ class Daemon:
         self._logged_at: dict[tuple[str, str], float] = {}
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+
+    def _make_executor(self, state_dir: Path) -> Executor:
+        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
@@ -139,7 +144,7 @@ class Daemon:
             for session in list(self._sessions):
                 session.close()
             await self._executor.end()
-            shutil.rmtree(self._session_dir, ignore_errors=True)
+            self._session.remove()
 
     @property
     def failure(self) -> str:
@@ -470,6 +475,7 @@ class Executor:
     ) -> None:
         self._options = options
         self._session_dir = session_dir
+        self._tmp_dir = session_dir / "tmp"
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
@@ -529,6 +535,9 @@ class Executor:
     async def _start(self) -> None:
         self.restarts += 1
         self._served = False
+        # Killed executors leave what they would have removed at their end, TensorFlow's generated code for instance.
+        shutil.rmtree(self._tmp_dir, ignore_errors=True)
+        self._tmp_dir.mkdir(mode=0o700)
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
@@ -539,7 +548,7 @@ class Executor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=(theirs.fileno(), self._activity_fd),
-                env=child_environment(),
+                env=child_environment() | {"TMPDIR": str(self._tmp_dir)},
                 # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
                 start_new_session=True,
             )
