@@ -183,6 +183,8 @@ class Worker(IWorker):
             elif request.command in QUEUED:
                 job.method = hosting.Method(request.command, self._commands[request.command])
             elif request.command in self._commands:
+                if job.session is not None and not job.session.may_ask():
+                    raise job.session.refusal()
                 self._start(job, self._commands[request.command], request.args)
                 return
             else:
@@ -192,7 +194,8 @@ class Worker(IWorker):
         except Exception as error:
             job.reply(Response(error=error))
         else:
-            if (self._running is not None or self._waiting) and not job.method.concurrent:
+            held_back = job.session is not None and job.session.held_back
+            if held_back or ((self._running is not None or self._waiting) and not job.method.concurrent):
                 self._waiting.append(job)
                 if self._running is None:  # those before it may wait for their master to read
                     asyncio.get_running_loop().call_soon(self._next)
@@ -226,10 +229,14 @@ class Worker(IWorker):
             beside = self._activity.shown() if method.concurrent else None
             self._activity.begin(job.id, method.name)
             # Asked after saying that it runs: the daemon asks first and then looks at what runs, so one of the two sees the other.
-            if self._activity.is_to_end(job.id):
+            cancelled = self._activity.is_to_end(job.id)
+            asker = job.session
+            replaced = asker is not None and asker.lease is not None and asker.lease != self._activity.lease
+            if cancelled or replaced:
                 if beside is not None:
                     self._activity.show(beside)
-                self._finish(job, Response(error=RequestCancelled("cancelled before it started")))
+                refusal = RequestCancelled("cancelled before it started") if not asker or cancelled else asker.refusal()
+                self._finish(job, Response(error=refusal))
                 return
         args = job.request.args if job.request.command in QUEUED else job.request.args[1:]
         self._start(job, method.function, (self, *args) if method.takes_self else args)
@@ -295,11 +302,9 @@ class Worker(IWorker):
                 break
         else:
             return
-        if job.session is not None and not job.session.may_ask():
-            job.reply(Response(error=job.session.refusal()))
-            asyncio.get_running_loop().call_soon(self._next)
-            return
         self._run(job)
+        if job.method is not None and job.method.concurrent:  # after which nobody's turn ends
+            asyncio.get_running_loop().call_soon(self._next)
 
     def end_sessions_without_lease(self) -> None:
         """End the connections of masters that no longer have this worker."""
@@ -502,6 +507,7 @@ class Session:
         self._pickle_results = False
         self._guest = worker._activity is None  # without a daemon there are no leases
         self._holds = worker._activity.holds if worker._activity is not None else bool
+        self._begun = self._guest
         self.lease: bytes | None = None
         self.held_back = False
         self._reading_again: asyncio.Task[None] | None = None
@@ -520,7 +526,7 @@ class Session:
             raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
         if frame.id in self.jobs:
             raise ProtocolError(f"request {frame.id} is open already")
-        if frame.name != "connect" and not self.may_ask():
+        if not self._begun and frame.name != "connect":
             self._answer(frame.id, Response(error=self.refusal()))
             return
         try:
@@ -537,7 +543,8 @@ class Session:
             lease = kwargs.pop("lease", b"")
             # A free worker's page holds zeros, which are nobody's key.
             self.lease = None if self._guest else lease if isinstance(lease, bytes) and any(lease) else b""
-            if not self.may_ask():
+            self._begun = self.may_ask()
+            if not self._begun:
                 self._answer(frame.id, Response(error=self.refusal()))
                 return
         timeout_s = frame.extra

@@ -1,0 +1,552 @@
+"""Processes that are killed or frozen, masters that meet, cables that are cut: what becomes of the requests. Real processes and networks.
+
+The rows are those of the usual faults of a cluster: F1, F2, F4, F5, F13, F17 to F20, F23, F35, F36 and F56 of the project's list.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks.reliability.link import Link, inside
+from benchmarks.reliability.workers import Workers, go_on, stop
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
+from ddlf.errors import ConnectError, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
+from ddlf.wire.messages import Request
+from ddlf.worker.worker import MAX_QUEUED_BYTES
+from tests.processes import command, end_of
+
+SOON_S = 0.5
+"""What the kernel tells at once must reach the caller within this time."""
+
+
+def add(a, b):
+    return a + b
+
+
+def spin():
+    while True:
+        pass
+
+
+def hold_the_gil():
+    import re
+
+    re.match(r"(a+)+$", "a" * 25 + "b")
+
+
+def ones(count):
+    return np.ones(count, np.uint8)
+
+
+def note(path):
+    """Say that this ran, in a file that outlives the process."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def note_and_die(path, times):
+    note(path)
+    with open(path) as file:
+        if len(file.readlines()) <= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def starts(path):
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+async def busy(worker):
+    async with asyncio.timeout(10):
+        while not (await worker.status())["busy"]:
+            pass
+
+
+@pytest.fixture
+def workers():
+    with Workers() as workers:
+        yield workers
+
+
+def cluster_of(workers, *ports, **options):
+    return Cluster(["127.0.0.1"] * len(ports), list(ports), token_file=workers.token_file, **options)
+
+
+# -- killed -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_executor_killed_at_any_moment_is_named_and_harms_nobody_else(workers):
+    """F1."""
+    ports = [workers.start()[1] for _ in range(2)]
+    async with cluster_of(workers, *ports) as cluster:
+        first, second = cluster.workers
+        pid = await second.run_method(os.getpid)
+        for _ in range(5):
+            call = asyncio.ensure_future(first.run_method(spin))
+            await busy(first)
+            await asyncio.sleep(random.uniform(0, 0.05))
+            begin = time.monotonic()
+            os.kill((await first.status())["executor_pid"], signal.SIGKILL)
+            with pytest.raises(ExecutorCrashed, match="SIGKILL while it ran 'spin'") as caught:
+                await call
+            assert time.monotonic() - begin < SOON_S
+            assert (caught.value.signal, caught.value.attempts, caught.value.may_have_run) == ("SIGKILL", 1, True)
+            assert first.state == "alive"
+        assert await cluster.run_method(add, a=1, b=2) == [3, 3]
+        assert (await first.status())["restarts"] == 5
+        assert await second.run_method(os.getpid) == pid
+
+
+async def test_a_daemon_killed_in_mid_frame_hands_out_no_array_and_leaves_no_process_and_no_memory(workers):
+    """F2."""
+    process, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        assert (await worker.run_method(ones, 200_000_000)).size == 200_000_000
+        executor = (await worker.status())["executor_pid"]
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        seen = worker.bytes_received
+        call = asyncio.ensure_future(worker.run_method(ones, 200_000_000))
+        while worker.bytes_received < seen + 20_000_000:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        begin = time.monotonic()
+        process.kill()
+        with pytest.raises(WorkerLost, match="the connection was lost") as caught:
+            await call
+        assert time.monotonic() - begin < SOON_S
+        assert caught.value.may_have_run
+        assert worker.bytes_received < seen + 200_000_000
+        end_of(executor)
+        del call
+        gc.collect()
+        assert psutil.Process().memory_info().rss < before + 20_000_000
+
+
+async def test_a_master_killed_while_it_sends_a_value_leaves_the_old_value(workers):
+    """F3."""
+    _, port = workers.start()
+    code = (
+        "import asyncio, os, signal, numpy as np\n"
+        "from ddlf import Cluster\n"
+        "async def main():\n"
+        f"    cluster = Cluster(['127.0.0.1'], {port}, token_file={str(workers.token_file)!r})\n"
+        "    await cluster.connect()\n"
+        "    await cluster.set_variable('v', np.zeros(1000, np.uint8))\n"
+        "    call = asyncio.ensure_future(cluster.set_variable('v', np.ones(200_000_000, np.uint8)))\n"
+        "    while cluster.workers[0].bytes_sent < 50_000_000:\n"
+        "        await asyncio.sleep(0)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    master = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await master.wait() == -signal.SIGKILL
+    async with cluster_of(workers, port) as cluster:
+        (value,) = await cluster.get_variable("v")
+        assert (value.size, value.any()) == (1000, False)
+
+
+# -- frozen, or only busy -----------------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_worker_is_suspect_then_dead_and_usable_again_after_it_wakes(workers, tmp_path):
+    """F4."""
+    process, port = workers.start()
+    async with cluster_of(workers, port, dead_after_s=1) as cluster:
+        worker = cluster.workers[0]
+        await worker.run_method(ones, 1_000_000)
+        sent = worker.bytes_sent
+        stop(process.pid)
+        begin = time.monotonic()
+        calls = [asyncio.ensure_future(worker.run_method(note, str(tmp_path / "ran"))) for _ in range(3)]
+        states = {worker.state}
+        while not calls[0].done():
+            await asyncio.sleep(0.01)
+            states.add(worker.state)
+        assert 0.8 < time.monotonic() - begin < 1.5
+        assert states == {"alive", "suspect", "dead"}
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, WorkerLost)
+            assert outcome.message.startswith("no heartbeat for 1.")
+            assert 1 <= outcome.last_seen_s < 1.5
+            assert outcome.may_have_run
+        with pytest.raises(WorkerLost, match="connect again") as caught:
+            await worker.run_method(add, 1, 2)
+        assert not caught.value.may_have_run
+        go_on(process.pid)
+        await worker.reconnect(20)
+        assert await worker.run_method(add, 1, 2) == 3
+        assert worker.state == "alive"
+        assert worker.bytes_sent > sent
+
+
+async def test_a_worker_whose_method_holds_the_gil_is_busy_and_not_dead(workers):
+    """F5."""
+    _, port = workers.start()
+    async with cluster_of(workers, port, dead_after_s=0.5) as cluster:
+        begin = time.monotonic()
+        await cluster.run_method(hold_the_gil)
+        assert time.monotonic() - begin > 1
+        assert cluster.workers[0].state == "alive"
+
+
+MASTER = """
+import asyncio, sys, time
+from ddlf import Cluster, DDLFError
+
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return "ended"
+
+async def main():
+    port, token_file, dead_after_s, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+    cluster = Cluster(["127.0.0.1"], port, token_file=token_file, dead_after_s=dead_after_s)
+    await cluster.connect()
+    print("connected", flush=True)
+    worker = cluster.workers[0]
+    for attempt in (lambda: cluster.run_method(spin, seconds=seconds), lambda: cluster.run_method(spin, seconds=0), lambda: worker.reconnect(5)):
+        try:
+            print(await attempt(), flush=True)
+        except DDLFError as error:
+            print(type(error).__name__, getattr(error, "may_have_run", None), error, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def another_master(workers, port, dead_after_s, seconds):
+    """A master in a process of its own that runs a method for some seconds."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", MASTER, str(port), str(workers.token_file), str(dead_after_s), str(seconds)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert await process.stdout.readline() == b"connected\n"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def lines_of(process):
+    async with asyncio.timeout(20):
+        return (await process.stdout.read()).decode().splitlines()
+
+
+@pytest.mark.parametrize("first", ["master", "worker"])
+async def test_a_pause_of_master_and_worker_longer_than_dead_after_ends_nothing(workers, first):
+    """F56."""
+    process, port = workers.start()
+    async with another_master(workers, port, 1, 1.5) as master:
+        pids = [master.pid, process.pid] if first == "master" else [process.pid, master.pid]
+        await asyncio.sleep(0.3)
+        for pid in pids:
+            stop(pid)
+        await asyncio.sleep(2.5)
+        for pid in pids:
+            go_on(pid)
+        assert await lines_of(master) == ["['ended']", "['ended']", "None"]
+
+
+async def test_a_master_that_sleeps_through_a_takeover_is_told_so_and_gets_nothing_any_more(workers):
+    """F13."""
+    _, port = workers.start()
+    async with another_master(workers, port, 0.5, 3600) as old:
+        await asyncio.sleep(0.3)
+        stop(old.pid)
+        async with asyncio.timeout(10):
+            while True:  # its lease ends by silence
+                new = cluster_of(workers, port)
+                with contextlib.suppress(LeaseError):
+                    await new.connect()
+                    break
+                await asyncio.sleep(0.05)
+        assert await new.run_method(add, a=1, b=2) == [3]
+        go_on(old.pid)
+        lines = await lines_of(old)
+        assert len(lines) == 3
+        for line, may_have_run in zip(lines, (True, False, False), strict=True):
+            assert line.startswith(f"LeaseError {may_have_run} ")
+            assert "was taken over by" in line
+            assert "epoch 2 > 1" in line
+        assert await new.run_method(add, a=1, b=2) == [3]
+        await new.close()
+
+
+# -- two masters --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_master_is_told_who_has_the_worker_and_disturbs_nothing(workers):
+    """F36."""
+    _, port = workers.start()
+    async with cluster_of(workers, port) as first:
+        await first.run_code("import asyncio\nself.gate = asyncio.Event()")
+        call = asyncio.ensure_future(first.run_code("await self.gate.wait()\n'through'"))
+        await busy(first.workers[0])
+        with pytest.raises(
+            LeaseError, match=rf"leased by .*@.* pid {os.getpid()} .*since \d\d:\d\d; this process has it"
+        ):
+            await cluster_of(workers, port).connect()
+        assert await first.run_code("self.id, self.N") == [(1, 1)] if call.done() else not call.done()
+        seen = command("ddlf.cli.main", "status", "--hosts", f"127.0.0.1:{port}", "--token-file", workers.token_file)
+        assert seen.returncode == 0, seen.stderr
+        assert "busy with 'run_code'" in seen.stdout
+        assert f"pid {os.getpid()}" in seen.stdout
+        opener = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
+        await opener.connect()
+        await opener.run_method(open_gate)
+        assert await call == ["through"]
+        assert await first.run_code("self.id, self.N") == [(1, 1)]
+        await opener.close()
+        assert await first.run_method(add, a=1, b=2) == [3]
+
+
+def open_gate(self):
+    self.gate.set()
+
+
+open_gate.concurrent = True
+
+
+async def test_a_takeover_ends_the_requests_of_the_master_before_and_starts_none_of_its_queue(workers, tmp_path):
+    _, port = workers.start()
+    async with cluster_of(workers, port) as old:
+        running = asyncio.ensure_future(old.run_method(spin))
+        await busy(old.workers[0])
+        waiting = [asyncio.ensure_future(old.run_method(note, path=str(tmp_path / "ran"))) for _ in range(5)]
+        await old.ping()
+        async with cluster_of(workers, port, takeover=True) as new:
+            for call in (running, *waiting):
+                with pytest.raises(LeaseError, match=r"was taken over by .*, epoch 2 > 1; end this run, or close"):
+                    await asyncio.wait_for(call, 5)
+            assert await new.run_method(add, a=1, b=2) == [3]
+            with pytest.raises(LeaseError, match="was taken over by"):
+                await old.workers[0].reconnect(5)
+        assert starts(tmp_path / "ran") == 0
+        with pytest.raises(LeaseError, match="was taken over by"):
+            await old.connect()
+        await old.close()  # what it knew is forgotten: from here on it is a new master
+        async with old:
+            assert await old.run_method(add, a=1, b=2) == [3]
+
+
+async def test_a_request_with_the_key_of_another_lease_is_refused(workers):
+    _, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        other = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
+        await other.connect_control()
+        other.guest = False  # it has a connection, and a key that nobody granted
+        for key in (bytes(24), bytes(16), b"x" * 24, worker._session + bytes(8)):
+            other._session, other.epoch = key[:16], int.from_bytes(key[16:], "little")
+            with pytest.raises(LeaseError, match="does not have the worker"):
+                await other.run_method(add, 1, 2)
+        await other.close()
+        assert await worker.run_method(add, 1, 2) == 3
+
+
+async def test_one_worker_under_two_addresses_is_noticed(workers):
+    """F35."""
+    _, port = workers.start()
+    cluster = Cluster(["127.0.0.1", "localhost"], port, token_file=workers.token_file)
+    with pytest.raises(LeaseError, match=r"1 of 2 .*\n.*this process has it already: .* or name the worker once"):
+        await cluster.connect()
+
+
+async def test_the_same_master_may_come_back_after_its_connection_was_reset(workers):
+    """F20: and what it had open is over, once."""
+    _, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        await worker.rpc(Request("set_variable", "v", 7))
+        call = asyncio.ensure_future(worker.run_method(spin))
+        await busy(worker)
+        worker._control.connection.abort()
+        with pytest.raises(WorkerLost):
+            await asyncio.wait_for(call, SOON_S)
+        await worker.reconnect(20)
+        assert await worker.rpc(Request("get_variable", "v")) == 7
+        assert worker.epoch == 2
+
+
+# -- tried again, or not ------------------------------------------------------------------------------------------------
+
+
+async def test_an_idempotent_request_survives_crashes_and_says_how_often_it_was_tried(workers, tmp_path):
+    _, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        again = cluster.options(idempotent=True)
+        path = tmp_path / "two"
+        assert await again.run_method(note_and_die, path=str(path), times=2) == ["survived"]
+        assert starts(path) == 3
+        path = tmp_path / "always"
+        with pytest.raises(ExecutorCrashed, match=rf"SIGKILL.*tried {MAX_ATTEMPTS} times") as caught:
+            await again.run_method(note_and_die, path=str(path), times=99)
+        assert caught.value.attempts == starts(path) == MAX_ATTEMPTS
+
+
+async def test_a_request_that_is_not_marked_starts_at_most_once(workers, tmp_path):
+    _, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        with pytest.raises(ExecutorCrashed) as caught:
+            await cluster.run_method(note_and_die, path=str(tmp_path / "ran"), times=99)
+        assert (starts(tmp_path / "ran"), caught.value.attempts, caught.value.may_have_run) == (1, 1, True)
+
+
+async def test_a_method_that_raises_the_error_of_missing_code_is_not_sent_again(workers, tmp_path):
+    _, port = workers.start()
+
+    def miss(path):
+        from ddlf.wire.code import CodeMissing
+
+        note(path)
+        raise CodeMissing("of another worker")
+
+    async with cluster_of(workers, port) as cluster:
+        with pytest.raises(RemoteError, match="of another worker"):
+            await cluster.run_method(miss, path=str(tmp_path / "ran"))
+        assert starts(tmp_path / "ran") == 1
+
+
+async def test_an_idempotent_request_waits_for_a_daemon_that_comes_back(workers):
+    process, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        call = asyncio.ensure_future(cluster.options(idempotent=True).run_method(slow_add, a=1, b=2))
+        await busy(cluster.workers[0])
+        process.kill()
+        process.wait()
+        await asyncio.to_thread(workers.start, port=port)
+        assert await asyncio.wait_for(call, 20) == [3]
+        assert cluster.workers[0].epoch == 2  # also with a daemon that has forgotten everything
+
+
+def slow_add(a, b):
+    time.sleep(0.5)
+    return a + b
+
+
+async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(workers):
+    process, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        process.kill()
+        with pytest.raises(WorkerLost, match="the connection was lost"):
+            await worker.run_method(spin)
+        with pytest.raises(ConnectError, match=r"was not reached again within 0\.5 s, the last try: .*refused"):
+            await worker.reconnect(0.5)
+        with pytest.raises(WorkerLost, match="lost") as caught:
+            await worker.rpc(Request("run_method", add, 1, 2), timeout_s=0.5, idempotent=True)
+        assert not caught.value.may_have_run
+
+
+# -- a master that does not read ----------------------------------------------------------------------------------------
+
+
+async def test_a_master_that_sends_and_never_reads_costs_the_worker_no_more_than_a_bounded_queue(workers):
+    """F23."""
+    _, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        size, count = 4_000_000, 100
+        await worker.run_method(ones, size)
+        executor = psutil.Process((await worker.status())["executor_pid"])
+        before = executor.memory_info().rss
+        connection = worker._data.connection
+        connection.pause_reading()
+        calls = [asyncio.ensure_future(worker.run_method(ones, size)) for _ in range(count)]
+        largest = 0
+        for _ in range(30):
+            await worker.ping()
+            await asyncio.sleep(0.02)
+            largest = max(largest, executor.memory_info().rss)
+        assert largest - before < MAX_QUEUED_BYTES + 6 * size
+        looker = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
+        await looker.connect()
+        assert await asyncio.wait_for(looker.run_method(add, 1, 2), 2) == 3  # its turn comes before theirs
+        await looker.close()
+        connection.resume_reading()
+        results = await asyncio.wait_for(asyncio.gather(*calls), 30)
+        assert [result.size for result in results] == [size] * count
+
+
+# -- the network --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link():
+    with Link() as link, inside(link.a):
+        yield link
+
+
+@pytest.mark.parametrize("ways", ["both ways", "to the worker", "to the master"])
+async def test_a_silent_partition_is_noticed_by_both_sides(workers, link, ways):
+    """F17 and F18."""
+    _, port = workers.start(host=link.address_b, namespace=link.b)
+    async with Cluster([link.address_b], port, token_file=workers.token_file, dead_after_s=1) as cluster:
+        worker = cluster.workers[0]
+        call = asyncio.ensure_future(worker.run_method(spin))
+        await busy(worker)
+        begin = time.monotonic()
+        link.cut(*{"both ways": (), "to the worker": (link.a,), "to the master": (link.b,)}[ways])
+        with pytest.raises(WorkerLost, match=r"no heartbeat for 1\.") as caught:
+            await asyncio.wait_for(call, 5)
+        assert 0.8 < time.monotonic() - begin < 1.5
+        assert caught.value.may_have_run
+        assert await asyncio.to_thread(time_until_free, link, port, workers.token, begin) < 1.5
+        link.mend()
+
+
+def time_until_free(link, port, token, begin):
+    """Ask on the worker's own machine until another master may have it."""
+
+    async def ask():
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(LeaseError):
+                    other = ProxyWorker(link.address_b, port, token)
+                    await other.connect()
+                    took = time.monotonic() - begin
+                    assert await other.run_method(add, 1, 2) == 3
+                    await other.close()
+                    return took
+                await asyncio.sleep(0.01)
+
+    with inside(link.b):
+        return asyncio.run(ask())
+
+
+async def test_a_cable_that_is_out_for_less_than_dead_after_costs_nothing(workers, link, tmp_path):
+    """F19."""
+    _, port = workers.start(host=link.address_b, namespace=link.b)
+    async with Cluster([link.address_b], port, token_file=workers.token_file) as cluster:
+        worker = cluster.workers[0]
+        epoch = worker.epoch
+        for round in range(2):
+            states = set()
+            link.down()
+            calls = [asyncio.ensure_future(worker.run_method(note, str(tmp_path / str(round)))) for _ in range(20)]
+            end = time.monotonic() + 2.2
+            while time.monotonic() < end:
+                await asyncio.sleep(0.02)
+                states.add(worker.state)
+            link.up()
+            await asyncio.wait_for(asyncio.gather(*calls), 10)
+            assert starts(tmp_path / str(round)) == 20
+            assert states == {"alive", "suspect"}
+            await asyncio.sleep(0.6)
+            assert worker.state == "alive"
+        assert worker.epoch == epoch
