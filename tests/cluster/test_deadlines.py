@@ -105,7 +105,7 @@ async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_
     other = ProxyWorker("127.0.0.1", daemon.port, worker._token)
     await other.connect()
     proxy.heal()
-    with pytest.raises(LeaseError, match="leased by|was taken over by") as raised:
+    with pytest.raises(LeaseError, match=r"leased by|was taken over by") as raised:
         await asyncio.wait_for(running, 20)
     assert raised.value.may_have_run is True
     await other.close()
