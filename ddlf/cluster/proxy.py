@@ -670,6 +670,7 @@ class ProxyWorker(IWorker):
             channel.connection.send(Kind.REQUEST, id, request.command, buffers, left_s)
             return await future
         except ConnectionResetError as error:  # it could not be sent
+            future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
             why = await self._why(error) if channel is self._data else self._connection_lost(error)
             if isinstance(why, WorkerLost | ExecutorCrashed | LeaseError):
                 why = copy.copy(why)

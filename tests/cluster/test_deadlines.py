@@ -1,6 +1,7 @@
 """A deadline holds whatever a request waits for, and an error never says that a request cannot have run when it has."""
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -109,3 +110,21 @@ async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_
         await asyncio.wait_for(running, 20)
     assert raised.value.may_have_run is True
     await other.close()
+
+
+async def test_a_request_that_cannot_be_sent_ends_with_one_error_and_leaves_no_other(cluster, caplog):
+    worker = cluster.workers[0]
+    connection = worker._data.connection
+
+    def send(*_):
+        worker._drop(WorkerLost("gone"))
+        raise ConnectionResetError("reset")
+
+    connection.send = send
+    with pytest.raises(WorkerLost) as raised:
+        await cluster.run_code("1")
+    assert raised.value.may_have_run is False
+    del raised  # it holds the frames, and those the future
+    gc.collect()
+    await asyncio.sleep(0)
+    assert caplog.text == ""
