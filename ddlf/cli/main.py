@@ -109,7 +109,9 @@ def _main(argv: list[str]) -> NoReturn:
     top = parser()
     names = ("run", "status", "bench", "stop", "token")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], names, 1)
+        near = difflib.get_close_matches(argv[0], (*names, "worker"), 1)
+        if near == ["worker"]:
+            top.error(f"unknown command {argv[0]!r}, did you mean 'ddlf-worker'? It is a command of its own")
         top.error(
             f"unknown command {argv[0]!r}"
             + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}")

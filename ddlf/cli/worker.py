@@ -116,6 +116,12 @@ def _run(options: argparse.Namespace) -> int:
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
             say(f"ready on {daemon.host}:{daemon.port} (pid {os.getpid()})")
+            if os.geteuid() == 0 and not (given or options.quiet):
+                print(
+                    "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if options.ready_fd is not None:
             facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:

@@ -92,6 +92,8 @@ class Replica:
             raise AppError(
                 "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
             )
+        if not hasattr(model, "get_weights"):
+            raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
         use_fast_steps(model, self.app)
         trained = {id(weight) for weight in model.trainable_weights}
         self._lossless = [id(weight) not in trained for weight in model.weights]

@@ -117,6 +117,13 @@ async def test_the_environment_of_the_test_stays_as_it_is(cluster):
     assert dict(os.environ) == before
 
 
+async def test_a_method_that_blocks_for_long_is_no_death():
+    async with in_process_cluster(2, dead_after_s=0.5) as cluster:
+        assert await cluster.run_code("import time; time.sleep(1.5)") == [None, None]
+        assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
+        assert await cluster.run_code("1") == [1, 1]
+
+
 async def test_an_app_trains_to_the_same_bits_as_on_real_workers():
     runs = []
     for make in (in_process_cluster, in_process_cluster, Cluster.local):
