@@ -14,7 +14,8 @@ The check, over the master's history and the workers' logs:
 3. what is not idempotent started at most once, what is at most 3 times;
 4. what ended with ``may_have_run=False`` never started;
 5. no error is of a kind that no fault explains;
-6. the epoch of a worker's lease never goes back, and no other master got a worker that this one had;
+6. the epoch of a worker's lease never goes back, and no other master got a worker that this one had (while it has lost the worker, another one may;
+   then this one begins anew);
 7. afterwards all workers answer, nothing runs, and no open request is remembered anywhere.
 """
 
@@ -262,6 +263,8 @@ class Chaos:
         self._moved = asyncio.Condition()
         self._open: dict[int, dict[int, asyncio.Task[Any]]] = {worker.id: {} for worker in cluster.workers}
         self._epochs: dict[int, int] = {}
+        self._locks = {worker.id: asyncio.Lock() for worker in cluster.workers}
+        self.handovers = 0
         self.history = History({call.id: call for call in calls})
 
     async def run(self) -> History:
@@ -291,10 +294,9 @@ class Chaos:
                 self._begun += 1
                 self._moved.notify_all()
             await self._call(worker, call)
-            if not worker.connected:
-                with contextlib.suppress(DDLFError):
-                    await worker.reconnect(30)
-            self._note_epoch(worker)
+            async with self._locks[worker.id]:
+                if not worker.connected:
+                    await self._connect_again(worker)
 
     def _may_begin(self) -> bool:
         per_fault = (self._begun + len(self._calls)) / max(1, len(self._faults))
@@ -328,6 +330,20 @@ class Chaos:
             return await view.run_at(worker, "hosted", **arguments)
         (value,) = await view.run_method(compute if call.work == "compute" else wait, **arguments)
         return value
+
+    async def _connect_again(self, worker: ProxyWorker) -> None:
+        """As a user would; a worker that another master had meanwhile is begun with anew, as the error's hint says."""
+        try:
+            await worker.reconnect(30)
+        except LeaseError:
+            self.handovers += 1
+            await worker.close()
+            self._epochs.pop(worker.id, None)
+            with contextlib.suppress(DDLFError):
+                await worker.reconnect(30)
+        except DDLFError:
+            pass  # the next request says it
+        self._note_epoch(worker)
 
     def _note_epoch(self, worker: ProxyWorker) -> None:
         before = self._epochs.get(worker.id, 0)
@@ -400,7 +416,7 @@ class Chaos:
         for worker in self._cluster.workers:
             try:
                 async with asyncio.timeout(HANG_S):
-                    await worker.reconnect(30)
+                    await self._connect_again(worker)
                     if await worker.run_code("6 * 7") != 42:
                         raise AssertionError
                     while (await worker.status())["busy"]:  # noqa: ASYNC110
@@ -408,7 +424,6 @@ class Chaos:
                 await asyncio.sleep(0.3)  # what was asked for and not started must not start now
             except (DDLFError, TimeoutError, AssertionError) as error:
                 self.history.notes.append(f"worker {worker.id} is not usable afterwards: {error!r}")
-            self._note_epoch(worker)
             remembered = [len(channel.pending) for channel in (worker._control, worker._data) if channel is not None]
             if any(remembered):
                 self.history.notes.append(f"{sum(remembered)} requests to worker {worker.id} are still remembered")

@@ -12,6 +12,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,8 +308,48 @@ def find_target(path: Path) -> Any:
     return main
 
 
+BLOCKED_S = 2.0
+"""How long code may hold up the event loop after Ctrl-C before it is ended: shorter than a person waits before pressing again."""
+
+
+@contextlib.contextmanager
+def ending_what_blocks() -> Iterator[None]:
+    """Let SIGINT also end code that holds up the event loop: an import, a download, a computation on the master.
+
+    asyncio only cancels its task, which such code does not notice. When the loop does not run soon, the signal is sent again, as a person would,
+    until it does: each raises ``KeyboardInterrupt``, which an import may swallow.
+    """
+    loop = asyncio.get_running_loop()
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or usual is signal.default_int_handler:
+        yield
+        return
+    noticed = threading.Event()
+    insisting = threading.Thread(target=_insist, args=(noticed,), daemon=True)
+
+    def interrupt(number: int, frame: Any) -> None:
+        if not insisting.ident:
+            loop.call_soon_threadsafe(noticed.set)
+            insisting.start()
+        usual(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        noticed.set()
+        signal.signal(signal.SIGINT, usual)
+
+
+def _insist(noticed: threading.Event) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    while not noticed.wait(BLOCKED_S):
+        signal.pthread_kill(main, signal.SIGINT)
+
+
 def run_until_signal(coroutine: Any) -> int:
-    """``asyncio.run``, which ends tidily on SIGTERM too."""
+    """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up."""
 
     async def supervised() -> int:
         task = asyncio.current_task()
@@ -322,8 +363,9 @@ def run_until_signal(coroutine: Any) -> int:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
         try:
-            result: int = await coroutine
-            return result
+            with ending_what_blocks():
+                result: int = await coroutine
+                return result
         except asyncio.CancelledError:
             if terminated:
                 return 143

@@ -16,10 +16,10 @@ import os
 import platform
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ddlf.cluster.liveness import Liveness, State
 from ddlf.cluster.pulse import Pulse
@@ -60,6 +60,11 @@ HEARTBEAT_ID = 0
 """The id of every heartbeat, which nobody waits for."""
 NO_ARGUMENTS = dumps([[], {}])
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
+
+MAY_HAVE_RUN = (WorkerLost, ExecutorCrashed, LeaseError, RequestTimeout)
+"""The errors that say whether a request can have started."""
+
+T = TypeVar("T")
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
@@ -192,6 +197,7 @@ class ProxyWorker(IWorker):
         self._control_lock = asyncio.Lock()
         self._data_lock = asyncio.Lock()
         self._reconnect_lock = asyncio.Lock()
+        self._opening: asyncio.Task[Channel] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: Pulse | None = None
         self._lost: LeaseError | None = None
@@ -325,25 +331,24 @@ class ProxyWorker(IWorker):
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         last: BaseException | None = None
-        async with self._reconnect_lock:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    async for attempt in AsyncRetrying(
-                        # Of all masters of a worker that comes back not all at once.
-                        wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
-                        retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
-                        reraise=True,
-                    ):
-                        with attempt:
-                            await self.connect()
-                        outcome = attempt.retry_state.outcome
-                        last = outcome.exception() if outcome is not None else None
-            except TimeoutError:
-                raise ConnectError(
-                    f"{self.name} was not reached again within {timeout_s:g} s"
-                    + (f", the last try: {last}" if last else ""),
-                    hint="look at the worker's terminal",
-                ) from last
+        try:
+            async with asyncio.timeout(timeout_s), self._reconnect_lock:
+                async for attempt in AsyncRetrying(
+                    # Of all masters of a worker that comes back not all at once.
+                    wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+                    retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
+                    reraise=True,
+                ):
+                    with attempt:
+                        await self.connect()
+                    outcome = attempt.retry_state.outcome
+                    last = outcome.exception() if outcome is not None else None
+        except TimeoutError:
+            raise ConnectError(
+                f"{self.name} was not reached again within {timeout_s:g} s"
+                + (f", the last try: {last}" if last else ""),
+                hint="look at the worker's terminal",
+            ) from last
 
     def _drop(self, reason: DDLFError, *, abort: bool = False) -> None:
         """End both connections, and all open requests with the same reason."""
@@ -385,6 +390,30 @@ class ProxyWorker(IWorker):
         except DDLFError as error:
             error.worker = error.worker or f"worker {self.id}"
             raise
+
+    async def _reach_executor(self, request: Request, left_s: float | None, timeout_s: float | None) -> Channel:
+        """The data connection, opened again if it is not there: once for all that wait for it, and on when one of them gives up."""
+        if self._data is not None and self._data.is_open:
+            return self._data
+        if self._opening is None or self._opening.done():
+            self._opening = self._spawn(self._open_data())
+            self._opening.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # it may be that nobody asks
+        opening = self._opening
+        await asyncio.wait([opening], timeout=left_s)
+        if not opening.done():
+            raise RequestTimeout(
+                f"{_what(request)!r} could not be sent within {timeout_s:g} s", worker=self.name, may_have_run=False
+            )
+        if opening.cancelled():
+            raise WorkerLost("the connection was closed on this side", worker=self.name, may_have_run=False)
+        if error := opening.exception():
+            error = copy.copy(error)  # each gets its own: who handles one may add to it
+            if isinstance(error, MAY_HAVE_RUN):
+                error.may_have_run = False
+            raise error
+        return opening.result()
 
     async def _open_data(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
         async with self._data_lock:
@@ -536,10 +565,11 @@ class ProxyWorker(IWorker):
         if channel.pending:
             self._spawn(self._explain(channel, reason))
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _explain(self, channel: Channel, reason: BaseException | None) -> None:
         """End the requests of a data connection that ended."""
@@ -587,20 +617,29 @@ class ProxyWorker(IWorker):
         """
         if idempotent:
             return await self._rpc_until_it_ends(request, timeout_s)
+        return await self._rpc_once(request, timeout_s, timeout_s)
+
+    async def _rpc_once(self, request: Request, left_s: float | None, timeout_s: float | None) -> Any:
         data = self._data
         if data is None or not data.is_open:
-            data = await self._open_data()
-        return await self._call(data, request, timeout_s)
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
+            data = await self._reach_executor(request, left_s, timeout_s)
+            left_s = None if left_s is None else max(0.0, left_s - (loop.time() - begin))
+        return await self._call(data, request, left_s, timeout_s)
 
     async def _rpc_until_it_ends(self, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        attempt = 1
+        attempt, may_have_run = 1, False
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
             try:
-                return await self.rpc(request, left)
-            except (ExecutorCrashed, WorkerLost) as error:
+                return await self._rpc_once(request, left, timeout_s)
+            except MAY_HAVE_RUN as error:
+                may_have_run = error.may_have_run = may_have_run or error.may_have_run
+                if not isinstance(error, ExecutorCrashed | WorkerLost):
+                    raise
                 error.attempts = attempt
                 if attempt == MAX_ATTEMPTS or self._closed:
                     error.message += f" (tried {attempt} times)" if attempt > 1 else ""
@@ -611,6 +650,9 @@ class ProxyWorker(IWorker):
                         await self.reconnect(left)
                     except ConnectError as problem:
                         raise error from problem
+                    except LeaseError as problem:
+                        problem.may_have_run = may_have_run
+                        raise
             attempt += 1
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
@@ -619,16 +661,30 @@ class ProxyWorker(IWorker):
         assert self._control is not None
         return await self._call(self._control, Request(command, *args, **kwargs), timeout_s)
 
-    async def _call(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
-        kind, value = await self._exchange(channel, request, timeout_s)
+    async def _call(
+        self, channel: Channel, request: Request, left_s: float | None, timeout_s: float | None = None
+    ) -> Any:
+        """Exchange a request for its result.
+
+        Args:
+            channel: Over which.
+            request: What is asked.
+            left_s: Of its time.
+            timeout_s: All its time, for the error; as ``left_s`` if it is not given.
+        """
+        timeout_s = left_s if timeout_s is None else timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = None if left_s is None else loop.time() + left_s
+        kind, value = await self._exchange(channel, request, left_s, timeout_s)
         if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
             channel.code.forget()
-            kind, value = await self._exchange(channel, request, timeout_s)
+            left_s = None if deadline is None else max(0.0, deadline - loop.time())
+            kind, value = await self._exchange(channel, request, left_s, timeout_s)
         if kind == Kind.ERROR:
             raise rebuild(value, worker=self.name)
         return value
 
-    async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
+    async def _exchange(self, channel: Channel, request: Request, left_s: float | None, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not channel.loop:
             raise self._elsewhere(channel)
@@ -637,11 +693,12 @@ class ProxyWorker(IWorker):
         buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         channel.pending[id] = future
-        timer = None if timeout_s is None else loop.call_later(timeout_s, self._time_out, future, request, timeout_s)
+        timer = None if left_s is None else loop.call_later(left_s, self._time_out, future, request, timeout_s)
         try:
-            channel.connection.send(Kind.REQUEST, id, request.command, buffers, timeout_s)
+            channel.connection.send(Kind.REQUEST, id, request.command, buffers, left_s)
             return await future
         except ConnectionResetError as error:  # it could not be sent
+            future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
             why = await self._why(error) if channel is self._data else self._connection_lost(error)
             if isinstance(why, WorkerLost | ExecutorCrashed | LeaseError):
                 why = copy.copy(why)
@@ -657,11 +714,10 @@ class ProxyWorker(IWorker):
             if timer is not None:
                 timer.cancel()
 
-    def _time_out(self, future: asyncio.Future[Any], request: Request, timeout_s: float) -> None:
+    def _time_out(self, future: asyncio.Future[Any], request: Request, timeout_s: float | None) -> None:
         if not future.done():
-            what = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
             future.set_exception(
-                RequestTimeout(f"{str(what)[:60]!r} did not end within {timeout_s:g} s", worker=self.name)
+                RequestTimeout(f"{_what(request)!r} did not end within {timeout_s:g} s", worker=self.name)
             )
 
     async def _end_remote(self, channel: Channel, id: int) -> None:
@@ -741,6 +797,12 @@ def job_name() -> str:
     """What this process runs, as its command line says: the app's file, or the script."""
     words = [word for word in sys.argv[:3] if word.endswith(".py")] or sys.argv[:1]
     return Path(words[-1]).name[:60] if words else ""
+
+
+def _what(request: Request) -> str:
+    """A request's name in errors: that of its method, if it has one."""
+    what = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
+    return str(what)[:60]
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

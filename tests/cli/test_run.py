@@ -354,6 +354,39 @@ def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
     assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
 
 
+BLOCKING = """
+import time
+async def main(cluster):
+    for _ in range({times}):
+        try:
+            print("now", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            if {times} == 1:
+                raise
+    print("it went on", flush=True)
+    await cluster.ping()
+    print("and on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupt_ends_code_that_holds_up_the_event_loop_also_if_that_swallows_it(app, descendants, times):
+    path = app.write(BLOCKING.format(times=times))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert "and on" not in output
+    assert (errors, process.returncode) == ("\nstopped\n", 130)
+    assert descendants() == []
+
+
 @pytest.mark.parametrize("module", ["ddlf.cli.main", "ddlf.cli.worker"])
 def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
     code = (

@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import threading
 
 import numpy as np
-import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
@@ -32,16 +30,14 @@ async def test_they_run_methods_here_and_each_has_its_own_state(cluster):
     assert isinstance(cluster, Cluster)
 
 
-async def test_nothing_is_started_and_nothing_is_left():
-    before = set(threading.enumerate())
+async def test_nothing_is_started_and_nothing_is_left(descendants):
     async with in_process_cluster(2, proxied=True) as cluster:
         await cluster.run_code("1")
-        assert psutil.Process().children() == []
+        assert descendants() == []
         ports = [worker.port for worker in cluster.workers]
         folders = [machine._daemon._session_dir for machine in cluster.machines]
     assert not any(folder.exists() for folder in folders)
     assert len(set(ports)) == 2
-    assert set(threading.enumerate()) - before <= {t for t in threading.enumerate() if t.name.startswith("asyncio")}
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
@@ -119,6 +115,13 @@ async def test_the_environment_of_the_test_stays_as_it_is(cluster):
     async with in_process_cluster(1) as other:
         await other.run_code("1")
     assert dict(os.environ) == before
+
+
+async def test_a_method_that_blocks_for_long_is_no_death():
+    async with in_process_cluster(2, dead_after_s=0.5) as cluster:
+        assert await cluster.run_code("import time; time.sleep(1.5)") == [None, None]
+        assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
+        assert await cluster.run_code("1") == [1, 1]
 
 
 async def test_an_app_trains_to_the_same_bits_as_on_real_workers():

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.app import IApp
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, DDLFError
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
@@ -218,6 +218,17 @@ async def test_training_with_killed_in_process_workers_ends_with_the_same_bits()
             runs.append(trained.model.get_weights())
             assert [status["restarts"] for status in await cluster.status()] == [len(plan.faults) // 2] * 2
     assert equal(*runs)
+
+
+async def test_a_wrong_update_in_training_is_found_where_the_plan_put_it():
+    async with in_process_cluster(2) as cluster:
+        trained = blobs_app(cluster, master_epochs=4)
+        with pytest.raises(DDLFError, match=r"worker 2.*nan|nan.*worker 2|worker 2.*NaN"):
+            async with FaultPlan().wrong_update(worker=2, at_round=3, kind="nan").on(trained):
+                await trained.train_sync()
+        assert len(trained.history) in (0, 2)
+        plain = blobs_app(cluster, master_epochs=4)  # the app before has left nothing behind
+        await plain.train_sync()
 
 
 class Watched(type(blobs_app(None))):

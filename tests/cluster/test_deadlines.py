@@ -1,0 +1,127 @@
+"""A deadline holds whatever a request waits for, and an error never says that a request cannot have run when it has."""
+
+import asyncio
+import time
+
+import pytest
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import LeaseError, RequestTimeout, WorkerLost
+from ddlf.testing import in_process_cluster
+
+WAIT = "import asyncio; await asyncio.sleep(60)"
+
+
+@pytest.fixture
+async def cluster():
+    async with in_process_cluster(1, proxied=True) as cluster:
+        yield cluster
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - of other sides nobody tells
+            await asyncio.sleep(0.005)
+
+
+async def without_data_connection(cluster):
+    """Let new data connections hear nothing; the daemon answers."""
+    worker, proxy = cluster.workers[0], cluster.machine(1).proxy
+    proxy.partition(kind="data")
+    proxy.reset(kind="data")
+    await until(lambda: not worker._data.is_open)
+    return worker, proxy
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_deadline_holds_while_the_data_connection_is_opened_again(cluster, idempotent):
+    worker, _ = await without_data_connection(cluster)
+    view = cluster.options(timeout_s=0.3, idempotent=idempotent)
+    begin = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"'1 \+ 1' could not be sent within 0.3 s") as raised:
+        await view.run_code("1 + 1")
+    assert time.monotonic() - begin < 1
+    assert raised.value.may_have_run is False
+    assert raised.value.worker == worker.name
+
+
+async def test_the_opening_goes_on_when_those_who_wait_for_it_give_up(cluster):
+    _, proxy = await without_data_connection(cluster)
+    before = proxy.connections
+    results = await asyncio.gather(
+        *(cluster.options(timeout_s=0.1 + 0.01 * n).run_code("1") for n in range(5)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [RequestTimeout] * 5
+    assert proxy.connections <= before + 1
+    proxy.heal()
+    assert await cluster.run_code("2") == [2]
+    assert proxy.connections <= before + 1
+
+
+async def test_those_who_wait_for_an_opening_hear_that_the_cluster_was_closed(cluster):
+    await without_data_connection(cluster)
+    waiting = asyncio.ensure_future(cluster.run_code("1"))
+    await asyncio.sleep(0.05)
+    await cluster.close()
+    with pytest.raises(WorkerLost, match="closed on this side") as raised:
+        await waiting
+    assert raised.value.may_have_run is False
+
+
+async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reach_the_worker(cluster):
+    worker, proxy = cluster.workers[0], cluster.machine(1).proxy
+    proxy.partition()
+    proxy.reset()
+    await until(lambda: not worker.connected)
+    reconnecting = asyncio.ensure_future(worker.reconnect())
+    await asyncio.sleep(0)
+    begin = time.monotonic()
+    with pytest.raises(WorkerLost):
+        await cluster.options(timeout_s=0.3, idempotent=True).run_code("1")
+    assert time.monotonic() - begin < 1
+    reconnecting.cancel()
+    await asyncio.gather(reconnecting, return_exceptions=True)
+
+
+async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
+    _, proxy = await without_data_connection(cluster)
+    waiting = asyncio.ensure_future(cluster.options(timeout_s=0.6).run_code(WAIT))
+    await asyncio.sleep(0.2)
+    proxy.heal()
+    begin = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"did not end within 0.6 s"):
+        await waiting
+    assert time.monotonic() - begin < 0.55
+
+
+async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_has_the_worker_now(cluster):
+    worker, proxy, daemon = cluster.workers[0], cluster.machine(1).proxy, cluster.machine(1)._daemon
+    running = asyncio.ensure_future(cluster.options(idempotent=True).run_code(WAIT))
+    while not (await worker.status())["busy"]:
+        pass
+    proxy.partition()
+    proxy.reset()
+    await until(lambda: not worker.connected and daemon.status()["lease"] is None)
+    other = ProxyWorker("127.0.0.1", daemon.port, worker._token)
+    await other.connect()
+    proxy.heal()
+    with pytest.raises(LeaseError, match=r"leased by|was taken over by") as raised:
+        await asyncio.wait_for(running, 20)
+    assert raised.value.may_have_run is True
+    await other.close()
+
+
+async def test_a_request_that_cannot_be_sent_ends_with_one_error_and_leaves_no_other(cluster):
+    worker = cluster.workers[0]
+    futures = []
+
+    def send(*_):
+        futures.extend(worker._data.pending.values())
+        worker._drop(WorkerLost("gone"))
+        raise ConnectionResetError("reset")
+
+    worker._data.connection.send = send
+    with pytest.raises(WorkerLost) as raised:
+        await cluster.run_code("1")
+    assert raised.value.may_have_run is False
+    assert [future.cancelled() or future._log_traceback for future in futures] == [False]
