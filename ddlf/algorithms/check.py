@@ -70,7 +70,7 @@ class Limits:
 
     longest: float = 20.0
     shortest: float = 0.01
-    opposite: float = 0.3
+    opposite: float = 0.5
 
     def __post_init__(self) -> None:
         if not (isfinite(self.longest) and self.longest > 1):

@@ -65,8 +65,10 @@ LoadObject = Callable[[Tag, bytes], Any]
 def refuse_objects(value: Any) -> NoReturn:
     """The ``dump_object`` of a worker's results: only data leaves a worker."""
     what = f"{type(value).__module__}.{type(value).__qualname__}"
+    if what == "numpy.ndarray":
+        what += f" of {value.dtype} with {value.ndim} dimensions"
     raise ResultNotData(
-        f"{f'an array of {value.dtype}' if what == 'numpy.ndarray' else f'a {what}'} is not plain data",
+        f"a {what} is not plain data",
         hint="return numbers, text, lists, dicts or arrays, or allow objects with Cluster(..., pickle_results=True)",
     )
 

@@ -283,13 +283,13 @@ async def test_B50_a_memory_map_comes_back_as_an_array(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("array", "name"),
     [
-        pytest.param(np.array([{}, None]), "an array of object", id="B50 object"),
+        pytest.param(np.array([{}, None]), "a numpy.ndarray of object", id="B50 object"),
         pytest.param(
-            np.zeros(2, [("a", "i4"), ("b", "f8")]), "an array of [('a', '<i4'), ('b', '<f8')]", id="B50 struct"
+            np.zeros(2, [("a", "i4"), ("b", "f8")]), "a numpy.ndarray of [('a', '<i4'), ('b', '<f8')]", id="B50 struct"
         ),
-        pytest.param(np.array(["2026-11-20"], "M8[D]"), "an array of datetime64[D]", id="B50 datetime"),
-        pytest.param(np.array(["text"]), "an array of <U4", id="B50 text"),
-        pytest.param(np.zeros(2, np.clongdouble), "an array of complex256", id="B50 complex256"),
+        pytest.param(np.array(["2026-11-20"], "M8[D]"), "a numpy.ndarray of datetime64[D]", id="B50 datetime"),
+        pytest.param(np.array(["text"]), "a numpy.ndarray of <U4", id="B50 text"),
+        pytest.param(np.zeros(2, np.clongdouble), "a numpy.ndarray of complex256", id="B50 complex256"),
         pytest.param(np.ma.masked_array([1, 2], [0, 1]), "a numpy.ma.MaskedArray", id="B50 masked"),
     ],
 )
@@ -302,7 +302,8 @@ async def test_B50_an_array_that_is_no_plain_data_reaches_a_worker_and_is_refuse
     ]
     with pytest.raises(ResultNotData) as refused:
         await cluster.run_at(1, *(await hosted(cluster)), array)
-    assert f"{name} is not plain data" in str(refused.value).replace("numpy.ma.core.", "numpy.ma.")
+    text = str(refused.value).replace("numpy.ma.core.", "numpy.ma.").replace(" with 1 dimensions", "")
+    assert f"{name} is not plain data" in text
 
 
 async def hosted(cluster):

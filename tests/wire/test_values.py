@@ -173,8 +173,9 @@ Pair = namedtuple("Pair", "a b")
 def test_what_is_no_data_is_refused_by_type_and_place_and_arrives_exactly_where_objects_are_allowed(value):
     with pytest.raises(ResultNotData) as caught:
         dumps({"a": [0, (value,)]})
+    array = f" of {value.dtype} with {value.ndim} dimensions" if type(value) is np.ndarray else ""
     assert str(caught.value).startswith(
-        f"a {type(value).__module__}.{type(value).__qualname__} is not plain data (at ['a'][1][0]"
+        f"a {type(value).__module__}.{type(value).__qualname__}{array} is not plain data (at ['a'][1][0]"
     )
     assert "pickle_results=True" in str(caught.value)
     arrived = loads(dumps((value, 1), CodeSender().dump), CodeCache().load)[0]
