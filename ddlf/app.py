@@ -452,7 +452,7 @@ class IApp:
         """
         from ddlf.training import replica
         from ddlf.training.precision import WORTH_SAYING
-        from ddlf.worker.datasets import fingerprint
+        from ddlf.worker.datasets import fingerprint, not_finite
 
         for name in ("load_dataset", "create_model"):
             if getattr(type(self), name) is getattr(IApp, name):
@@ -492,7 +492,9 @@ class IApp:
                 f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
             )
         mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
-        self._content = mine
+        for name in ("x_train", "y_train") if mine else ():
+            if found := not_finite(getattr(self, name)):
+                self.say(f"data      WARNING {found} of {name} are NaN or infinite")
         loaded = await again.run_method(replica.load_data, wanted=mine)
         self._check_data(mine, loaded)
         self._content = loaded[0]["fingerprint"]

@@ -15,6 +15,7 @@ ROWS = [
     {"training"},
     {"app"},
     {"cli", "script"},
+    {"testing"},
 ]
 ROW = {name: number for number, names in enumerate(ROWS) for name in names}
 IO = {"asyncio", "socket", "threading", "subprocess", "time", "keras", "tensorflow"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddlf.cli import interrupts  # isort: skip - before what takes time
+
 import argparse
 import asyncio
 import difflib
@@ -18,6 +20,8 @@ from ddlf.errors import DDLFError
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
+
+interrupts.imported()
 
 
 def parser() -> Parser:
@@ -97,8 +101,14 @@ def _add_cluster(parser: Parser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def main(argv: list[str] | None = None) -> None:
+def command() -> None:
     """The entry point of the command."""
+    with interrupts.quiet():
+        main()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command; ends with ``SystemExit``."""
     with reader_may_leave():
         _main(sys.argv[1:] if argv is None else argv)
 
@@ -107,7 +117,9 @@ def _main(argv: list[str]) -> NoReturn:
     top = parser()
     names = ("run", "status", "bench", "stop", "token")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], names, 1)
+        near = difflib.get_close_matches(argv[0], (*names, "worker"), 1)
+        if near == ["worker"]:
+            top.error(f"unknown command {argv[0]!r}, did you mean 'ddlf-worker'? It is a command of its own")
         top.error(
             f"unknown command {argv[0]!r}"
             + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}")
@@ -250,4 +262,4 @@ async def _ask(worker: ProxyWorker, command: str, timeout_s: float) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -104,7 +104,7 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
     """
     with native_output_to_log():
         try:
-            target = find()
+            target = interruptible(find)
             return run_until_signal(_run(target, options))
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
@@ -120,6 +120,29 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
             # The user's own code raised on the master: its traceback is what helps.
             traceback.print_exc()
             return 1
+
+
+def interruptible(find: Callable[[], Any]) -> Any:
+    """Call what imports the user's file and all it needs, and raise ``KeyboardInterrupt`` whenever SIGINT came meanwhile.
+
+    Left alone, one can be lost in an import: a callback swallows it, or native code makes an ImportError of it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return find()
+    came = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        return find()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 async def _run(target: Any, options: argparse.Namespace) -> int:

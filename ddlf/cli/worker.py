@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddlf.cli import interrupts  # isort: skip - before what takes time
+
 import argparse
 import asyncio
 import contextlib
@@ -20,6 +22,8 @@ from ddlf.errors import AuthError, DDLFError
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon, Options
+
+interrupts.imported()
 
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
@@ -60,8 +64,14 @@ def parser() -> Parser:
     return result
 
 
+def command() -> None:
+    """The entry point of the command."""
+    with interrupts.quiet():
+        main()
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Run until told to stop."""
+    """Run until told to stop; ends with ``SystemExit``."""
     with reader_may_leave():
         _main(argv)
 
@@ -115,6 +125,12 @@ def _run(options: argparse.Namespace) -> int:
             notify("READY=1")
             how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
             say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
+            if os.geteuid() == 0 and not (given or options.quiet):
+                print(
+                    "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if options.ready_fd is not None:
             facts = {"host": daemon.host, "port": daemon.port, "pid": os.getpid(), "failure": daemon.failure}
             with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "w") as pipe:
@@ -196,4 +212,4 @@ def _state_dir() -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -81,6 +81,8 @@ class Cluster:
         takeover: bool = False,
     ) -> None:
         addresses = _addresses(hosts, ports)
+        if not is_number(connect_timeout_s) or not 0 < connect_timeout_s < math.inf:
+            raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= len(addresses):
             raise ConfigError(f"min_workers must be 1-{len(addresses)}, got {min_workers}")
         ca, certificate, key = (Path(file).expanduser() if file else None for file in (tls_ca, tls_cert, tls_key))
@@ -189,14 +191,19 @@ class Cluster:
         """
         from ddlf.launch.local import LocalWorkers
 
+        self = cls.__new__(cls)
+        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        self._setup_local(LocalWorkers, n, threads, pickle_results, timing)
+        return self
+
+    def _setup_local(
+        self, kind: Callable[[int], LocalWorkers], n: int, threads: int | None, pickle_results: bool, timing: Timing
+    ) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
-        self = cls.__new__(cls)
-        local = LocalWorkers(n)
-        timing = Timing.of(heartbeat_s, suspect_after_s, dead_after_s)
+        local = kind(n)
         self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results, timing)
         self._local = local
-        return self
 
     @property
     def workers(self) -> list[ProxyWorker]:
@@ -230,9 +237,7 @@ class Cluster:
         """
         if on_error not in (None, "raise", "return"):
             raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
-        if timeout_s is not None and (
-            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf
-        ):
+        if timeout_s is not None and (not is_number(timeout_s) or not 0 <= timeout_s < math.inf):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
         view = copy.copy(self)
         view._whole = self._whole or self
@@ -560,6 +565,11 @@ class Cluster:
         return await self.gather([worker.status() for worker in self._workers])
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or float and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _machine(host: str) -> str:
     """What workers share when they are on the same machine."""
     return LOOPBACK if host == "::1" or host.startswith(("localhost", "127.")) else host
@@ -575,6 +585,9 @@ def _addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[tuple[s
         raise ConfigError("a cluster needs at least one worker", hint="name one, or use Cluster.local(2)")
     if len(hosts) != len(ports):
         raise ConfigError(f"{len(hosts)} hosts but {len(ports)} ports")
+    for host in hosts:
+        if not isinstance(host, str):
+            raise ConfigError(f"a host must be text, got {host!r}")
     for port in ports:
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
             raise ConfigError(f"a port must be 1-65535, got {port!r}")

@@ -24,6 +24,7 @@ from typing import Any
 from ddlf.cluster.liveness import Liveness, State
 from ddlf.cluster.pulse import Pulse
 from ddlf.errors import (
+    ConfigError,
     ConnectError,
     DDLFError,
     ExecutorCrashed,
@@ -44,6 +45,7 @@ from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
 from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
+from ddlf.worker.methods import NAME
 
 CONNECT_TIMEOUT_S = 10.0
 EXIT_NEWS_S = 2.0
@@ -69,6 +71,8 @@ class Channel:
     ) -> None:
         self.pending: dict[int, asyncio.Future[Any]] = {}
         self.code = CodeSender()
+        self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
         self.connection: Connection
         self._load_object = load_object
         self._on_event = on_event
@@ -480,6 +484,18 @@ class ProxyWorker(IWorker):
         )
         raise WorkerLost(what[0], worker=self.name, hint=what[1], may_have_run=False)
 
+    def _elsewhere(self, channel: Channel) -> WorkerLost:
+        """The error of a caller whose event loop is not the one that a connection belongs to."""
+        forked = os.getpid() != channel.pid
+        return WorkerLost(
+            "connected in another process" if forked else "connected on another event loop",
+            hint="make a Cluster of its own in each"
+            if forked
+            else "connect and call inside one asyncio.run, or use ddlf.run",
+            worker=self.name,
+            may_have_run=False,
+        )
+
     def _on_event(self, frame: Frame) -> None:
         if frame.name == "executor_exited":
             self._exit = loads(frame.buffers)
@@ -614,6 +630,8 @@ class ProxyWorker(IWorker):
 
     async def _exchange(self, channel: Channel, request: Request, timeout_s: float | None) -> Any:
         loop = asyncio.get_running_loop()
+        if loop is not channel.loop:
+            raise self._elsewhere(channel)
         id = next(self._ids)
         dump = channel.code.dump if request.pickle is None else partial(channel.code.dump, pickle=request.pickle)
         buffers = dumps([list(request.args), request.kwargs], dump)
@@ -725,6 +743,16 @@ def job_name() -> str:
     return Path(words[-1]).name[:60] if words else ""
 
 
-def method_name(method: str | Callable[..., Any]) -> Any:
-    """A hosted method may be named by the function that was added."""
-    return method if isinstance(method, str) else getattr(method, "__name__", method)
+def method_name(method: str | Callable[..., Any]) -> str:
+    """The name of a hosted method, which may be given as the function that was added.
+
+    Raises:
+        ConfigError: It can be no name of one. Nothing of this kind is ever looked up.
+    """
+    name = method if isinstance(method, str) else getattr(method, "__name__", method)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{str(name)[:60]!r} is no name of a method",
+            hint="a name has letters, digits and underscores, up to 128, and begins with a letter",
+        )
+    return name

@@ -52,16 +52,18 @@ class LocalWorkers:
         except BaseException:  # also when the caller is cancelled: nothing is left running
             await self.stop()
             raise
-        self._ports = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        started = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        self._processes = [process for process, _ in started]  # in the order of their ports
+        self._ports = [port for _, port in started]
         return self._ports
 
-    async def _start_one(self) -> int:
+    async def _start_one(self, port: int = 0, *options: str) -> tuple[asyncio.subprocess.Process, int]:
         read_fd, write_fd = os.pipe()
         started = False
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--quiet"),
-                *("--exit-with-parent", "--ready-fd", str(write_fd)),
+                *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--quiet"),
+                *("--exit-with-parent", "--ready-fd", str(write_fd), *options),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(write_fd,),
                 env=child_environment(),
@@ -89,7 +91,7 @@ class LocalWorkers:
         facts = json.loads(line)
         if facts["failure"]:
             raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
-        return int(facts["port"])
+        return process, int(facts["port"])
 
     async def stop(self) -> None:
         """End them all and wait until they have. Safe to call again."""

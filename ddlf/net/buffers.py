@@ -77,3 +77,7 @@ class BufferPool:
 
 POOL = BufferPool()
 """The one of this process."""
+
+# glibc hands freed memory back to the system beyond twice the largest piece that it has seen freed, so arrays below ``MIN_BYTES`` were touched anew
+# in every round: a quarter of the master's processor time. One piece of the largest size that counts, never touched, moves that to 64 MiB.
+np.empty(MIN_BYTES - 64 * 1024, np.uint8)

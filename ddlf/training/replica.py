@@ -92,6 +92,8 @@ class Replica:
             raise AppError(
                 "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
             )
+        if not hasattr(model, "get_weights"):
+            raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
         use_fast_steps(model, self.app)
         trained = {id(weight) for weight in model.trainable_weights}
         self._lossless = [id(weight) not in trained for weight in model.weights]
@@ -214,6 +216,11 @@ class Replica:
         task = self._task
         seed = np.random.SeedSequence([task["seed"], task["round"], task["slot"], epoch])
         return np.random.Generator(np.random.PCG64(seed)).permutation(indices)
+
+    @property
+    def round(self) -> int:
+        """Which round this is, from 1."""
+        return int(self._task["round"]) + 1
 
 
 STEPS_PER_EXECUTION = 16

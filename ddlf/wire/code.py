@@ -31,6 +31,8 @@ from ddlf.wire.values import Tag
 HASH_BYTES = 32
 CACHE_ENTRIES = 4096
 CACHE_BYTES = 256 * 1024**2
+MAX_CODE_BYTES = CACHE_BYTES
+"""Of one function with all that it carries: what a worker could keep."""
 
 
 class CodeMissing(DDLFError):
@@ -47,17 +49,24 @@ def pickle_object(value: Any) -> bytes:
     """Pickle anything, functions and classes of the user's own modules by value.
 
     Raises:
-        NotPicklable: It holds something that cannot be sent; the text has the path to it.
+        NotPicklable: It holds something that cannot be sent; the text has the path to it. Or it is a function that carries more
+            data than a worker keeps of code.
     """
     with _own_modules_by_value():
         try:
-            return cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+            data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever an object's own __reduce__ raises
             path = _find_culprit(value, _name_of(value), 0, set())
             raise NotPicklable(
                 f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {_text(error)})",
                 hint="create it inside the method, on the worker, or pass plain data instead",
             ) from None
+    if len(data) > MAX_CODE_BYTES and isinstance(value, types.FunctionType | type):
+        raise NotPicklable(
+            f"function {_name_of(value)!r} carries {len(data) / 1e6:,.1f} MB in its variables and defaults",
+            hint="pass arrays as arguments, or use set_variable",
+        )
+    return data
 
 
 def unpickle(data: bytes) -> Any:

@@ -64,8 +64,9 @@ LoadObject = Callable[[Tag, bytes], Any]
 
 def refuse_objects(value: Any) -> NoReturn:
     """The ``dump_object`` of a worker's results: only data leaves a worker."""
+    what = f"{type(value).__module__}.{type(value).__qualname__}"
     raise ResultNotData(
-        f"a {type(value).__module__}.{type(value).__qualname__} is not plain data",
+        f"{f'an array of {value.dtype}' if what == 'numpy.ndarray' else f'a {what}'} is not plain data",
         hint="return numbers, text, lists, dicts or arrays, or allow objects with Cluster(..., pickle_results=True)",
     )
 

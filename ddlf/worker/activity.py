@@ -21,6 +21,7 @@ _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
+_LEASE_END = _LEASE_AT + _LEASE_BYTES
 PAGE_BYTES = 4096
 
 
@@ -103,11 +104,11 @@ class Activity:
 
     def grant(self, lease: bytes) -> None:
         """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
-        self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] = lease.ljust(_LEASE_BYTES, b"\0")
+        self._page[_LEASE_AT:_LEASE_END] = lease.ljust(_LEASE_BYTES, b"\0")
 
     def holds(self, lease: bytes) -> bool:
-        """Whether this key is the one of the lease."""
-        return len(lease) == _LEASE_BYTES and self._page[_LEASE_AT : _LEASE_AT + _LEASE_BYTES] == lease
+        """Whether this key, which is not empty, is the one of the lease."""
+        return self._page[_LEASE_AT:_LEASE_END] == lease
 
     def clear(self) -> None:
         """Start anew, for a new executor. The lease is the daemon's and stays."""

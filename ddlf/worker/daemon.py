@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
+from ddlf.worker.session import SessionFolder, remove_abandoned
 
 HAND_OVER = struct.Struct("<8sd")
 """What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
@@ -96,21 +96,23 @@ class Daemon:
         self._log = log
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
-        self._session_dir = Path(tempfile.mkdtemp(prefix="ddlf-"))
+        self._session = SessionFolder()
+        self._session_dir = self._session.path
+        remove_abandoned()
         try:
             state_dir = self._make_state_dir()
-            certificate = self._make_certificate()
-            self._encryption = worker_tls(certificate, options.security) if certificate and options.security else None
+            self._certificate = own = self._make_certificate()
+            self._encryption = worker_tls(own, options.security) if own and options.security else None
         except (OSError, ConfigError) as error:
             self._listener.close()
-            shutil.rmtree(self._session_dir, ignore_errors=True)
+            self._session.remove()
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = Executor(options, self._session_dir, state_dir, certificate, self._announce, log)
+        self._executor = self._make_executor(state_dir)
         self._sessions: set[ControlSession] = set()
         self._lease = Lease()
         self._holder: ControlSession | None = None
@@ -118,6 +120,9 @@ class Daemon:
         self._orphans: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+
+    def _make_executor(self, state_dir: Path) -> Executor:
+        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log, self._certificate)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
@@ -164,7 +169,7 @@ class Daemon:
             for session in list(self._sessions):
                 session.close()
             await self._executor.end()
-            shutil.rmtree(self._session_dir, ignore_errors=True)
+            self._session.remove()
 
     @property
     def failure(self) -> str:
@@ -473,9 +478,9 @@ class Executor:
         options: How the worker was started.
         session_dir: Folder that lives as long as the daemon.
         state_dir: Folder for persistent methods and the executor's log.
-        certificate: File with the worker's own certificate; None when nothing is encrypted.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
+        certificate: File with the worker's own certificate; None when nothing is encrypted.
 
     Attributes:
         state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
@@ -489,13 +494,14 @@ class Executor:
         options: Options,
         session_dir: Path,
         state_dir: Path,
-        certificate: Path | None,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
+        certificate: Path | None = None,
     ) -> None:
         self._options = options
         self._session_dir = session_dir
         self._certificate = certificate
+        self._tmp_dir = session_dir / "tmp"
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
@@ -555,6 +561,9 @@ class Executor:
     async def _start(self) -> None:
         self.restarts += 1
         self._served = False
+        # Killed executors leave what they would have removed at their end, TensorFlow's generated code for instance.
+        shutil.rmtree(self._tmp_dir, ignore_errors=True)
+        self._tmp_dir.mkdir(mode=0o700)
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
@@ -565,7 +574,7 @@ class Executor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=(theirs.fileno(), self._activity_fd),
-                env=child_environment(),
+                env=child_environment() | {"TMPDIR": str(self._tmp_dir)},
                 # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
                 start_new_session=True,
             )

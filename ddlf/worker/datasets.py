@@ -11,8 +11,9 @@ import hashlib
 import os
 import sys
 import zipfile
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,6 +24,9 @@ Arrays = tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[np.ndarr
 SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 CLASSES = 10
 PARTS = ("x_train", "y_train", "x_test", "y_test")
+MAX_UNPACKED_BYTES = 10**9
+"""Of the four arrays together; CIFAR-10 has 184 MB."""
+MAX_MEMBERS = 1000
 
 
 def load_mnist() -> Arrays:
@@ -77,6 +81,10 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
         path = Path(folder).expanduser() / f"{name}.npz"
         if path.is_file():
             return _read(path)
+        if os.path.lexists(path):
+            raise DatasetError(
+                f"{path} is {'a link to nothing' if path.is_symlink() else 'no file'}", hint="copy it again"
+            )
         if not path.parent.is_dir():
             raise DatasetError(
                 f"DDLF_DATA is {folder!r}, which is no folder", hint=f"set it to the folder of {name}.npz"
@@ -90,8 +98,11 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         # Opened here, because NumPy leaves a file open that is no archive.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            raw = {part: archive[part] for part in PARTS}
+        with open(path, "rb") as file:
+            _check_archive(path, file)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                raw = {part: archive[part] for part in PARTS}
     except KeyError as error:
         raise DatasetError(f"{path} has no array {error}", hint=f"it must hold {', '.join(PARTS)}") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -99,15 +110,56 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     shape = SHAPES[path.stem]
     for split in ("train", "test"):
         images, labels = raw[f"x_{split}"], raw[f"y_{split}"]
+        for array, name in ((images, f"x_{split}"), (labels, f"y_{split}")):
+            if array.dtype.kind not in "iu":
+                raise DatasetError(f"{path}: {name} holds {array.dtype}, not uint8")
+        if not len(images):
+            raise DatasetError(f"{path}: x_{split} has no samples")
         if (*images.shape[1:], 1)[:3] != shape:
             raise DatasetError(f"{path}: x_{split} holds images of shape {images.shape[1:]}, not {shape}")
-        if labels.size and not 0 <= labels.min() <= labels.max() < CLASSES:
+        if not 0 <= labels.min() <= labels.max() < CLASSES:
             raise DatasetError(f"{path}: y_{split} holds labels from {labels.min()} to {labels.max()}, not 0 to 9")
         if len(raw[f"x_{split}"]) != len(raw[f"y_{split}"]):
             raise DatasetError(
                 f"{path}: x_{split} has {len(raw[f'x_{split}'])} rows, y_{split} {len(raw[f'y_{split}'])}"
             )
     return raw
+
+
+def _check_archive(path: Path, file: BinaryIO) -> None:
+    """Refuse an archive whose reading would take more memory than its data can need.
+
+    Raises:
+        DatasetError: Says which limit it is over, or what is odd.
+        KeyError: An array is missing.
+    """
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        if len(names) > MAX_MEMBERS:
+            raise DatasetError(f"{path} has {len(names):,} members, but only {len(PARTS)} are wanted")
+        unpacked = 0
+        for part in PARTS:
+            if names.count(f"{part}.npy") > 1:
+                raise DatasetError(f"{path} has {part} twice")
+            if f"{part}.npy" not in names:
+                raise KeyError(part)
+            size = archive.getinfo(f"{part}.npy").file_size
+            unpacked += size
+            with archive.open(f"{part}.npy") as member:
+                version = np.lib.format.read_magic(member)
+                read_header = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }[version]
+                shape, _, dtype = read_header(member)
+                claimed, given = prod(shape) * dtype.itemsize, size - member.tell()
+            # NumPy takes the memory for what the header claims before it reads.
+            if claimed > given and not dtype.hasobject:
+                raise DatasetError(f"{path}: {part} claims {claimed:,} bytes, but has {given:,}", hint="copy it again")
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise DatasetError(
+                f"{path} unpacks to {unpacked / 1e9:.2f} GB, more than the {MAX_UNPACKED_BYTES / 1e9:.2f} GB that it can need"
+            )
 
 
 def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -168,6 +220,17 @@ def fingerprint(*data: Any) -> str:
     for part in data:
         _update(digest, part)
     return digest.hexdigest()[:16]
+
+
+def not_finite(data: Any) -> str:
+    """Say how many values of arrays, or of lists or dicts of arrays, are NaN or infinite; empty when none is."""
+    bad = size = 0
+    for array in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else [data]:
+        size += array.size
+        # The ends show whether there is any, without an array of answers for each value.
+        if array.size and array.dtype.kind in "fc" and not np.isfinite([array.min(), array.max()]).all():
+            bad += array.size - int(np.count_nonzero(np.isfinite(array)))
+    return f"{bad:,} of {size:,} values" if bad else ""
 
 
 def _update(digest: Any, part: Any) -> None:

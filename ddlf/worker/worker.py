@@ -289,12 +289,12 @@ class Worker(IWorker):
         """Run the first of the waiting requests whose master reads its answers."""
         if self._running is not None:
             return
-        for job in self._waiting:
+        for place, job in enumerate(self._waiting):
             if job.session is None or not job.session.held_back:
+                del self._waiting[place]
                 break
         else:
             return
-        self._waiting.remove(job)
         if job.session is not None and not job.session.may_ask():
             job.reply(Response(error=job.session.refusal()))
             asyncio.get_running_loop().call_soon(self._next)
@@ -501,6 +501,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._pickle_results = False
         self._guest = worker._activity is None  # without a daemon there are no leases
+        self._holds = worker._activity.holds if worker._activity is not None else bool
         self.lease: bytes | None = None
         self.held_back = False
         self._reading_again: asyncio.Task[None] | None = None
@@ -533,7 +534,9 @@ class Session:
             # Of this connection alone: another master may have chosen otherwise.
             self._pickle_results = bool(kwargs.get("pickle_results"))
             self._guest = self._guest or kwargs.get("guest") is True
-            self.lease = None if self._guest else kwargs.pop("lease", b"")
+            lease = kwargs.pop("lease", b"")
+            # A free worker's page holds zeros, which are nobody's key.
+            self.lease = None if self._guest else lease if isinstance(lease, bytes) and any(lease) else b""
             if not self.may_ask():
                 self._answer(frame.id, Response(error=self.refusal()))
                 return
@@ -547,8 +550,7 @@ class Session:
 
     def may_ask(self) -> bool:
         """Whether requests of this connection are to be run: its master has the lease, or it is a guest."""
-        activity = self._worker._activity
-        return self._guest or (self.lease is not None and activity is not None and activity.holds(self.lease))
+        return self._guest or (self.lease is not None and self._holds(self.lease))
 
     def refusal(self) -> LeaseError:
         """What a request gets that is not to be run."""
@@ -593,28 +595,25 @@ class Session:
         self.jobs.pop(id, None)
         if len(self.jobs) == MAX_WAITING_REQUESTS // 2 and not self.held_back:
             self._connection.resume_reading()
-        self._send_answer(id, response)
-        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back and not self._connection.closed:
-            self._hold_back()
-
-    def _send_answer(self, id: int, response: Response) -> None:
-        if self._connection.closed:
-            return
-        if self.lease is not None and not self.may_ask():
-            self.close()  # what its master's requests ended with now is nothing that it asked for
+        connection, error = self._connection, response.error
+        if connection.closed:
             return
         try:
-            if response.error is None:
+            if error is None:
                 dump = dump_result if self._pickle_results else refuse_objects
-                self._connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
-                return
-            error = response.error
+                connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
         except ConnectionError:
             return
         except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
             error = problem.with_traceback(None)  # its frames are ours and those of the encoder
-        with contextlib.suppress(ConnectionError):
-            self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+        if error is not None:
+            if isinstance(error, RequestCancelled) and self.lease is not None and not self.may_ask():
+                self.close()  # the end of its lease ended it, not its master
+                return
+            with contextlib.suppress(ConnectionError):
+                connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+        if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
+            self._hold_back()
 
     def keep_answers(self) -> None:
         """Let the arrays of answers that are still being sent change: the method that runs next may do that."""

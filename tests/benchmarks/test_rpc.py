@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import bulk, load, rpc, scale
+from benchmarks import bulk, call, load, rpc, scale
 
 
 def test_calls_are_measured_for_ddlf_and_the_peers_that_need_nothing_installed(tmp_path, capsys):
@@ -19,6 +19,13 @@ def test_calls_are_measured_for_ddlf_and_the_peers_that_need_nothing_installed(t
         assert all(seconds > 0 for values in peers.values() for seconds in values)
     assert found["machine"]["cores"] >= 1
     assert "DDLF / it = " in capsys.readouterr().out
+
+
+def test_the_processor_time_of_a_call_is_measured_beside_asyncio(capsys):
+    call.main(["--calls", "100", "--repeats", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(" 0.0 us" not in line for line in lines)
 
 
 def test_rounds_are_measured_with_real_and_with_simulated_workers(tmp_path, capsys, monkeypatch):

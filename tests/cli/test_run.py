@@ -334,6 +334,57 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
     assert {path for path in (own_folders / "tmp").iterdir() if "pytest" not in path.name} <= before
 
 
+@pytest.mark.parametrize("reaction", ["pass", "raise ImportError('no such module')", "raise SystemExit(3)"])
+def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
+    path = app.write(
+        "import time\n"
+        "try:\n    print('now', flush=True)\n    time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    {reaction}\n"
+        "async def main(cluster):\n    print('it went on', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
+
+
+@pytest.mark.parametrize("module", ["ddlf.cli.main", "ddlf.cli.worker"])
+def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
+    code = (
+        "import sys, time, atexit\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'argparse':\n"
+        "            print('now', flush=True)\n"
+        "            time.sleep(60 if sys.argv[1] == 'importing' else 0)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "if sys.argv[1] == 'ending':\n"
+        "    atexit.register(lambda: (print('ending', flush=True), time.sleep(60)))\n"
+        "moment, sys.argv[1:] = sys.argv[1], ['--help']\n"
+        f"from {module} import command\n"
+        "command()\n"
+    )
+    for moment, wanted, times in (("importing", "now", 1), ("ending", "ending", 2)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while process.stdout.readline() != f"{wanted}\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        if times == 2:  # what libraries tidy up at the end is not disturbed by the first one
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert (errors, process.returncode) == ("", -signal.SIGINT)
+
+
 def test_an_interrupted_app_can_tidy_up(app):
     path = app.write(CLOSING.replace("    try:", "    print('now', flush=True)\n    try:"))
     process = subprocess.Popen(

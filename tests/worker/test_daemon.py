@@ -476,3 +476,38 @@ async def test_nobody_answers_on_the_port_of_a_daemon_that_ended(start_worker, t
     assert process.process.wait(10) == 0
     with pytest.raises(ConnectError, match="connection refused"):
         await dial("127.0.0.1", process.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+def make_file():
+    import tempfile
+
+    return tempfile.mkstemp()[1]
+
+
+async def test_temporary_files_of_methods_go_with_their_executor(own_folders):
+    async with Cluster.local(1) as cluster:
+        first = (await cluster.run_method(make_file))[0]
+        assert os.path.exists(first)  # noqa: ASYNC240
+        await cluster.workers[0].restart()
+        second = (await cluster.run_method(make_file))[0]
+        assert not os.path.exists(first)  # noqa: ASYNC240
+    assert not os.path.exists(second)  # noqa: ASYNC240
+
+
+async def test_what_a_killed_daemon_leaves_is_removed_by_the_next_one(start_worker, own_folders):
+    def folders():
+        return {path for path in (own_folders / "tmp").glob("ddlf-*") if (path / "lock").exists()}
+
+    before = folders()
+    worker = start_worker()
+    left = folders() - before
+    assert len(left) == 1
+    worker.end(signal.SIGKILL)
+    assert left <= folders()
+    other = start_worker()
+    assert not left & folders()
+    other.end()
+    assert folders() == before

@@ -1,0 +1,129 @@
+"""What a small call costs the processor: ``python -m benchmarks.call [--calls 2000] [--repeats 15]``.
+
+Master and worker in this one process and on one event loop, connected by a socket: no process is woken, so the figures repeat within some 2 %,
+and a change of a microsecond shows. It is the sum of both sides. asyncio's streams do the same echo for comparison. Hold it on a core
+(``taskset -c 1``), and compare two versions in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.echo import LENGTH
+from ddlf.cluster.proxy import Channel, ProxyWorker
+from ddlf.net.buffers import POOL
+from ddlf.wire.frame import Limits
+from ddlf.wire.messages import Request
+from ddlf.wire.values import refuse_loading
+from ddlf.worker.activity import Activity
+from ddlf.worker.worker import Worker
+
+SMALL = bytes(64)
+IN_FLIGHT = 50
+
+
+def echo(value: Any) -> Any:
+    """What the worker runs."""
+    return value
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = socket.create_connection(listener.getsockname())
+        right, _ = listener.accept()
+    for sock in (left, right):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+    return left, right
+
+
+async def processor_us(calls: int, repeats: int, run: Callable[[int], Awaitable[None]]) -> list[float]:
+    """Microseconds of this process's processor for a call, for each repeat."""
+    found = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        await run(calls)
+        found.append((time.process_time() - begin) / calls * 1e6)
+    return found
+
+
+async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
+    """One at a time, and with some in flight."""
+    left, right = connected()
+    with tempfile.TemporaryDirectory() as folder:
+        page = Activity.create()
+        worker = Worker(Path(folder) / "session", Path(folder) / "persist", Activity(page))
+        serving = asyncio.create_task(worker.control(right, Limits(), Limits()))
+        proxy = ProxyWorker("127.0.0.1", 1, b"")
+        proxy._data = Channel(refuse_loading, proxy._on_event, proxy._on_data_end)  # without the handshake and a daemon
+        proxy._data.open(left, Limits(), Limits(), POOL.take)
+        await proxy.add_method(echo)
+
+        async def one_at_a_time(calls: int) -> None:
+            for _ in range(calls):
+                await proxy.rpc(Request("run", "echo", SMALL))
+
+        async def in_flight(calls: int) -> None:
+            await asyncio.gather(*(one_at_a_time(calls // IN_FLIGHT) for _ in range(IN_FLIGHT)))
+
+        found = {
+            "DDLF, one at a time": await processor_us(calls, repeats, one_at_a_time),
+            f"DDLF, {IN_FLIGHT} in flight": await processor_us(calls // IN_FLIGHT * IN_FLIGHT, repeats, in_flight),
+        }
+        proxy._data.connection.close()
+        await serving
+    return found
+
+
+async def measure_streams(calls: int, repeats: int) -> dict[str, list[float]]:
+    """The same echo with asyncio's streams."""
+    left, right = connected()
+    reader, writer = await asyncio.open_connection(sock=left)
+    far_reader, far_writer = await asyncio.open_connection(sock=right)
+
+    async def serve() -> None:
+        while True:
+            head = await far_reader.readexactly(LENGTH.size)
+            far_writer.write(head + await far_reader.readexactly(*LENGTH.unpack(head)))
+            await far_writer.drain()
+
+    async def one_at_a_time(calls: int) -> None:
+        for _ in range(calls):
+            writer.write(LENGTH.pack(len(SMALL)) + SMALL)
+            await writer.drain()
+            await reader.readexactly(*LENGTH.unpack(await reader.readexactly(LENGTH.size)))
+
+    serving = asyncio.create_task(serve())
+    found = {"asyncio's streams": await processor_us(calls, repeats, one_at_a_time)}
+    serving.cancel()
+    writer.close()
+    far_writer.close()
+    return found
+
+
+async def measure(calls: int, repeats: int) -> dict[str, list[float]]:
+    """Microseconds of both sides together, by contender."""
+    return await measure_ddlf(calls, repeats) | await measure_streams(calls, repeats)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.call", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=2000, help=f"in each repeat, at least {IN_FLIGHT}")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args(argv)
+    for name, values in asyncio.run(measure(options.calls, options.repeats)).items():
+        print(f"{name:<22} least {min(values):5.1f} us, median {statistics.median(values):5.1f} us")
+
+
+if __name__ == "__main__":
+    main()

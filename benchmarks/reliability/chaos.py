@@ -1,0 +1,462 @@
+"""Many requests under many random faults, and a check of the whole history: every request has exactly one outcome, and it is a true one.
+
+    python -m benchmarks.reliability.chaos [--requests 20000] [--faults 500] [--workers 4] [--seed 0] [--scale 1] [--history FILE]
+
+Each request appends ``start ID`` and ``end ID`` to its worker's log, a file that survives every process. Some are idempotent and tried again, some
+have a deadline, some wait, some compute. Meanwhile executors and daemons are killed (these are started again), workers frozen, slowed, cut off in one
+or both directions, connections flap and are reset, calls are cancelled in bursts, and other masters try to get in. Faults are tied to the number of
+requests that were begun, not to a clock, and come from the seed, so a run can be repeated. ``--scale`` shortens faults and time limits.
+
+The check, over the master's history and the workers' logs:
+
+1. every request has exactly one outcome, and within its deadline, or within 90 s if it has none;
+2. a result is that request's own, and its method has started and ended;
+3. what is not idempotent started at most once, what is at most 3 times;
+4. what ended with ``may_have_run=False`` never started;
+5. no error is of a kind that no fault explains;
+6. the epoch of a worker's lease never goes back, and no other master got a worker that this one had;
+7. afterwards all workers answer, nothing runs, and no open request is remembered anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
+from ddlf.errors import (
+    ConnectError,
+    DDLFError,
+    ExecutorCrashed,
+    LeaseError,
+    RequestCancelled,
+    RequestTimeout,
+    WorkerLost,
+)
+from ddlf.testing import local_cluster
+from ddlf.testing.cluster import FaultyCluster
+
+HANG_S = 90.0
+LATE_S = 5.0
+"""How much later than its deadline a request may end on a machine with two cores and many processes."""
+CLIENTS = 6
+"""For each worker; each has one request open at a time."""
+AHEAD = 12
+"""Requests wait for faults that are so many behind, so that there are faults to the end."""
+EXPECTED = (WorkerLost, ExecutorCrashed, ConnectError, RequestTimeout, RequestCancelled, LeaseError)
+KINDS = (
+    "kill_executor",
+    "kill_daemon",
+    "stop",
+    "stop_executor",
+    "partition",
+    "one_way",
+    "flap",
+    "slow",
+    "reset",
+    "cancel",
+    "second_master",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to be made.
+
+    Args:
+        id: From 1.
+        idempotent: Whether it may be tried again.
+        timeout_s: Its deadline, or None.
+        work: ``"compute"`` (blocks the executor), ``"wait"`` (a coroutine) or ``"hosted"`` (a hosted method that computes).
+        seconds: It takes.
+    """
+
+    id: int
+    idempotent: bool
+    timeout_s: float | None
+    work: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Args:
+        at: When so many requests have begun.
+        worker: From 1.
+        kind: One of ``KINDS``.
+        seconds: It lasts.
+        number: Of calls that are cancelled, of flaps, the factor of slowness, or 0 and 1 for a direction.
+    """
+
+    at: int
+    worker: int
+    kind: str
+    seconds: float
+    number: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one request ended, as the master saw it.
+
+    Args:
+        id: Of the request.
+        worker: On which.
+        kind: ``"result"``, ``"cancelled"``, ``"hung"`` or the name of the error's class.
+        text: Of the error.
+        may_have_run: What the error says; None if it says nothing.
+        value: The result.
+        began: Seconds since the run began.
+        ended: The same.
+    """
+
+    id: int
+    worker: int
+    kind: str
+    began: float
+    ended: float
+    text: str = ""
+    may_have_run: bool | None = None
+    value: Any = None
+
+
+@dataclass(slots=True)
+class History:
+    """What happened.
+
+    Args:
+        calls: By id.
+        outcomes: In the order of their ends.
+        starts: How often each request's method started, from the workers' logs.
+        ends: How often it ended.
+        notes: Other violations, as sentences.
+        faults: That were to happen.
+    """
+
+    calls: dict[int, Call]
+    outcomes: list[Outcome] = field(default_factory=list)
+    starts: Counter[int] = field(default_factory=Counter)
+    ends: Counter[int] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """One JSON object in a line for each fault and each outcome."""
+        lines = [asdict(line) for line in (*self.faults, *self.outcomes)]
+        path.write_text("".join(f"{json.dumps(line, default=str)}\n" for line in lines))
+
+    def read_logs(self, paths: Iterable[Path]) -> None:
+        """Count what the workers wrote."""
+        for path in paths:
+            for line in path.read_text().splitlines():
+                what, id = line.split()
+                (self.starts if what == "start" else self.ends)[int(id)] += 1
+
+    def violations(self) -> list[str]:
+        """Every broken promise, as a sentence."""
+        found = list(self.notes)
+        times = Counter(outcome.id for outcome in self.outcomes)
+        found += [f"request {id} has {times[id]} outcomes" for id in self.calls if times[id] != 1]
+        for outcome in self.outcomes:
+            call, starts, ends = self.calls[outcome.id], self.starts[outcome.id], self.ends[outcome.id]
+            what = outcome.text.partition("\n")[0][:120] if outcome.text else outcome.value
+            about = f"request {outcome.id} on worker {outcome.worker} ({outcome.kind}: {what})"
+            seconds = outcome.ended - outcome.began
+            if outcome.kind == "hung" or seconds > (HANG_S if call.timeout_s is None else call.timeout_s + LATE_S):
+                found.append(f"{about} took {seconds:.1f} s, its deadline was {call.timeout_s}")
+            if outcome.kind == "result" and (outcome.value != outcome.id or not starts or not ends):
+                found.append(f"{about} started {starts} and ended {ends} times")
+            if starts > (MAX_ATTEMPTS if call.idempotent else 1):
+                found.append(f"{about} started {starts} times, idempotent {call.idempotent}")
+            if outcome.may_have_run is False and starts:
+                found.append(f"{about} says that it cannot have run, but it started {starts} times")
+            if outcome.kind not in ("result", "cancelled", "hung", *(kind.__name__ for kind in EXPECTED)):
+                found.append(f"{about} is an error that no fault explains")
+        return found
+
+
+def make_plan(seed: int, requests: int, faults: int, workers: int, scale: float) -> tuple[list[Call], list[Fault]]:
+    """Requests and faults by chance, the same for the same arguments."""
+    chance = random.Random(seed)
+    calls = [
+        Call(
+            id,
+            idempotent=chance.random() < 0.5,
+            timeout_s=round(chance.uniform(0.02, 6) * scale, 3) if chance.random() < 0.4 else None,
+            work=chance.choice(("compute", "wait", "hosted")),
+            seconds=round(chance.choice((0.0, chance.uniform(0, 0.02), chance.uniform(0, 0.2) * scale)), 4),
+        )
+        for id in range(1, requests + 1)
+    ]
+    broken = []
+    for number in range(faults):
+        kind = chance.choice(KINDS)
+        longest = 8 if kind in ("stop", "stop_executor", "partition", "one_way") else 2
+        broken.append(
+            Fault(
+                at=number * requests // max(1, faults),
+                worker=chance.randint(1, workers),
+                kind=kind,
+                seconds=round(chance.uniform(0.1, longest) * scale, 2),
+                number=chance.randint(2, 8),
+            )
+        )
+    return calls, broken
+
+
+def compute(id: int, log: str, seconds: float) -> int:
+    """A method that blocks its executor."""
+    import time
+
+    with open(log, "ab", buffering=0) as file:
+        file.write(f"start {id}\n".encode())
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+        file.write(f"end {id}\n".encode())
+    return id
+
+
+async def wait(id: int, log: str, seconds: float) -> int:
+    """A method that waits."""
+    import asyncio
+
+    with open(log, "ab", buffering=0) as file:  # noqa: ASYNC230
+        file.write(f"start {id}\n".encode())
+        await asyncio.sleep(seconds)
+        file.write(f"end {id}\n".encode())
+    return id
+
+
+class Chaos:
+    """One run.
+
+    Args:
+        cluster: Connected, with proxies.
+        calls: To be made.
+        faults: To happen meanwhile.
+        folder: For the workers' logs.
+    """
+
+    def __init__(self, cluster: FaultyCluster, calls: Sequence[Call], faults: Sequence[Fault], folder: Path) -> None:
+        self._cluster = cluster
+        self._calls = list(reversed(calls))
+        self._faults = faults
+        self._folder = folder
+        self._began = time.monotonic()
+        self._begun = 0  # requests
+        self._broken = 0  # faults that have begun
+        self._moved = asyncio.Condition()
+        self._open: dict[int, dict[int, asyncio.Task[Any]]] = {worker.id: {} for worker in cluster.workers}
+        self._epochs: dict[int, int] = {}
+        self.history = History({call.id: call for call in calls})
+
+    async def run(self) -> History:
+        """Make all requests, under all faults, and look at what is left."""
+        await self._cluster.add_method(compute, name="hosted")
+        breaking = [asyncio.create_task(self._break(worker)) for worker in self._cluster.workers]
+        clients = [asyncio.create_task(self._client(w)) for w in self._cluster.workers for _ in range(CLIENTS)]
+        try:
+            await asyncio.gather(*clients, *breaking)
+        finally:
+            for task in (*clients, *breaking):
+                task.cancel()
+        await self._look_afterwards()
+        self.history.read_logs(self._folder.glob("*.log"))
+        return self.history
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    async def _client(self, worker: ProxyWorker) -> None:
+        """One request after the other to one worker; a lost worker is connected again."""
+        while self._calls:
+            async with self._moved:
+                await self._moved.wait_for(self._may_begin)
+                if not self._calls:
+                    return
+                call = self._calls.pop()
+                self._begun += 1
+                self._moved.notify_all()
+            await self._call(worker, call)
+            if not worker.connected:
+                with contextlib.suppress(DDLFError):
+                    await worker.reconnect(30)
+            self._note_epoch(worker)
+
+    def _may_begin(self) -> bool:
+        per_fault = (self._begun + len(self._calls)) / max(1, len(self._faults))
+        return not self._calls or self._begun <= (self._broken + AHEAD) * per_fault or self._broken == len(self._faults)
+
+    async def _call(self, worker: ProxyWorker, call: Call) -> None:
+        """Make one request and write down how it ended."""
+        began = time.monotonic()
+        task = asyncio.create_task(self._ask(worker, call))
+        self._open[worker.id][call.id] = task
+        await asyncio.wait([task], timeout=HANG_S)
+        del self._open[worker.id][call.id]
+        outcome = Outcome(
+            call.id, worker.id, "hung", round(began - self._began, 4), round(time.monotonic() - self._began, 4)
+        )
+        if not task.done():
+            task.cancel()
+        elif task.cancelled():
+            outcome.kind = "cancelled"
+        elif error := task.exception():
+            outcome.kind, outcome.text = type(error).__name__, str(error)
+            outcome.may_have_run = False if isinstance(error, ConnectError) else getattr(error, "may_have_run", None)
+        else:
+            outcome.kind, outcome.value = "result", task.result()
+        self.history.outcomes.append(outcome)
+
+    async def _ask(self, worker: ProxyWorker, call: Call) -> Any:
+        view = self._cluster.options(timeout_s=call.timeout_s, idempotent=call.idempotent, workers=[worker])
+        arguments = dict(id=call.id, log=str(self._folder / f"{worker.id}.log"), seconds=call.seconds)
+        if call.work == "hosted":
+            return await view.run_at(worker, "hosted", **arguments)
+        (value,) = await view.run_method(compute if call.work == "compute" else wait, **arguments)
+        return value
+
+    def _note_epoch(self, worker: ProxyWorker) -> None:
+        before = self._epochs.get(worker.id, 0)
+        if worker.epoch < before:
+            self.history.notes.append(f"the epoch of worker {worker.id} went back from {before} to {worker.epoch}")
+        self._epochs[worker.id] = worker.epoch
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    async def _break(self, worker: ProxyWorker) -> None:
+        """Let one worker's faults happen, one after the other."""
+        for fault in [fault for fault in self._faults if fault.worker == worker.id]:
+            async with self._moved:
+                await self._moved.wait_for(lambda fault=fault: self._begun >= fault.at)  # type: ignore[misc]
+                self._broken += 1
+                self._moved.notify_all()
+            await self._act(fault, worker)
+
+    async def _act(self, fault: Fault, worker: ProxyWorker) -> None:
+        machine = self._cluster.machine(fault.worker)
+        assert machine.proxy is not None
+        match fault.kind:
+            case "kill_executor":
+                machine.kill()
+            case "kill_daemon":
+                machine.kill("daemon")
+                await asyncio.sleep(fault.seconds)
+                await machine.restart()
+            case "stop":
+                await machine.hang(fault.seconds)
+            case "stop_executor":
+                await machine.hang(fault.seconds, "executor")
+            case "partition":
+                await machine.partition(fault.seconds)
+            case "one_way":
+                await machine.partition(fault.seconds, ("to_worker", "to_master")[fault.number % 2])
+            case "flap":
+                for _ in range(fault.number):
+                    await machine.partition(fault.seconds / fault.number)
+                    await asyncio.sleep(fault.seconds / fault.number)
+            case "slow":
+                await machine.slow(fault.number, fault.seconds)
+            case "reset":
+                machine.proxy.reset()
+            case "cancel":
+                for task in list(self._open[worker.id].values())[: fault.number]:
+                    task.cancel()
+            case "second_master":
+                await self._try_to_get_in(worker)
+
+    async def _try_to_get_in(self, worker: ProxyWorker) -> None:
+        """Another master, while this one has the worker, is refused."""
+        if not worker.connected:
+            return
+        other = ProxyWorker(worker.host, worker.port, worker._token)
+        try:
+            await other.connect_control(timeout_s=2)
+        except (LeaseError, ConnectError, WorkerLost, RequestTimeout):
+            return
+        finally:
+            await other.close()
+        if worker.connected and worker.state == "alive":
+            self.history.notes.append(f"a second master got worker {worker.id}, which the first one had")
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    async def _look_afterwards(self) -> None:
+        for machine in self._cluster.machines:
+            machine.recover()
+        for worker in self._cluster.workers:
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await worker.reconnect(30)
+                    if await worker.run_code("6 * 7") != 42:
+                        raise AssertionError
+                    while (await worker.status())["busy"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                await asyncio.sleep(0.3)  # what was asked for and not started must not start now
+            except (DDLFError, TimeoutError, AssertionError) as error:
+                self.history.notes.append(f"worker {worker.id} is not usable afterwards: {error!r}")
+            self._note_epoch(worker)
+            remembered = [len(channel.pending) for channel in (worker._control, worker._data) if channel is not None]
+            if any(remembered):
+                self.history.notes.append(f"{sum(remembered)} requests to worker {worker.id} are still remembered")
+
+
+async def run(seed: int, requests: int, faults: int, workers: int = 4, scale: float = 1.0) -> History:
+    """One whole run with workers of its own."""
+    calls, broken = make_plan(seed, requests, faults, workers, scale)
+    with tempfile.TemporaryDirectory() as folder:
+        async with local_cluster(workers, proxied=True, dead_after_s=4 * scale) as cluster:
+            result = await Chaos(cluster, calls, broken, Path(folder)).run()
+    result.faults = broken
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and print; returns the number of violations."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument(
+        "--history", type=Path, help="write every fault and outcome to this file, one JSON object in a line"
+    )
+    given = parser.parse_args(argv)
+    print(
+        f"chaos: {' '.join(f'--{name} {value}' for name, value in vars(given).items() if value is not None)}",
+        flush=True,
+    )
+    began = time.monotonic()
+    history = asyncio.run(run(given.seed, given.requests, given.faults, given.workers, given.scale))
+    if given.history is not None:
+        history.write(given.history)
+    violations = history.violations()
+    kinds = Counter(outcome.kind for outcome in history.outcomes)
+    again = sum(count > 1 for count in history.starts.values())
+    print(f"{len(history.outcomes):,} outcomes in {time.monotonic() - began:.0f} s: ", end="")
+    print(", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
+    print(
+        f"{sum(history.starts.values()):,} starts, {sum(history.ends.values()):,} ends, {again:,} started more than once"
+    )
+    for violation in violations[:50]:
+        print(f"VIOLATION  {violation}")
+    print(f"{len(violations)} violations")
+    return len(violations)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

@@ -1,0 +1,242 @@
+"""Ctrl-C at random moments of a run, from the first import to the end: it always ends soon, quietly, and leaves nothing.
+
+    python -m benchmarks.reliability.interrupts [--moments 100] [--seed 0] [--twice] [--app apps/digits_cnn.py] [-- OPTIONS OF ddlf run]
+
+One run is left alone and timed; each other one gets SIGINT at a random moment of that time (``--twice``: a second one up to 0.3 s later). Then:
+
+- its exit code is 130 (or it died of SIGINT, which a shell shows as 130: Python was only starting), or 0 if it had ended already;
+- that takes at most 10 s, and with exit code 0 at most 1 s: a run that goes on has not been interrupted;
+- no process is left that was started by it, however indirectly: all carry a mark in their environment;
+- the ports they listened on are free; its folder for temporary files is empty; no file is new in /dev/shm;
+- beside the app no file is left but a complete model;
+- no traceback is printed.
+
+Only while Python itself starts, before the first line of the command, exit code and traceback are Python's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+LIMIT_S = 10.0
+IGNORED_S = 1.0
+MARK = "DDLF_INTERRUPTS_RUN"
+ROOT = Path(__file__).parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One interrupted run.
+
+    Args:
+        moment_s: When SIGINT was sent, in seconds since the start.
+        code: Exit code; negative of a signal that ended it.
+        seconds: From SIGINT to the end.
+        problems: What is wrong, as sentences.
+    """
+
+    moment_s: float
+    code: int
+    seconds: float
+    problems: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One run of the command in folders of its own.
+
+    Args:
+        app: The file to run.
+        options: More of ``ddlf run``.
+        folder: Empty.
+    """
+
+    def __init__(self, app: Path, options: Sequence[str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.tmp, self.work = folder / "tmp", folder / "work"
+        for path in (self.tmp, self.work):
+            path.mkdir()
+        self.shared = _shared_memory()
+        self.output = folder / "output"
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.tmp)}
+        environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options, "--save", "model.keras"]
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A shell starts what runs in the background so, and it would be inherited.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.began = time.monotonic()
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=self.work,
+                start_new_session=True,  # as a terminal does; Ctrl-C goes to the whole foreground group
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        """All that carry the mark and still run."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def ports(self) -> set[int]:
+        """On which its processes listen."""
+        ports = set()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                for connection in process.net_connections("inet"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        ports.add(connection.laddr.port)
+        return ports
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def problems(self, ports: set[int]) -> list[str]:
+        """What it has left behind."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found.append(f"process {process.pid} is left: {' '.join(process.cmdline())}")
+                process.kill()
+        for port in ports:
+            with socket.socket() as sock:
+                if sock.connect_ex(("127.0.0.1", port)) == 0:
+                    found.append(f"port {port} is still in use")
+        left = [path for path in (*self.tmp.rglob("*"), *self.work.rglob("*")) if path.name != "model.keras"]
+        found += [
+            f"left: {path}" for path in (*left, *(SHARED_MEMORY / name for name in _shared_memory() - self.shared))
+        ]
+        text = self.text()
+        if "Traceback" in text and not self.was_starting():
+            found.append(f"a traceback:\n{text[text.index('Traceback') :]}")
+        return found
+
+    def text(self) -> str:
+        """What it printed."""
+        return self.output.read_text(errors="replace")
+
+    def was_starting(self) -> bool:
+        """Whether it was Python itself that was interrupted, before the first line of the command."""
+        text = self.text()
+        return "KeyboardInterrupt" in text and "cluster " not in text and str(ROOT / "ddlf" / "cli") not in text
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+
+
+def undisturbed(app: Path, options: Sequence[str]) -> float:
+    """Seconds of a run that nobody interrupts; it must end well and leave nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(app, options, Path(folder))
+        code = run.process.wait()
+        seconds = time.monotonic() - run.began
+        problems = run.problems(set())
+        if code or problems:
+            raise SystemExit(f"the undisturbed run ends with {code}: {problems}\n{run.text()}")
+    return seconds
+
+
+def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: float | None = None) -> Outcome:
+    """Run it and interrupt it, once or twice, and look at what is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(app, options, Path(folder))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(max(0.0, moment_s - 0.05))
+        ports = run.ports() if moment_s > 0.05 else set()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(max(0.0, moment_s - (time.monotonic() - run.began)))
+        sent = time.monotonic()
+        run.interrupt()
+        if again_s is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(again_s)
+            run.interrupt()
+        try:
+            code = run.process.wait(LIMIT_S)
+            problems = []
+        except subprocess.TimeoutExpired:
+            problems = [f"it has not ended after {LIMIT_S:g} s"]
+            run.process.kill()
+            code = run.process.wait()
+        seconds = time.monotonic() - sent
+        if not problems and code not in (0, 130, -signal.SIGINT) and not run.was_starting():
+            problems.append(f"it ended with {code}")
+        if code == 0 and seconds > IGNORED_S:
+            problems.append(f"it went on for {seconds:.1f} s:\n{run.text()}")
+        _wait_for_orphans(run)
+        problems += run.problems(ports)
+        return Outcome(sent - run.began, code, seconds, problems)
+
+
+def _wait_for_orphans(run: Run) -> None:
+    """What ends because the command has ended may take a moment; it counts when it is there longer than the limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while run.processes() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Interrupt many runs; returns the number of those with problems."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--twice", action="store_true")
+    parser.add_argument("--app", type=Path, default=ROOT / "apps" / "digits_cnn.py")
+    parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4"])
+    given = parser.parse_args(argv)
+    app = given.app.resolve()
+    whole = min(undisturbed(app, given.options) for _ in range(2))  # the first one fills the system's caches
+    print(
+        f"{app.name} {' '.join(given.options)}: {whole:.1f} s undisturbed, {given.moments} moments, seed {given.seed}",
+        flush=True,
+    )
+    chance = random.Random(given.seed)
+    outcomes = []
+    for number in range(1, given.moments + 1):
+        moment = chance.uniform(0, whole)
+        outcome = interrupted(app, given.options, moment, chance.uniform(0, 0.3) if given.twice else None)
+        outcomes.append(outcome)
+        if outcome.problems:
+            print(
+                f"{number:>4}  at {outcome.moment_s:6.3f} s, exit {outcome.code}: " + "; ".join(outcome.problems),
+                flush=True,
+            )
+    bad = sum(bool(outcome.problems) for outcome in outcomes)
+    seconds = sorted(outcome.seconds for outcome in outcomes)
+    codes = ", ".join(f"{code}: {count}" for code, count in sorted(Counter(o.code for o in outcomes).items()))
+    print(
+        f"{bad} of {len(outcomes)} with problems; exit codes {codes}; "
+        f"ended after {seconds[len(seconds) // 2]:.2f} s (median), {seconds[-1]:.2f} s (longest)"
+    )
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

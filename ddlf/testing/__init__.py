@@ -1,0 +1,51 @@
+"""For tests of your own apps: clusters that can be harmed, faults as values, a network that is bad on purpose.
+
+Nothing is imported before it is named. ``docs/testing.md`` has examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlf.testing.cluster import FaultyCluster, Machine
+    from ddlf.testing.in_process import in_process_cluster
+    from ddlf.testing.local import local_cluster
+    from ddlf.testing.network import Fault, FaultProxy
+    from ddlf.testing.plan import FaultPlan, Injection
+
+_HOME = {
+    "Fault": "network",
+    "FaultPlan": "plan",
+    "FaultProxy": "network",
+    "FaultyCluster": "cluster",
+    "Injection": "plan",
+    "Machine": "cluster",
+    "in_process_cluster": "in_process",
+    "local_cluster": "local",
+}
+
+__all__ = [
+    "Fault",
+    "FaultPlan",
+    "FaultProxy",
+    "FaultyCluster",
+    "Injection",
+    "Machine",
+    "in_process_cluster",
+    "local_cluster",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'ddlf.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ddlf.testing.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

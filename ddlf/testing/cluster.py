@@ -1,0 +1,117 @@
+"""A cluster whose workers can be harmed one by one. Runs on the master; ``local`` and ``in_process`` say what the workers are."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import ConfigError
+from ddlf.launch.local import LocalWorkers
+from ddlf.testing.network import Direction, FaultProxy, Kind
+from ddlf.timing import Timing
+
+Part = Literal["executor", "daemon", "both"]
+"""Of a worker: the process that runs user code, the one that always answers, or both."""
+
+
+class Machine(ABC):
+    """One worker as bad luck sees it.
+
+    Args:
+        number: Of the worker, from 1.
+
+    Attributes:
+        proxy: The network between the master and this worker, if there is a proxy.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.proxy: FaultProxy | None = None
+
+    @abstractmethod
+    def kill(self, part: Part = "executor") -> bool:
+        """End it as ``kill -9`` does; returns whether it was there. A daemon takes its executor with it."""
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Start the worker again on the same port, after its daemon was killed."""
+
+    @abstractmethod
+    def freeze(self, part: Part = "both") -> None:
+        """Stop it where it is (SIGSTOP): connections stay open, nothing answers."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """Let it go on. Safe to call when nothing was frozen."""
+
+    @abstractmethod
+    async def slow(self, factor: float, seconds: float | None = None) -> None:
+        """Let the executor compute ``factor`` times as slowly, for so long or until cancelled."""
+
+    async def hang(self, seconds: float, part: Part = "both") -> None:
+        """Freeze it for so long."""
+        self.freeze(part)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.thaw()
+
+    def cut_off(self, direction: Direction | None = None, *, kind: Kind | None = None) -> None:
+        """Partition it from the master silently, until ``proxy.heal``.
+
+        Raises:
+            ConfigError: There is no proxy on the way.
+        """
+        if self.proxy is None:
+            raise ConfigError(
+                f"worker {self.number} is reached without a proxy", hint="make the cluster with proxied=True"
+            )
+        self.proxy.partition(direction, kind=kind)
+
+    async def partition(self, seconds: float, direction: Direction | None = None) -> None:
+        """Cut it off for so long."""
+        self.cut_off(direction)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            assert self.proxy is not None
+            self.proxy.heal()
+
+    def recover(self) -> None:
+        """Take back what can be taken back: thaw it, heal its way."""
+        self.thaw()
+        if self.proxy is not None:
+            self.proxy.heal()
+
+
+class _Local(Protocol):
+    machines: Sequence[Machine]
+
+
+class FaultyCluster(Cluster):
+    """A ``Cluster`` of workers on this machine, each of which can be harmed. Make it with ``local_cluster`` or ``in_process_cluster``.
+
+    Args:
+        workers: Makes what starts and ends the workers.
+        n: How many.
+        dead_after_s: As in ``Cluster``.
+    """
+
+    def __init__(self, workers: Callable[[int], LocalWorkers], n: int, dead_after_s: float | None = None) -> None:
+        self._setup_local(workers, n, None, False, Timing.of(None, None, dead_after_s))
+
+    @property
+    def machines(self) -> list[Machine]:
+        """All of them, in the order of the workers; there are none before ``connect``."""
+        assert self._local is not None
+        return list(self._local.machines)  # type: ignore[attr-defined]
+
+    def machine(self, number: int) -> Machine:
+        """That of worker ``number``, from 1."""
+        for machine in self.machines:
+            if machine.number == number:
+                return machine
+        raise ConfigError(f"there is no worker {number!r}; the cluster has workers 1 to {len(self.machines)}")

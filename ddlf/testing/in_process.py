@@ -1,0 +1,236 @@
+"""Workers without processes: fast tests of methods and apps. Runs on the master, on its event loop.
+
+Everything is the real thing (daemon, handshake, protocol, sockets on loopback, ``Worker``) but for one part: the executor is an object on the same
+event loop instead of a process. So a test starts in milliseconds, a debugger reaches the workers, and Keras is imported once. What follows from it:
+
+- While a method computes, everything waits: other workers, the master, heartbeats. Keras's work is done for one worker after the other, in the same
+  order every time.
+- A method that blocks cannot be interrupted: not by cancel, not by its timeout, not by the end of its master.
+- A crash of native code, ``os._exit`` and too much memory end the test. ``kill`` stands in for a crash: connections end, what the worker held is
+  gone, and methods that wait are cancelled (a real kill would not run their ``finally``); a thread that computes goes on for nothing.
+- Modules, environment variables and the current folder are shared by all workers and the test. Functions, apps and data are sent as always, so
+  each worker has its own.
+- SIGSTOP and slowness are not to be had; use ``local_cluster``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddlf.errors import ConfigError
+from ddlf.launch.local import LocalWorkers
+from ddlf.net.listen import answer
+from ddlf.testing.cluster import FaultyCluster, Machine, Part
+from ddlf.testing.network import FaultProxy
+from ddlf.wire.frame import Limits
+from ddlf.worker.daemon import Daemon, Executor, Options
+from ddlf.worker.worker import Worker
+
+
+def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
+    """A cluster of ``n`` workers inside this process, which ``connect`` starts and ``close`` ends.
+
+    Args:
+        n: 1 to 1,024.
+        proxied: Whether a ``FaultProxy`` stands before each.
+        dead_after_s: As in ``Cluster``.
+
+    Example::
+
+        async with in_process_cluster(3) as cluster:
+            assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
+    """
+    return FaultyCluster(lambda count: InProcessWorkers(count, proxied=proxied), n, dead_after_s)
+
+
+class InProcessWorker(Worker):
+    """A ``Worker`` that shares its process."""
+
+    async def connect(self, **session: Any) -> dict[str, Any]:
+        """See ``Worker``; the environment stays as it is."""
+        before = dict(os.environ)
+        try:
+            return await super().connect(**session)
+        finally:
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+
+    async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Run a function on the worker's thread while everything waits: Keras's global state is one for all workers and the master."""
+        if self._compute is None:
+            self._compute = ThreadPoolExecutor(1, "compute")
+        return self._compute.submit(function, *args).result()
+
+    def end(self) -> None:
+        """Let go of the thread."""
+        if self._compute is not None:
+            self._compute.shutdown(wait=False)
+
+
+class InProcessExecutor(Executor):
+    """An executor that is no process."""
+
+    _worker: InProcessWorker | None = None
+
+    async def _start(self) -> None:
+        self.restarts += 1
+        self._served = False
+        self._killed = asyncio.Event()
+        self._sockets: list[socket.socket] = []
+        self._serving: set[asyncio.Task[None]] = set()
+        self._worker = InProcessWorker(self._session_dir, self._persist_dir, self.activity)
+        self.state = "ready"
+        self.settled.set()
+
+    async def _wait(self) -> int:
+        await self._killed.wait()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        return -signal.SIGKILL
+
+    async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
+        """Serve a data connection; the daemon closes its own socket afterwards."""
+        await self.settled.wait()
+        mine = sock.dup()
+        mine.setblocking(False)
+        limits = Limits(max_body_bytes=self._options.max_message_bytes)
+        mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
+        if self._worker is None:
+            mine.close()
+            return
+        self._served = True
+        self._sockets.append(mine)
+        peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
+        task = asyncio.get_running_loop().create_task(self._worker.control(mine, limits, peer_limits))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    def grant(self, lease: bytes) -> None:
+        """See ``Executor``."""
+        super().grant(lease)
+        if self._worker is not None:
+            self._worker.end_sessions_without_lease()
+
+    def kill(self) -> bool:
+        """Stand in for ``kill -9``; returns whether it was there."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return False
+        self.state = "starting"
+        self.settled.clear()
+        for sock in self._sockets:
+            if sock.fileno() >= 0:
+                sock.shutdown(socket.SHUT_RDWR)
+        worker.end()
+        self._killed.set()
+        return True
+
+    def _kill_group(self, *, also_ended: bool = False) -> None:
+        self.kill()
+
+    async def end(self) -> None:
+        """See ``Executor``."""
+        self.kill()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await super().end()
+
+
+class InProcessDaemon(Daemon):
+    """A daemon whose executor is an object."""
+
+    executor: InProcessExecutor
+
+    def _make_executor(self, state_dir: Path) -> Executor:
+        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self._log)
+        return self.executor
+
+
+class InProcessMachine(Machine):
+    """One worker in this process."""
+
+    def __init__(self, number: int, daemon: InProcessDaemon) -> None:
+        super().__init__(number)
+        self._daemon = daemon
+
+    def kill(self, part: Part = "executor") -> bool:
+        """See ``Machine``; only of the executor."""
+        if part != "executor":
+            self._refuse("killed as a daemon")
+        return self._daemon.executor.kill()
+
+    async def restart(self) -> None:
+        """See ``Machine``."""
+        self._refuse("restarted")
+
+    def freeze(self, part: Part = "both") -> None:
+        """See ``Machine``."""
+        self._refuse("frozen")
+
+    def thaw(self) -> None:
+        """See ``Machine``."""
+
+    async def slow(self, factor: float, seconds: float | None = None) -> None:
+        """See ``Machine``."""
+        self._refuse("slowed")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(f"worker {self.number} is in this process and cannot be {what}", hint="use local_cluster")
+
+
+class InProcessWorkers(LocalWorkers):
+    """Starts and ends them, and the proxies before them.
+
+    Attributes:
+        machines: One for each worker, in order; empty before ``start``.
+    """
+
+    def __init__(self, n: int, *, proxied: bool) -> None:
+        super().__init__(n)
+        self._proxied = proxied
+        self._daemons: list[InProcessDaemon] = []
+        self._running: list[asyncio.Task[None]] = []
+        self.machines: list[InProcessMachine] = []
+
+    async def start(self) -> list[int]:
+        """See ``LocalWorkers``; the ports are those of the proxies, if there are any."""
+        if self.machines:
+            return self._ports
+        try:
+            for number in range(1, self._n + 1):
+                await self._start_in_process(number)
+        except BaseException:
+            await self.stop()
+            raise
+        self._ports = [
+            machine.proxy.port if machine.proxy else daemon.port
+            for machine, daemon in zip(self.machines, self._daemons, strict=True)
+        ]
+        return self._ports
+
+    async def _start_in_process(self, number: int) -> None:
+        daemon = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=self.tokens.all, state_dir=None))
+        self._daemons.append(daemon)
+        self.machines.append(machine := InProcessMachine(number, daemon))
+        ready = asyncio.Event()
+        self._running.append(asyncio.get_running_loop().create_task(daemon.run(ready.set)))
+        await ready.wait()
+        if self._proxied:
+            machine.proxy = FaultProxy("127.0.0.1", daemon.port, seed=number)
+            await machine.proxy.start()
+
+    async def stop(self) -> None:
+        """See ``LocalWorkers``."""
+        machines, daemons, running = self.machines, self._daemons, self._running
+        self.machines, self._daemons, self._running = [], [], []
+        for machine in machines:
+            if machine.proxy is not None:
+                await machine.proxy.close()
+        for daemon in daemons:
+            daemon.stop()
+        await asyncio.gather(*running)

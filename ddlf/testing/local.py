@@ -1,0 +1,194 @@
+"""Real worker processes on this machine, which can be killed, frozen, slowed and cut off. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddlf.errors import ConfigError
+from ddlf.launch.local import LocalWorkers
+from ddlf.testing.cluster import FaultyCluster, Machine, Part
+from ddlf.testing.network import FaultProxy
+
+if TYPE_CHECKING:
+    import psutil
+
+PERIOD_S = 0.05
+"""Of the stop and go by which a worker is slowed: shorter than what anybody waits for, longer than the system's time slices."""
+EXECUTOR = "ddlf.worker.executor"
+
+
+def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
+    """A cluster of ``n`` new worker processes on this machine, which ``connect`` starts and ``close`` ends.
+
+    Args:
+        n: 1 to 1,024.
+        proxied: Whether a ``FaultProxy`` stands before each, so that the network can be bad too.
+        dead_after_s: As in ``Cluster``: shorter makes tests of losses faster.
+
+    Example::
+
+        async with local_cluster(3, proxied=True) as cluster:
+            cluster.machine(2).kill()                # kill -9 of the executor
+            cluster.machine(3).proxy.partition()     # silence
+    """
+    return FaultyCluster(lambda count: ProcessWorkers(count, proxied=proxied), n, dead_after_s)
+
+
+class ProcessMachine(Machine):
+    """The two processes of one worker."""
+
+    def __init__(self, number: int, workers: ProcessWorkers) -> None:
+        super().__init__(number)
+        self._workers = workers
+        self._frozen: list[psutil.Process] = []
+
+    @property
+    def daemon(self) -> psutil.Process | None:
+        """The process that always answers, while there is one."""
+        return _process(self._workers.process(self.number).pid)
+
+    @property
+    def executor(self) -> psutil.Process | None:
+        """The process that runs user code, while there is one."""
+        daemon = self.daemon
+        if daemon is not None:
+            with contextlib.suppress(*_gone()):
+                for child in daemon.children():
+                    with contextlib.suppress(*_gone()):
+                        if EXECUTOR in child.cmdline():
+                            return child
+        return None
+
+    def _parts(self, part: Part) -> Iterator[psutil.Process]:
+        if part not in ("executor", "daemon", "both"):
+            raise ConfigError(f"a worker has 'executor' and 'daemon', or 'both', got {part!r}")
+        for name in ("executor", "daemon"):  # the daemon last: it would notice what happens to the executor
+            process = getattr(self, name) if part in (name, "both") else None
+            if process is not None:
+                yield process
+
+    def kill(self, part: Part = "executor") -> bool:
+        """See ``Machine``."""
+        killed = False
+        for process in self._parts(part):
+            with contextlib.suppress(*_gone()):
+                process.kill()
+                killed = True
+        return killed
+
+    async def restart(self) -> None:
+        """See ``Machine``."""
+        await self._workers.restart(self.number)
+
+    def freeze(self, part: Part = "both") -> None:
+        """See ``Machine``."""
+        for process in self._parts(part):
+            with contextlib.suppress(*_gone()):
+                process.suspend()
+                self._frozen.append(process)
+
+    def thaw(self) -> None:
+        """See ``Machine``."""
+        frozen, self._frozen = self._frozen, []
+        for process in frozen:
+            with contextlib.suppress(*_gone()):
+                process.resume()
+
+    async def slow(self, factor: float, seconds: float | None = None) -> None:
+        """See ``Machine``. Stops and goes with SIGSTOP and SIGCONT, some 20 times a second: it has ``1 / factor`` of the time."""
+        if not factor > 1:
+            raise ConfigError(f"factor must be more than 1, got {factor!r}")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                executor = self.executor
+                while True:
+                    executor = executor if executor is not None and executor.is_running() else self.executor
+                    try:
+                        if executor is not None:
+                            with contextlib.suppress(*_gone()):
+                                executor.suspend()
+                        await asyncio.sleep(PERIOD_S * (1 - 1 / factor))
+                    finally:
+                        if executor is not None:
+                            with contextlib.suppress(*_gone()):
+                                executor.resume()
+                    await asyncio.sleep(PERIOD_S / factor)
+
+
+class ProcessWorkers(LocalWorkers):
+    """Starts and ends the processes, and the proxies before them.
+
+    Attributes:
+        machines: One for each worker, in order; empty before ``start``.
+    """
+
+    def __init__(self, n: int, *, proxied: bool) -> None:
+        super().__init__(n)
+        self._proxied = proxied
+        self._state: tempfile.TemporaryDirectory[str] | None = None
+        self.machines: list[ProcessMachine] = []
+
+    def process(self, number: int) -> asyncio.subprocess.Process:
+        """The daemon of worker ``number``."""
+        return self._processes[number - 1]
+
+    async def start(self) -> list[int]:
+        """See ``LocalWorkers``; the ports are those of the proxies, if there are any."""
+        _check_psutil()
+        ports = await super().start()
+        if not self.machines:
+            self._state = tempfile.TemporaryDirectory(prefix="ddlf-state-")
+            self.machines = [ProcessMachine(number, self) for number in range(1, len(ports) + 1)]
+            if self._proxied:
+                for machine, port in zip(self.machines, ports, strict=True):
+                    machine.proxy = FaultProxy("127.0.0.1", port, seed=machine.number)
+                    await machine.proxy.start()
+        return [
+            machine.proxy.port if machine.proxy else port for machine, port in zip(self.machines, ports, strict=True)
+        ]
+
+    async def restart(self, number: int) -> None:
+        """Start a worker again on its port; one that still runs is killed first."""
+        process = self.process(number)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        assert self._state is not None
+        # A worker with a port of its own would keep its state in the user's folder.
+        self._processes[number - 1], _ = await self._start_one(self._ports[number - 1], "--state-dir", self._state.name)
+
+    async def stop(self) -> None:
+        """See ``LocalWorkers``."""
+        machines, self.machines = self.machines, []
+        for machine in machines:
+            machine.thaw()  # a frozen process does not end when told to
+            if machine.proxy is not None:
+                await machine.proxy.close()
+        await super().stop()
+        if self._state is not None:
+            self._state.cleanup()
+            self._state = None
+
+
+def _check_psutil() -> None:
+    if importlib.util.find_spec("psutil") is None:
+        raise ConfigError("harming processes needs psutil", hint="pip install ddlf[testing]")
+
+
+def _process(pid: int) -> psutil.Process | None:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+    return None
+
+
+def _gone() -> tuple[type[Exception], ...]:
+    import psutil
+
+    return psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError

@@ -1,0 +1,406 @@
+"""Faults at given points of a training run, as a value: ``FaultPlan().kill(worker=2, at_round=3)``. Runs on the master; wrong updates on workers.
+
+A plan is made once, printed, and replayed: its text is the Python that makes it. It follows the run through ``IApp.on_event``: a fault of a worker
+in a round begins when that worker gets its slot of that round (or, with ``after``, when it is well into it), not at a time on a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ddlf.errors import ConfigError
+from ddlf.testing.cluster import FaultyCluster, Machine, Part
+from ddlf.testing.network import Direction
+
+if TYPE_CHECKING:
+    from ddlf.app import IApp
+    from ddlf.training.record import TrainingEvent
+
+WrongKind = Literal["nan", "zeros", "scale", "flip"]
+WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
+    "nan": lambda array: np.full_like(array, np.nan),
+    "zeros": np.zeros_like,
+    "scale": lambda array: array * 1000,
+    "flip": np.negative,
+}
+"""What becomes of each array of an update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """One thing that goes wrong.
+
+    Args:
+        worker: Which one it happens to, from 1.
+        at_round: In which round, from 1.
+        after: How far into the round, as a share of the time that this worker's last slot took (of 0.1 s when there is none yet).
+    """
+
+    worker: int
+    at_round: int
+    after: float = 0.0
+
+    async def act(self, machine: Machine) -> None:
+        """Do it, and end when it is over."""
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
+        return f"{NAMES[type(self)]}({given})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(_Fault):
+    """See ``FaultPlan.kill``."""
+
+    part: Part = "executor"
+    back_after_s: float | None = None
+
+    async def act(self, machine: Machine) -> None:
+        machine.kill(self.part)
+        if self.back_after_s is not None:
+            await asyncio.sleep(self.back_after_s)
+            await machine.restart()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang(_Fault):
+    """See ``FaultPlan.hang``."""
+
+    seconds: float
+    part: Part = "both"
+
+    async def act(self, machine: Machine) -> None:
+        await machine.hang(self.seconds, self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow(_Fault):
+    """See ``FaultPlan.slow``."""
+
+    factor: float
+    seconds: float | None = None
+
+    async def act(self, machine: Machine) -> None:
+        await machine.slow(self.factor, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(_Fault):
+    """See ``FaultPlan.partition``."""
+
+    seconds: float
+    direction: Direction | None = None
+
+    async def act(self, machine: Machine) -> None:
+        await machine.partition(self.seconds, self.direction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(_Fault):
+    """See ``FaultPlan.reset``."""
+
+    async def act(self, machine: Machine) -> None:
+        assert machine.proxy is not None
+        machine.proxy.reset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong(_Fault):
+    """See ``FaultPlan.wrong_update``."""
+
+    kind: WrongKind
+
+
+NAMES: dict[type, str] = {
+    Kill: "kill",
+    Hang: "hang",
+    Slow: "slow",
+    Partition: "partition",
+    Reset: "reset",
+    Wrong: "wrong_update",
+}
+FIRST_SLOT_S = 0.1
+NEEDS_PROXY = (Partition, Reset)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """What is to go wrong in a training run, and when.
+
+    Each method returns a new plan with one fault more. ``print(plan)`` shows the Python that makes it again.
+
+    Args:
+        faults: So far.
+
+    Example::
+
+        plan = FaultPlan().kill(worker=2, at_round=3).hang(worker=1, at_round=4, seconds=6)
+        async with local_cluster(3) as cluster:
+            app = App(cluster)
+            async with plan.on(app):
+                await app.train_sync(master_epochs=6)
+    """
+
+    faults: tuple[_Fault, ...] = ()
+
+    def __str__(self) -> str:
+        return "".join(["FaultPlan()", *(f".{fault}" for fault in self.faults)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _and(self, fault: _Fault) -> FaultPlan:
+        for name in ("worker", "at_round"):
+            value = getattr(fault, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} counts from 1, got {value!r}")
+        for name in ("seconds", "back_after_s", "after"):
+            value = getattr(fault, name, None)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {value!r}")
+        return replace(self, faults=(*self.faults, fault))
+
+    def kill(
+        self,
+        *,
+        worker: int,
+        at_round: int,
+        after: float = 0.0,
+        part: Part = "executor",
+        back_after_s: float | None = None,
+    ) -> FaultPlan:
+        """``kill -9``.
+
+        Args:
+            worker: From 1.
+            at_round: From 1.
+            after: A share of the time of the worker's last slot.
+            part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (nothing of the worker is left).
+            back_after_s: After a daemon's death start the worker again on the same port, so much later; None for never.
+        """
+        return self._and(Kill(worker=worker, at_round=at_round, after=after, part=part, back_after_s=back_after_s))
+
+    def hang(self, *, worker: int, at_round: int, seconds: float, after: float = 0.0, part: Part = "both") -> FaultPlan:
+        """Freeze a worker (SIGSTOP), and let it go on ``seconds`` later. Its connections stay open meanwhile."""
+        return self._and(Hang(worker=worker, at_round=at_round, seconds=seconds, after=after, part=part))
+
+    def slow(
+        self, *, worker: int, at_round: int = 1, factor: float, seconds: float | None = None, after: float = 0.0
+    ) -> FaultPlan:
+        """Let a worker compute ``factor`` times as slowly, for ``seconds`` or to the end of the run."""
+        return self._and(Slow(worker=worker, at_round=at_round, factor=factor, seconds=seconds, after=after))
+
+    def partition(
+        self,
+        *,
+        worker: int,
+        at_round: int,
+        seconds: float,
+        direction: Direction | None = None,
+        after: float = 0.0,
+    ) -> FaultPlan:
+        """Cut a worker off silently, in one direction or (None) in both. Needs a cluster with ``proxied=True``."""
+        return self._and(Partition(worker=worker, at_round=at_round, seconds=seconds, direction=direction, after=after))
+
+    def reset(self, *, worker: int, at_round: int, after: float = 0.0) -> FaultPlan:
+        """End all connections to a worker with RST. Needs a cluster with ``proxied=True``."""
+        return self._and(Reset(worker=worker, at_round=at_round, after=after))
+
+    def wrong_update(self, *, worker: int, at_round: int, kind: WrongKind) -> FaultPlan:
+        """Let a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
+        if kind not in WRONG:
+            raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {kind!r}")
+        return self._and(Wrong(worker=worker, at_round=at_round, kind=kind))
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        *,
+        workers: int,
+        rounds: int,
+        faults: int = 5,
+        kinds: Sequence[str] = ("kill", "hang", "slow", "partition", "reset"),
+    ) -> FaultPlan:
+        """A plan by chance, the same for the same arguments.
+
+        Args:
+            seed: Of the chance.
+            workers: Of the cluster.
+            rounds: Of the run; the faults are in different (round, worker).
+            faults: How many.
+            kinds: Names of this class's methods to choose from.
+        """
+        unknown = set(kinds) - set(NAMES.values())
+        if unknown:
+            raise ConfigError(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(NAMES.values())}")
+        if not 0 <= faults <= workers * rounds:
+            raise ConfigError(f"{faults} faults do not fit into {rounds} rounds of {workers} workers")
+        chance = random.Random(seed)
+        places = [(number, worker) for number in range(1, rounds + 1) for worker in range(1, workers + 1)]
+        plan = cls()
+        for number, worker in sorted(chance.sample(places, faults)):
+            kind = chance.choice(list(kinds))
+            where: dict[str, Any] = {"worker": worker, "at_round": number}
+            if kind != "wrong_update":
+                where["after"] = round(chance.random(), 2)
+            seconds = round(chance.uniform(0.2, 3.0), 1)
+            more: dict[str, dict[str, Any]] = {
+                "hang": {"seconds": seconds},
+                "slow": {"seconds": seconds, "factor": chance.randint(2, 8)},
+                "partition": {"seconds": seconds, "direction": chance.choice(["to_worker", "to_master", None])},
+                "wrong_update": {"kind": chance.choice(list(WRONG))},
+            }
+            plan = getattr(plan, kind)(**where, **more.get(kind, {}))
+        return plan
+
+    @contextlib.asynccontextmanager
+    async def on(self, app: IApp) -> AsyncIterator[Injection]:
+        """Let the faults happen to the run of this app.
+
+        Args:
+            app: Its cluster was made by ``local_cluster`` or ``in_process_cluster``.
+
+        Yields:
+            What was done so far.
+
+        Raises:
+            ConfigError: A fault names a worker that is not there, or needs what the cluster does not have. Also at the end, if a fault did not
+                happen because the run had no such round: a test must not pass because nothing went wrong.
+        """
+        cluster = app.cluster
+        if not isinstance(cluster, FaultyCluster):
+            raise ConfigError(
+                "faults need workers that can be harmed",
+                hint="make the cluster with local_cluster or in_process_cluster",
+            )
+        await cluster.connect()
+        for fault in self.faults:
+            machine = cluster.machine(fault.worker)
+            if isinstance(fault, NEEDS_PROXY) and machine.proxy is None:
+                raise ConfigError(f"{fault} needs a proxy", hint="make the cluster with proxied=True")
+        injection = Injection(self, cluster)
+        wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
+        before: dict[str, Any] = {name: vars(app)[name] for name in ("on_event", "train") if name in vars(app)}
+        usual = app.on_event
+
+        def on_event(event: TrainingEvent) -> None:
+            injection.observe(event)
+            usual(event)
+
+        replaced: dict[str, Any] = {"on_event": on_event}
+        if wrong:
+            replaced["train"] = _WrongUpdates(app, before.get("train"), tuple(wrong))
+        vars(app).update(replaced)
+        try:
+            yield injection
+        finally:
+            for name in replaced:
+                del vars(app)[name]
+            vars(app).update(before)
+            await injection.end()
+        if injection.pending:
+            raise ConfigError(
+                f"did not happen: {', '.join(map(str, injection.pending))}",
+                hint="the run has no such round, or that worker got no slot in it",
+            )
+
+
+class Injection:
+    """A plan at work.
+
+    Attributes:
+        done: The faults that have begun, with the seconds since the plan was put on.
+        pending: Those that have not.
+    """
+
+    def __init__(self, plan: FaultPlan, cluster: FaultyCluster) -> None:
+        self.done: list[tuple[float, _Fault]] = []
+        self.pending = list(plan.faults)
+        self._cluster = cluster
+        self._began = time.monotonic()
+        self._slot_began: dict[int, float] = {}
+        self._slot_took: dict[int, float] = {}
+        self._acting: dict[asyncio.Task[None], _Fault] = {}
+
+    def observe(self, event: TrainingEvent) -> None:
+        """Begin what belongs to this event."""
+        if event.worker is None:
+            return
+        if event.kind == "start":
+            self._slot_began[event.worker] = time.monotonic()
+            for fault in [f for f in self.pending if (f.worker, f.at_round) == (event.worker, event.round)]:
+                self.pending.remove(fault)
+                delay = fault.after * self._slot_took.get(event.worker, FIRST_SLOT_S)
+                self._acting[asyncio.get_running_loop().create_task(self._act(fault, delay))] = fault
+        elif event.kind == "finish" and event.worker in self._slot_began:
+            self._slot_took[event.worker] = time.monotonic() - self._slot_began[event.worker]
+
+    async def _act(self, fault: _Fault, delay: float) -> None:
+        await asyncio.sleep(delay)
+        self.done.append((time.monotonic() - self._began, fault))
+        await fault.act(self._cluster.machine(fault.worker))
+
+    async def end(self) -> None:
+        """Take back what still holds: thaw, heal, end slowness, start again who was to come back.
+
+        Raises:
+            Exception: What a fault raised that could not be done.
+        """
+        began = {id(fault) for _, fault in self.done}
+        for task in self._acting:
+            task.cancel()
+        outcomes = await asyncio.gather(*self._acting, return_exceptions=True)
+        for machine in self._cluster.machines:
+            machine.recover()
+        for fault, outcome in zip(self._acting.values(), outcomes, strict=True):
+            late = isinstance(outcome, asyncio.CancelledError) and id(fault) in began
+            if late and isinstance(fault, Kill) and fault.back_after_s is not None:
+                await self._cluster.machine(fault.worker).restart()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+class _WrongUpdates:
+    """In place of ``app.train``, on the workers.
+
+    Args:
+        app: To which it belongs.
+        original: What stood in its place on the object, if anything; else the class's method is called.
+        faults: Of all workers.
+    """
+
+    def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:
+        self._app = app
+        self._original = original
+        self._faults = faults
+
+    def __call__(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        train = self._original or functools.partial(type(self._app).train, self._app)
+        outcome = train(weights, worker_epochs, batch_size)
+        here = self._app.worker.id, self._app.replica.round
+        kinds = [fault.kind for fault in self._faults if (fault.worker, fault.at_round) == here]
+        return _harm_later(outcome, kinds) if inspect.iscoroutine(outcome) else _harm(outcome, kinds)
+
+
+def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
+    """An update as ``IApp.train`` returns it, made wrong."""
+    update, *metrics = outcome if isinstance(outcome, tuple) else (outcome,)
+    for kind in kinds:
+        update = [WRONG[kind](np.asarray(array)) for array in update]
+    return (update, *metrics) if metrics else update
+
+
+async def _harm_later(outcome: Any, kinds: Sequence[str]) -> Any:
+    return _harm(await outcome, kinds)

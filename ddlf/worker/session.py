@@ -1,0 +1,56 @@
+"""The folder of one daemon's life. Runs in the daemon.
+
+It holds methods, the executor's log and its temporary files, and goes when the daemon ends. A daemon that was killed has no time for that, so each
+holds a lock in its folder, which the system takes from the dead: the next daemon of the same user removes the folders whose lock nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+PREFIX = "ddlf-"
+LOCK = "lock"
+
+
+class SessionFolder:
+    """A new folder that only this user can read.
+
+    Attributes:
+        path: Of the folder.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        new = self.path / f"{LOCK}.new"
+        self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.path / LOCK)  # only now another daemon may look at it
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned() -> list[Path]:
+    """Remove the folders of this user's daemons that are dead; returns them."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # not there any more, in use, or no such folder
+            facts = path.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+            finally:
+                os.close(lock)
+    return removed

@@ -1,0 +1,13 @@
+"""Training that is harmed, the short form: real masters and workers are killed."""
+
+import asyncio
+
+from benchmarks.reliability.training import kills, resume
+
+
+def test_killed_executors_leave_no_trace_in_the_result():
+    assert asyncio.run(kills(wanted=2, seed=1, rounds=6))
+
+
+def test_a_master_that_is_killed_and_resumed_ends_with_the_same_bits():
+    assert resume(wanted=1, seed=1, rounds=6)

@@ -1,0 +1,38 @@
+"""The examples of docs/testing.md run as they are shown, and the package loads only what is named."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddlf.testing
+from tests.processes import python
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "testing.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_an_example_does_what_it_says(tmp_path, number):
+    source = BLOCKS[number]
+    script = tmp_path / "test_example.py"
+    script.write_text(source)
+    how = ("-m", "pytest", "-q", "-p", "no:cacheprovider") if "def test_" in source else ()
+    result = subprocess.run(
+        [sys.executable, *how, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert ("1 passed" if how else "as expected: worker 1 ") in result.stdout
+
+
+def test_every_public_name_is_there_and_nothing_is_imported_before_it_is_named():
+    for name in ddlf.testing.__all__:
+        assert getattr(ddlf.testing, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = ddlf.testing.Nothing
+    assert dir(ddlf.testing) == ddlf.testing.__all__
+    loaded = python(
+        "import sys, ddlf.testing; print(*[m for m in sys.modules if m.startswith(('ddlf', 'numpy', 'psutil'))])"
+    )
+    assert loaded.split() == ["ddlf", "ddlf.testing"]

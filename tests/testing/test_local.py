@@ -1,0 +1,152 @@
+"""Real processes can be killed, frozen, slowed, cut off and started again, exactly those that are named."""
+
+import asyncio
+import os
+import time
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from ddlf.errors import ConfigError, ExecutorCrashed, WorkerLost
+from ddlf.testing.local import local_cluster
+from tests.processes import end_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared():
+    async with local_cluster(2, proxied=True) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(shared):
+    """Two workers, as well after each test as before."""
+    yield shared
+    for machine in shared.machines:
+        machine.recover()
+    await shared.connect()
+    await shared.clean()
+
+
+def process_ids():
+    return os.getppid(), os.getpid()
+
+
+async def stopped(process):
+    """Wait until a signal to stop has arrived."""
+    async with asyncio.timeout(5):
+        while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0)
+
+
+async def test_the_processes_are_those_of_the_worker(cluster):
+    for machine, (daemon, executor) in zip(cluster.machines, await cluster.run_method(process_ids), strict=True):
+        assert (machine.daemon.pid, machine.executor.pid) == (daemon, executor)
+
+
+async def test_a_killed_executor_is_a_crash_of_that_worker_alone(cluster):
+    before = cluster.machine(1).executor.pid, cluster.machine(2).executor.pid
+    running = asyncio.ensure_future(cluster.workers[1].run_code("while True: pass"))
+    while not (await cluster.workers[1].status())["busy"]:
+        pass
+    assert cluster.machine(2).kill()
+    with pytest.raises(ExecutorCrashed, match="SIGKILL"):
+        await running
+    after = [pid for _, pid in await cluster.run_method(process_ids)]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+async def test_a_killed_daemon_takes_its_executor_along_and_can_be_started_again_on_its_port(cluster):
+    machine = cluster.machine(1)
+    port, pids = cluster.workers[0].port, (machine.daemon.pid, machine.executor.pid)
+    assert machine.kill("daemon")
+    for pid in pids:
+        end_of(pid)
+    with pytest.raises(WorkerLost):
+        await cluster.workers[0].run_code("1")
+    assert not machine.kill()
+    await machine.restart()
+    await cluster.connect()
+    assert cluster.workers[0].port == port
+    assert await cluster.run_code("1 + 1") == [2, 2]
+
+
+@pytest.mark.parametrize(("part", "answers"), [("executor", True), ("daemon", False), ("both", False)])
+async def test_a_frozen_part_does_not_answer_and_goes_on_when_thawed(cluster, part, answers):
+    machine = cluster.machine(2)
+    machine.freeze(part)
+    for name in ("executor", "daemon"):
+        if part in (name, "both"):
+            await stopped(getattr(machine, name))
+    asking = asyncio.ensure_future(cluster.workers[1].ping())
+    await asyncio.wait([asking], timeout=0.5)
+    assert asking.done() == answers
+    machine.thaw()
+    await asking
+    assert await cluster.run_code("2") == [2, 2]
+
+
+async def test_a_hang_ends_by_itself_and_also_when_it_is_cancelled(cluster):
+    machine = cluster.machine(1)
+    begin = time.monotonic()
+    hanging = asyncio.ensure_future(machine.hang(0.5))
+    await asyncio.sleep(0)
+    assert await cluster.workers[0].run_code("3") == 3
+    assert 0.5 <= time.monotonic() - begin < 2
+    await hanging
+    hanging = asyncio.ensure_future(machine.hang(60))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    assert machine.daemon.status() != psutil.STATUS_STOPPED
+
+
+async def test_a_slowed_executor_has_only_its_share_of_the_time(cluster):
+    def compute(self):
+        import time
+
+        begin, used = time.monotonic(), time.process_time()
+        while time.process_time() - used < 0.3:
+            pass
+        return time.monotonic() - begin
+
+    slowing = asyncio.ensure_future(cluster.machine(1).slow(4))
+    await asyncio.sleep(0)
+    assert await cluster.workers[0].run_method(compute) > 0.3 * 4 * 0.8
+    slowing.cancel()
+    await asyncio.gather(slowing, return_exceptions=True)
+    assert cluster.machine(1).executor.status() != psutil.STATUS_STOPPED
+    await cluster.machine(1).slow(2, seconds=0.1)
+    with pytest.raises(ConfigError, match="more than 1"):
+        await cluster.machine(1).slow(1)
+
+
+async def test_a_partition_is_silent_and_ends_by_itself(cluster):
+    begin = time.monotonic()
+    parting = asyncio.ensure_future(cluster.machine(2).partition(0.5))
+    await asyncio.sleep(0)
+    assert await cluster.run_code("4") == [4, 4]
+    assert time.monotonic() - begin >= 0.5
+    await parting
+
+
+async def test_a_way_without_a_proxy_cannot_be_cut_off():
+    async with local_cluster(1) as cluster:
+        with pytest.raises(ConfigError, match="proxied=True"):
+            cluster.machine(1).cut_off()
+        with pytest.raises(ConfigError, match="'executor' and 'daemon'"):
+            cluster.machine(1).kill("worker")
+
+
+async def test_after_the_end_nothing_is_left_whatever_was_done_to_the_workers(own_folders, descendants):
+    before = set((own_folders / "tmp").iterdir())
+    async with local_cluster(2, proxied=True) as cluster:
+        cluster.machine(1).freeze()
+        cluster.machine(2).cut_off()
+        cluster.machine(2).kill()
+    assert descendants() == []
+    assert set((own_folders / "tmp").iterdir()) == before

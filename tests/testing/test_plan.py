@@ -1,0 +1,273 @@
+"""Faults happen where the plan says, can be printed and replayed, and wrong updates are wrong on the worker that is named."""
+
+import asyncio
+import time
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from ddlf import Cluster
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.testing.in_process import in_process_cluster
+from ddlf.testing.local import local_cluster
+from ddlf.testing.plan import NAMES, FaultPlan
+from ddlf.training.record import TrainingEvent
+from tests.processes import end_of
+from tests.training.models import app as blobs_app
+from tests.training.models import equal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def event(kind, number, worker):
+    return TrainingEvent(kind=kind, round=number, slot=1, worker=worker)
+
+
+class App(IApp):
+    """Its run is told by hand."""
+
+    def __init__(self, cluster):
+        super().__init__(cluster)
+        self.seen = []
+
+    def on_event(self, event):
+        self.seen.append(event)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared():
+    async with local_cluster(2, proxied=True) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def app(shared):
+    """On two real workers, which are well again after each test."""
+    yield App(shared)
+    for machine in shared.machines:
+        machine.recover()
+        if machine.daemon is None:
+            await machine.restart()
+    await shared.connect()
+
+
+async def until(condition, seconds=10):
+    """Wait for what comes from outside."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - other processes tell nobody
+            await asyncio.sleep(0.005)
+
+
+async def test_a_plan_prints_the_python_that_makes_it_again():
+    plan = (
+        FaultPlan()
+        .kill(worker=2, at_round=3)
+        .kill(worker=1, at_round=3, part="daemon", back_after_s=1.5, after=0.25)
+        .hang(worker=1, at_round=1, seconds=2)
+        .slow(worker=1, factor=3)
+        .partition(worker=2, at_round=2, seconds=3, direction="to_master")
+        .reset(worker=2, at_round=9)
+        .wrong_update(worker=1, at_round=2, kind="nan")
+    )
+    assert eval(str(plan)) == plan
+    assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
+
+
+async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed():
+    options = dict(workers=3, rounds=20, faults=40, kinds=tuple(NAMES.values()))
+    plans = [FaultPlan.random(seed, **options) for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
+    assert eval(str(plans[0])) == plans[0]
+    assert {type(fault) for fault in plans[0].faults} == set(NAMES)
+    assert len({(fault.worker, fault.at_round) for fault in plans[0].faults}) == 40
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FaultPlan().kill(worker=0, at_round=1), "worker counts from 1, got 0"),
+        (lambda: FaultPlan().hang(worker=1, at_round=True, seconds=1), "at_round counts from 1"),
+        (lambda: FaultPlan().hang(worker=1, at_round=1, seconds=-1), "seconds must be 0 or more"),
+        (lambda: FaultPlan().wrong_update(worker=1, at_round=1, kind="odd"), "nan, zeros, scale, flip"),
+        (lambda: FaultPlan.random(1, workers=1, rounds=1, faults=2), "do not fit"),
+        (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "no such kind: kil"),
+    ],
+)
+async def test_a_plan_that_makes_no_sense_is_refused_when_it_is_made(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
+    before = [machine.executor.pid for machine in app.cluster.machines]
+    async with FaultPlan().kill(worker=2, at_round=3).on(app) as injection:
+        for one in (event("start", 2, 2), event("start", 3, 1), event("finish", 3, 2), event("lost", 3, None)):
+            app.on_event(one)
+        await asyncio.sleep(0)
+        assert injection.done == []
+        app.on_event(event("start", 3, 2))
+        await until(lambda: not psutil.pid_exists(before[1]))
+        assert [fault for _, fault in injection.done] == list(FaultPlan().kill(worker=2, at_round=3).faults)
+        assert psutil.pid_exists(before[0])
+        app.on_event(event("start", 3, 2))  # the same slot again: it happens once
+        await app.cluster.run_code("1")
+    assert len(injection.done) == 1
+    assert len(app.seen) == 6
+    assert "on_event" not in vars(app)
+
+
+async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_the_latest(app):
+    for back_after_s in (0.1, 60):
+        pids = app.cluster.machine(1).daemon.pid, app.cluster.machine(1).executor.pid
+        plan = FaultPlan().kill(worker=1, at_round=1, part="daemon", back_after_s=back_after_s)
+        async with plan.on(app):
+            app.on_event(event("start", 1, 1))
+            await until(
+                lambda pids=pids: not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == "zombie"
+            )
+            end_of(pids[1])
+            if back_after_s < 1:
+                await until(lambda: app.cluster.machine(1).executor is not None)
+        await app.cluster.connect()
+        assert await app.cluster.run_code("1") == [1, 1]
+
+
+async def test_a_hang_ends_after_its_seconds(app):
+    async with FaultPlan().hang(worker=1, at_round=1, seconds=0.4).on(app):
+        app.on_event(event("start", 1, 1))
+        await until(lambda: app.cluster.machine(1).daemon.status() == psutil.STATUS_STOPPED)
+        begin = time.monotonic()
+        assert await app.cluster.workers[0].run_code("1") == 1
+        assert 0.3 < time.monotonic() - begin < 3
+
+
+async def test_a_partition_heals_after_its_seconds(app):
+    async with FaultPlan().partition(worker=2, at_round=1, seconds=0.4, direction="to_worker").on(app):
+        app.on_event(event("start", 1, 2))
+        await until(lambda: app.cluster.machine(2).proxy.fault("to_worker", "data").stopped)
+        assert not app.cluster.machine(2).proxy.fault("to_master", "data").stopped
+        begin = time.monotonic()
+        assert await app.cluster.run_code("1") == [1, 1]
+        assert 0.3 < time.monotonic() - begin < 3
+
+
+async def test_what_still_holds_at_the_end_is_taken_back(app):
+    plan = (
+        FaultPlan()
+        .hang(worker=1, at_round=1, seconds=60)
+        .partition(worker=2, at_round=1, seconds=60)
+        .slow(worker=2, factor=9)
+    )
+    async with plan.on(app) as injection:
+        app.on_event(event("start", 1, 1))
+        app.on_event(event("start", 1, 2))
+        await until(lambda: len(injection.done) == 3)
+    begin = time.monotonic()
+    assert await app.cluster.run_code("1") == [1, 1]
+    assert time.monotonic() - begin < 2
+
+
+async def test_after_is_a_share_of_the_workers_last_slot(app):
+    async with FaultPlan().reset(worker=1, at_round=2, after=0.5).on(app) as injection:
+        app.on_event(event("start", 1, 1))
+        await asyncio.sleep(0.4)
+        app.on_event(event("finish", 1, 1))
+        begin = time.monotonic()
+        app.on_event(event("start", 2, 1))
+        await until(lambda: injection.done)
+        assert 0.2 <= time.monotonic() - begin < 0.4
+
+
+async def test_a_fault_that_did_not_happen_is_an_error(app):
+    with pytest.raises(ConfigError, match=r"did not happen: kill\(worker=2, at_round=9\)"):
+        async with FaultPlan().kill(worker=2, at_round=9).on(app):
+            app.on_event(event("start", 1, 2))
+    with pytest.raises(ZeroDivisionError):  # an error of the run itself is the one to see
+        async with FaultPlan().kill(worker=2, at_round=9).on(app):
+            raise ZeroDivisionError
+
+
+async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
+    with pytest.raises(ConfigError, match="workers 1 to 2"):
+        async with FaultPlan().kill(worker=3, at_round=1).on(app):
+            pass
+    with pytest.raises(ConfigError, match="local_cluster"):
+        async with FaultPlan().kill(worker=1, at_round=1).on(App(Cluster.local(1))):
+            pass
+    async with in_process_cluster(1) as cluster:
+        with pytest.raises(ConfigError, match="proxied=True"):
+            async with FaultPlan().reset(worker=1, at_round=1).on(App(cluster)):
+                pass
+        with pytest.raises(ConfigError, match="cannot be frozen"):  # noqa: PT012
+            async with FaultPlan().hang(worker=1, at_round=1, seconds=1).on(made := App(cluster)) as injection:
+                made.on_event(event("start", 1, 1))
+                await until(lambda: injection.done)
+
+
+async def test_training_with_killed_in_process_workers_ends_with_the_same_bits():
+    runs = []
+    for plan in (FaultPlan(), FaultPlan().kill(worker=2, at_round=1).kill(worker=1, at_round=3)):
+        async with in_process_cluster(2) as cluster:
+            trained = blobs_app(cluster, optimizer="adam", dropout=0.3, master_epochs=4)
+            async with plan.on(trained) as injection:
+                await trained.train_sync()
+            assert len(injection.done) == len(plan.faults)
+            runs.append(trained.model.get_weights())
+            assert [status["restarts"] for status in await cluster.status()] == [len(plan.faults) // 2] * 2
+    assert equal(*runs)
+
+
+class Watched(type(blobs_app(None))):
+    """Its right update is 2 everywhere."""
+
+    def train(self, weights, worker_epochs, batch_size):
+        return [np.full(w.shape, 2.0, "float32") for w in weights]
+
+
+class WatchedAsync(Watched):
+    """The same, with a coroutine and metrics."""
+
+    async def train(self, weights, worker_epochs, batch_size):
+        return Watched.train(self, weights, worker_epochs, batch_size), {"loss": 1.0}
+
+
+@pytest.mark.parametrize("kind_of_app", [Watched, WatchedAsync])
+async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of_app):
+    async with in_process_cluster(2) as cluster:
+        expected = {"nan": np.nan, "zeros": 1.0, "scale": 1001.0, "flip": 0.0}
+        for kind, mean in expected.items():
+            made = kind_of_app(cluster)
+            async with FaultPlan().wrong_update(worker=2, at_round=2, kind=kind).on(made) as injection:
+                steps = await two_rounds(made)
+                for number in (1, 2):
+                    for worker in (1, 2):
+                        made.on_event(event("start", number, worker))
+                await until(lambda injection=injection: injection.done)
+            assert steps[0] == [2.0, 2.0]
+            np.testing.assert_equal((steps[1][0] + steps[1][1]) / 2, mean)
+            assert "train" not in vars(made)
+
+
+async def two_rounds(app):
+    """The value of each worker's update, in two rounds."""
+    await app.prepare()
+    weights = app.model.get_weights()
+    return [
+        [float((await worker.run_method(train_alone, weights, number))[0].ravel()[0]) for worker in app.cluster.workers]
+        for number in (0, 1)
+    ]
+
+
+async def train_alone(self, weights, number):
+    """What a replica does with a task, without the rest of the round."""
+    from ddlf.training.replica import call
+
+    def train():
+        self.replica._task = {"round": number}
+        outcome = call(self.replica.app.train, weights, 1, 1)
+        return outcome[0] if isinstance(outcome, tuple) else outcome
+
+    return await self.compute(train)
