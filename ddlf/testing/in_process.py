@@ -100,12 +100,7 @@ class InProcessExecutor(Executor):
         mine = sock.dup()
         mine.setblocking(False)
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
-        try:
-            async with asyncio.timeout_at(deadline):
-                mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
-        except BaseException:
-            mine.close()
-            raise
+        mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
         if self._worker is None:
             mine.close()
             return
@@ -151,10 +146,8 @@ class InProcessDaemon(Daemon):
 
     executor: InProcessExecutor
 
-    def _make_executor(self, state_dir: Path, certificate: Path | None) -> Executor:
-        self.executor = InProcessExecutor(
-            self._options, self._session_dir, state_dir, certificate, self._announce, self._log
-        )
+    def _make_executor(self, state_dir: Path) -> Executor:
+        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self._log)
         return self.executor
 
 

@@ -101,8 +101,8 @@ class Daemon:
         remove_abandoned()
         try:
             state_dir = self._make_state_dir()
-            certificate = self._make_certificate()
-            self._encryption = worker_tls(certificate, options.security) if certificate and options.security else None
+            self._certificate = own = self._make_certificate()
+            self._encryption = worker_tls(own, options.security) if own and options.security else None
         except (OSError, ConfigError) as error:
             self._listener.close()
             self._session.remove()
@@ -112,7 +112,7 @@ class Daemon:
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._executor = self._make_executor(state_dir, certificate)
+        self._executor = self._make_executor(state_dir)
         self._sessions: set[ControlSession] = set()
         self._lease = Lease()
         self._holder: ControlSession | None = None
@@ -121,8 +121,8 @@ class Daemon:
         self._started = time.monotonic()
         self._stop = asyncio.Event()
 
-    def _make_executor(self, state_dir: Path, certificate: Path | None) -> Executor:
-        return Executor(self._options, self._session_dir, state_dir, certificate, self._announce, self._log)
+    def _make_executor(self, state_dir: Path) -> Executor:
+        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log, self._certificate)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
@@ -478,9 +478,9 @@ class Executor:
         options: How the worker was started.
         session_dir: Folder that lives as long as the daemon.
         state_dir: Folder for persistent methods and the executor's log.
-        certificate: File with the worker's own certificate; None when nothing is encrypted.
         on_exit: Called with the facts whenever a process ended that was not told to.
         log: Takes a line for the terminal.
+        certificate: File with the worker's own certificate; None when nothing is encrypted.
 
     Attributes:
         state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
@@ -494,14 +494,14 @@ class Executor:
         options: Options,
         session_dir: Path,
         state_dir: Path,
-        certificate: Path | None,
         on_exit: Callable[[dict[str, Any]], None],
         log: Callable[[str], None],
+        certificate: Path | None = None,
     ) -> None:
         self._options = options
         self._session_dir = session_dir
-        self._tmp_dir = session_dir / "tmp"
         self._certificate = certificate
+        self._tmp_dir = session_dir / "tmp"
         self._persist_dir = state_dir / "methods"
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
