@@ -74,7 +74,8 @@ class Run:
             path.mkdir()
         self.shared = _shared_memory()
         self.output = folder / "output"
-        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.tmp)}
+        self.state = folder / "STATE"
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONFAULTHANDLER": "1"}
         environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options, "--save", "model.keras"]
@@ -141,6 +142,10 @@ class Run:
         """What it printed."""
         return self.output.read_text(errors="replace")
 
+    def log(self) -> str:
+        """What native code wrote."""
+        return "".join(path.read_text(errors="replace") for path in self.state.rglob("master.log"))
+
     def was_starting(self) -> bool:
         """Whether it was Python itself that was interrupted, before the first line of the command."""
         text = self.text()
@@ -182,9 +187,9 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
             code = run.process.wait(LIMIT_S)
             problems = []
         except subprocess.TimeoutExpired:
-            problems = [f"it has not ended after {LIMIT_S:g} s"]
-            run.process.kill()
+            run.process.send_signal(signal.SIGABRT)  # it prints what each thread does
             code = run.process.wait()
+            problems = [f"it has not ended after {LIMIT_S:g} s:\n{run.text()}{run.log()}"]
         seconds = time.monotonic() - sent
         if not problems and code not in (0, 130, -signal.SIGINT) and not run.was_starting():
             problems.append(f"it ended with {code}")

