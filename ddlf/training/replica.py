@@ -94,6 +94,11 @@ class Replica:
             )
         if not hasattr(model, "get_weights"):
             raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
+        if not model.compiled:
+            raise AppError(
+                f"the model {model.name!r} is not compiled",
+                hint="end create_model with self.model.compile(optimizer, loss)",
+            )
         use_fast_steps(model, self.app)
         trained = {id(weight) for weight in model.trainable_weights}
         self._lossless = [id(weight) not in trained for weight in model.weights]

@@ -422,7 +422,9 @@ def of_other_outputs():
     ("make", "sentence"),
     [
         pytest.param(not_built, "is not built; begin it with keras.Input(...), or call model.build(...)", id="B54"),
-        pytest.param(not_compiled, "You must call `compile()` before using the model", id="B54 compile"),
+        pytest.param(
+            not_compiled, "is not compiled; end create_model with self.model.compile(optimizer, loss)", id="B54 compile"
+        ),
         pytest.param(lambda: 5, "create_model set self.model to a int, which is no Keras model", id="B54 no model"),
         pytest.param(lambda: with_loss("crossentropie"), "crossentropie", id="B56 loss"),
         pytest.param(of_other_outputs, "target.shape=(", id="B56 shape"),
