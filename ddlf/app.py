@@ -80,7 +80,7 @@ class IApp:
             asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
         resume: ``"auto"``: go on from the newest checkpoint if there is one; or the folder to go on from. Synchronous training ends with
             the same bits as if it had never been interrupted, unless parts follow the measured speed.
-        takeover: Whether to take workers and folder from another master that holds them.
+        takeover: Whether to take the folder of checkpoints from another master that writes there; ``Cluster`` has the same for workers.
         wait_for_workers_s: How long to wait when all workers are lost.
         balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
         codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.

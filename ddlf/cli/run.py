@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
     one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
-    where.add_argument("--takeover", action="store_true", help="take the workers from another master that has them")
+    where.add_argument("--takeover", action="store_true", help="take workers and checkpoints from another master")
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     train.add_argument("--mode", choices=("sync", "async"))
     train.add_argument("--master-epochs", type=number("epochs", 1), metavar="N", help="local epochs of the whole run")
@@ -219,6 +219,7 @@ def prepare_app(target: type[IApp], cluster: Cluster, options: argparse.Namespac
         if value is not None:
             setattr(app, name, value)
     app.verbose = app.verbose and not options.quiet
+    app.takeover = app.takeover or options.takeover
     for key, text in _parameters(options):
         if key.startswith("_") or callable(getattr(app, key, None)) or not hasattr(target, key):
             known = [name for name in dir(target) if not name.startswith("_") and not callable(getattr(target, name))]
