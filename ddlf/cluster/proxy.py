@@ -223,6 +223,13 @@ class ProxyWorker(IWorker):
         return self._control.liveness.state if self._control is not None and self._control.is_open else "dead"
 
     @property
+    def silent_s(self) -> float | None:
+        """Seconds since the worker's last sign of life, without those in which this side did not look; None before the first connection."""
+        if self._control is None:
+            return None
+        return self._control.liveness.silent_s(self._control.loop.time())
+
+    @property
     def bytes_sent(self) -> int:
         """On all data connections to this worker so far."""
         return self._bytes_before[0] + (self._data.connection.bytes_sent if self._data else 0)
@@ -520,12 +527,11 @@ class ProxyWorker(IWorker):
         channel.fail(self._lost or await self._connection_lost(reason))
 
     async def _connection_lost(self, reason: object) -> WorkerLost:
-        control = self._control
         lost = WorkerLost(
             f"the connection was lost ({reason or 'the other side closed it'})",
             worker=self.name,
             hint="look at the worker's terminal, or ask with: ddlf status",
-            last_seen_s=control.liveness.silent_s(asyncio.get_running_loop().time()) if control else None,
+            last_seen_s=self.silent_s,
         )
         code = await self.how_ended() if self.how_ended is not None and not self._closed else None
         if code is not None:
