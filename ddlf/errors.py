@@ -130,6 +130,7 @@ class WorkerLost(DDLFError, ConnectionError):
         may_have_run: Whether the request can have started on the worker.
         last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
         attempts: How often an idempotent request was tried.
+        signal: The name of the signal that ended the worker's process, as ``"SIGKILL"``, where this machine can know it; else None.
     """
 
     exit_code = 5
@@ -147,6 +148,7 @@ class WorkerLost(DDLFError, ConnectionError):
         self.may_have_run = may_have_run
         self.last_seen_s = last_seen_s
         self.attempts = 1
+        self.signal: str | None = None
 
 
 class ClusterTooSmall(DDLFError, ConnectionError):

@@ -12,6 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -204,6 +205,8 @@ class Cluster:
         local = kind(n)
         self._setup([("127.0.0.1", 0)] * n, local.tokens, threads, pickle_results, timing)
         self._local = local
+        for index, worker in enumerate(self._workers):
+            worker.how_ended = partial(local.how_ended, index)
 
     @property
     def workers(self) -> list[ProxyWorker]:

@@ -15,8 +15,9 @@ import itertools
 import os
 import platform
 import secrets
+import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,6 +154,9 @@ class ProxyWorker(IWorker):
 
     Attributes:
         replay: Returns the requests that a new executor gets before any other.
+        how_ended: Returns the exit code of the worker's process, negative for a signal, where this side started it; None while it runs.
+        timing: When the worker is suspected and when it is given up.
+        epoch: Of the lease; 0 without one.
 
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
@@ -184,6 +188,7 @@ class ProxyWorker(IWorker):
         self.pickle_results = pickle_results
         self.timing = timing or Timing()
         self.takeover = takeover
+        self.how_ended: Callable[[], Awaitable[int | None]] | None = None
         self.guest = guest
         self.epoch = 0
         self.facts: dict[str, Any] = {}
@@ -226,6 +231,13 @@ class ProxyWorker(IWorker):
     def state(self) -> State:
         """``"alive"``, ``"suspect"`` (silent for ``suspect_after_s``), or ``"dead"`` (there is no connection)."""
         return self._control.liveness.state if self._control is not None and self._control.is_open else "dead"
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the worker's last sign of life, without those in which this side did not look; None before the first connection."""
+        if self._control is None:
+            return None
+        return self._control.liveness.silent_s(self._control.loop.time())
 
     @property
     def bytes_sent(self) -> int:
@@ -540,26 +552,34 @@ class ProxyWorker(IWorker):
             self._drop(self._lost)
 
     def _on_control_end(self, channel: Channel, reason: BaseException | None) -> None:
-        lost = self._connection_lost(reason or "the other side closed it")
-        channel.fail(lost)
         self._exit_news.set()
-        if channel is not self._control:
-            return
-        if self._pulse is not None:
-            self._pulse.end()
-        if self._data is not None:
-            # What ran there ends: without its control connection a master does not have the worker.
-            self._data.fail(lost)
-            self._data.connection.close()
+        if channel is self._control:
+            if self._pulse is not None:
+                self._pulse.end()
+            if self._data is not None:
+                # What ran there ends: without its control connection a master does not have the worker.
+                self._data.connection.close()
+        if channel.pending:
+            self._spawn(self._explain_control(channel, reason))
 
-    def _connection_lost(self, reason: object) -> WorkerLost:
-        control = self._control
-        return WorkerLost(
-            f"the connection was lost ({reason})",
+    async def _explain_control(self, channel: Channel, reason: BaseException | None) -> None:
+        channel.fail(self._lost or await self._connection_lost(reason))
+
+    async def _connection_lost(self, reason: object) -> WorkerLost:
+        lost = WorkerLost(
+            f"the connection was lost ({reason or 'the other side closed it'})",
             worker=self.name,
             hint="look at the worker's terminal, or ask with: ddlf status",
-            last_seen_s=control.liveness.silent_s(asyncio.get_running_loop().time()) if control else None,
+            last_seen_s=self.silent_s,
         )
+        code = await self.how_ended() if self.how_ended is not None and not self._closed else None
+        if code is not None:
+            lost.signal = signal.Signals(-code).name if code < 0 else None
+            lost.message = (
+                f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
+            )
+            lost.hint = "close the cluster and connect again: that starts a new one"
+        return lost
 
     def _on_data_end(self, channel: Channel, reason: BaseException | None) -> None:
         if channel.pending:
@@ -582,7 +602,7 @@ class ProxyWorker(IWorker):
                 await self._exit_news.wait()
         facts = self._exit
         if facts is None:
-            return self._lost or self._connection_lost(reason or "the other side closed it")
+            return self._lost or await self._connection_lost(reason)
         method = f" while it ran {facts['method']!r}" if facts["method"] else ""
         return ExecutorCrashed(
             f"the executor {facts['text']}{method}",
@@ -699,7 +719,8 @@ class ProxyWorker(IWorker):
             return await future
         except ConnectionResetError as error:  # it could not be sent
             future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
-            why = await self._why(error) if channel is self._data else self._connection_lost(error)
+            mine = channel is self._data
+            why = await self._why(error) if mine else self._lost or await self._connection_lost(error)
             if isinstance(why, WorkerLost | ExecutorCrashed | LeaseError):
                 why = copy.copy(why)
                 why.may_have_run = False

@@ -18,6 +18,8 @@ from ddlf.worker.daemon import child_environment
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+EXIT_NEWS_S = 0.1
+"""How long after the end of its connections the end of a process may still be unknown."""
 
 
 class LocalWorkers:
@@ -92,6 +94,17 @@ class LocalWorkers:
         if facts["failure"]:
             raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
         return process, int(facts["port"])
+
+    async def how_ended(self, index: int) -> int | None:
+        """The exit code of a worker's daemon, negative for a signal; None while it runs.
+
+        Args:
+            index: Of its port in what ``start`` returned.
+        """
+        with contextlib.suppress(TimeoutError, IndexError):
+            async with asyncio.timeout(EXIT_NEWS_S):
+                return await self._processes[index].wait()
+        return None
 
     async def stop(self) -> None:
         """End them all and wait until they have. Safe to call again."""

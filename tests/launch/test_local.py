@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.errors import ConnectError
+from ddlf.errors import ConnectError, WorkerLost
 from tests.processes import end_of, is_listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -52,6 +52,25 @@ async def test_a_closed_local_cluster_can_be_opened_again():
         first = await cluster.run_method(process_id)
     async with cluster:
         assert await cluster.run_method(process_id) != first
+
+
+async def test_a_worker_whose_daemon_is_killed_is_lost_at_once_and_the_signal_is_named():
+    async with Cluster.local(2) as cluster:
+        first, second = cluster.workers
+        running = asyncio.ensure_future(first.run_method(sleep_long))
+        pid = (await first.status())["pid"]
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="its process was ended by SIGKILL; close the cluster and conn") as caught:
+            await running
+        assert time.monotonic() - begin < 0.5
+        assert caught.value.signal == "SIGKILL"
+        assert first.state == "dead"
+        assert await second.run_method(process_id) > 0
+
+
+def sleep_long():
+    time.sleep(60)
 
 
 async def test_a_busy_worker_does_not_delay_the_close(leftovers):

@@ -213,6 +213,54 @@ async def test_drain_does_not_wait_for_what_was_queued_after_it(raw):
     assert received <= target
 
 
+async def test_drain_can_leave_a_rest(raw):
+    end, other = raw
+    end.connection.send(1, 1, "run", [b"x" * 10 * MIB])
+    drained = asyncio.create_task(end.connection.drain(leave=4 * MIB))
+    await settle()
+    while not drained.done():
+        assert end.connection.queued_bytes > 4 * MIB
+        assert other.recv(MIB // 4)
+        await settle()
+    assert 3 * MIB < end.connection.queued_bytes <= 4 * MIB
+    await end.connection.drain(leave=4 * MIB)
+
+
+async def test_what_is_detached_may_change_and_is_copied_once(raw):
+    end, other = raw
+    data = bytearray(b"x" * 8 * MIB)
+    end.connection.send(1, 1, "run", [data])
+    tracemalloc.start()
+    end.connection.detach()
+    once, _ = tracemalloc.get_traced_memory()
+    end.connection.detach()
+    twice, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert once > 4 * MIB
+    assert twice - once < MIB
+    data[:] = b"y" * len(data)
+    received = b""
+    while len(received) < len(data):
+        received += other.recv(MIB)
+        await settle()
+    assert b"y" not in received[-MIB:]
+
+
+async def test_abort_resets_a_tcp_connection_instead_of_sending_what_is_queued():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        sock.setblocking(False)
+        end = End(sock)
+        end.connection.send(1, 1, "run", [b"x" * 20 * MIB])
+        end.connection.abort()
+        end.connection.abort()
+        assert end.ends == [None]
+        received = []
+        with other, pytest.raises(ConnectionResetError):
+            received.extend(iter(lambda: other.recv(MIB), b""))
+
+
 async def test_drain_returns_at_once_when_nothing_waits(ends):
     await ends[0].connection.drain()
     ends[0].connection.send(1, 1, "run", [b"small"])

@@ -409,3 +409,41 @@ def return_weights(self):
 
 def change_weights(self):
     self.weights += 1
+
+
+# -- a master that does not read ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_queue(monkeypatch):
+    monkeypatch.setattr("ddlf.worker.worker.MAX_QUEUED_BYTES", 1_000_000)
+
+
+async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_then_all_run_in_order(
+    worker, master, small_queue
+):
+    await worker.add_method(
+        lambda self, n: (self.data.setdefault("ran", []).append(n), bytes(1_000_000))[1], name="big"
+    )
+    await worker.add_method(lambda self, n: self.data["ran"].append(n), name="beside", concurrent=True)
+    master.connection.pause_reading()
+    for number in range(1, 11):
+        master.send(number, "run", "beside" if number == 5 else "big", number)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert worker.data["ran"] in ([1], [1, 2])
+    assert await run(worker, lambda: "others are served") == "others are served"
+    master.connection.resume_reading()
+    for number in range(1, 11):
+        await master.answer(number)
+    assert worker.data["ran"] == list(range(1, 11))
+
+
+async def test_a_master_that_reads_nothing_at_all_loses_the_connection(worker, master, small_queue, monkeypatch, capfd):
+    monkeypatch.setattr("ddlf.worker.worker.STALLED_AFTER_S", 0.1)
+    master.connection.pause_reading()
+    master.send(1, "run_code", "bytes(5_000_000)")
+    await asyncio.sleep(0)
+    (session,) = worker._sessions
+    await asyncio.wait_for(session.closed, 5)
+    assert "its master has read nothing for 0.1 s" in capfd.readouterr().err

@@ -1,0 +1,162 @@
+"""Nobody is declared dead for being busy.
+
+    python -m benchmarks.reliability.false_deaths [--minutes 10] [--workers 4] [--dead-after 4 1] [--method compute|train|gil] [--json out.json]
+
+Workers that compute without a pause on all cores, more of them than there are cores, and a master that holds up its own event loop from time to time.
+Counts how often a worker's state was ``suspect``, how many requests were lost, and the longest time that a worker was not heard while the master
+listened. Exit code 1 if a worker was declared dead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf import Cluster, DDLFError, ProxyWorker
+
+LOOK_EVERY_S = 0.05
+HOLD_UP_EVERY_S = 10.0
+
+
+def compute(seconds: float) -> int:
+    """Runs on the worker: multiply matrices."""
+    matrix = np.ones((500, 500))
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        matrix = matrix @ matrix
+        matrix /= matrix.max()
+        count += 1
+    return count
+
+
+def gil(seconds: float) -> int:
+    """Runs on the worker: hold the interpreter's lock in native code, as long as it takes."""
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        re.match(r"(a+)+$", "a" * 24 + "b")
+        count += 1
+    return count
+
+
+def train(self: Any, seconds: float) -> int:
+    """Runs on the worker: fit a small Keras model again and again."""
+    import keras
+
+    if not hasattr(self, "fitted"):
+        self.fitted = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(10)])
+        self.fitted.compile("sgd", "mse")
+    x, y = np.ones((4096, 64), "f4"), np.ones((4096, 10), "f4")
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        self.fitted.fit(x, y, batch_size=64, verbose=0)
+        count += 1
+    return count
+
+
+METHODS: dict[str, Callable[..., int]] = {"compute": compute, "train": train, "gil": gil}
+
+
+class Watch:
+    """What is seen of the workers' states."""
+
+    def __init__(self, workers: list[ProxyWorker]) -> None:
+        self._workers = workers
+        self.suspects = 0
+        self.deaths = 0
+        self.longest_silence_s = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        before = ["alive"] * len(self._workers)
+        looked = time.monotonic()
+        while True:
+            on_time, looked = time.monotonic() - looked < 4 * LOOK_EVERY_S, time.monotonic()
+            for place, worker in enumerate(self._workers):
+                state = worker.state
+                if state != before[place]:
+                    self.suspects += state == "suspect"
+                    self.deaths += state == "dead"
+                before[place] = state
+                if on_time and worker.silent_s is not None:
+                    self.longest_silence_s = max(self.longest_silence_s, worker.silent_s)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def load(worker: ProxyWorker, method: Callable[..., int], until: float, lost: list[str]) -> int:
+    """Keep one worker busy."""
+    rounds = 0
+    while time.monotonic() < until:
+        try:
+            rounds += await worker.run_method(method, seconds=2.0)
+        except DDLFError as error:
+            lost.append(str(error))
+            await worker.reconnect(60)
+    return rounds
+
+
+async def hold_up(dead_after_s: float) -> None:
+    """Block the master's own event loop for longer than it takes to be declared dead, again and again."""
+    while True:
+        await asyncio.sleep(HOLD_UP_EVERY_S)
+        time.sleep(1.5 * dead_after_s)  # noqa: ASYNC251
+
+
+async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str, Any]:
+    """One setting."""
+    async with Cluster.local(options.workers, threads=2, dead_after_s=dead_after_s) as cluster:
+        method = METHODS[options.method]
+        if options.method == "train":
+            await cluster.run_method(method, seconds=0)
+        watch = Watch(cluster.workers)
+        tasks = [asyncio.create_task(watch.run()), asyncio.create_task(hold_up(dead_after_s))]
+        lost: list[str] = []
+        until = time.monotonic() + options.minutes * 60
+        rounds = await asyncio.gather(*(load(worker, method, until, lost) for worker in cluster.workers))
+        for task in tasks:
+            task.cancel()
+        epochs = [worker.epoch for worker in cluster.workers]
+    found = {
+        "dead_after_s": dead_after_s,
+        "minutes": options.minutes,
+        "workers": options.workers,
+        "method": options.method,
+        "deaths": watch.deaths,
+        "suspects": watch.suspects,
+        "lost_requests": lost,
+        "longest_silence_s": watch.longest_silence_s,
+        "rounds": sum(rounds),
+        "leases_granted_anew": sum(epochs) - len(epochs),
+    }
+    print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    return found
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    """Measure and print; returns what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--dead-after", type=float, nargs="+", default=[4.0])
+    parser.add_argument("--method", choices=METHODS, default="compute")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    found = [asyncio.run(measure(options, dead_after_s)) for dead_after_s in options.dead_after]
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(any(one["deaths"] or one["lost_requests"] for one in main()))

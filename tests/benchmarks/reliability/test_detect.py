@@ -1,0 +1,33 @@
+"""The short form of how soon a loss is noticed, and of how nobody is lost who is only busy."""
+
+import json
+
+from benchmarks.reliability import detect, false_deaths
+
+
+def test_losses_are_noticed_in_the_time_that_is_promised(tmp_path):
+    rows = detect.main(
+        [
+            "--kills",
+            "2",
+            "--stops",
+            "2",
+            "--partitions",
+            "3",
+            "--dead-after",
+            "1",
+            "--json",
+            str(tmp_path / "rows.json"),
+        ]
+    )
+    assert [row["what"] for row in rows if row["max_s"] > row["bar_s"]] == []
+    assert {row["signal"] for row in rows if "of the executor" in row["what"]} == {"SIGKILL"}
+    assert len(rows) == 6 + 4
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+
+
+def test_workers_that_share_too_few_cores_and_a_master_that_is_held_up_are_not_dead(monkeypatch):
+    monkeypatch.setattr(false_deaths, "HOLD_UP_EVERY_S", 1.5)
+    (found,) = false_deaths.main(["--minutes", "0.1", "--dead-after", "1"])
+    assert (found["deaths"], found["lost_requests"], found["leases_granted_anew"]) == (0, [], 0)
+    assert found["rounds"] > 0
