@@ -66,6 +66,7 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
         proxy = ProxyWorker("127.0.0.1", 1, b"")
         proxy._data = Channel(refuse_loading, proxy._on_event, proxy._on_data_end)  # without the handshake and a daemon
         proxy._data.open(left, Limits(), Limits(), POOL.take)
+        await proxy.rpc(Request("connect", guest=True))  # without a daemon nobody gives leases
         await proxy.add_method(echo)
 
         async def one_at_a_time(calls: int) -> None:
