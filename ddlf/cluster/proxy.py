@@ -269,6 +269,8 @@ class ProxyWorker(IWorker):
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
             try:
                 await self._claim(control, timeout_s)
+                if self._closed:
+                    raise WorkerLost("the connection was closed on this side", worker=self.name, may_have_run=False)
             except BaseException:
                 control.connection.close()
                 raise
@@ -329,11 +331,13 @@ class ProxyWorker(IWorker):
             VersionError: It runs another protocol or another minor version of Python.
             LeaseError: Another master has it, or had it meanwhile.
             ExecutorCrashed: It cannot start its executor.
+            WorkerLost: ``close`` was called meanwhile.
         """
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         last: BaseException | None = None
         async with self._reconnect_lock:
+            self._closed = False
             try:
                 async with asyncio.timeout(timeout_s):
                     async for attempt in AsyncRetrying(
@@ -342,6 +346,10 @@ class ProxyWorker(IWorker):
                         retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
                         reraise=True,
                     ):
+                        if self._closed:  # meanwhile
+                            raise WorkerLost(
+                                "the connection was closed on this side", worker=self.name, may_have_run=False
+                            )
                         with attempt:
                             await self.connect()
                         outcome = attempt.retry_state.outcome
