@@ -385,7 +385,11 @@ class ProxyWorker(IWorker):
             self._pulse.beaten()
         with contextlib.suppress(ConnectionError):
             control.connection.send(Kind.REQUEST, HEARTBEAT_ID, "ping", NO_ARGUMENTS)
-            self._timer = loop.call_later(control.liveness.next_look_s(now), self._look, control)
+            # At the same moments for all workers: the loop wakes once for all heartbeats, and once or twice for all answers.
+            period = self.timing.heartbeat_s
+            aligned = period - now % period
+            wait = min(control.liveness.next_look_s(now), aligned if aligned > period / 4 else aligned + period)
+            self._timer = loop.call_later(wait, self._look, control)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
