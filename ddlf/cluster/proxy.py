@@ -279,6 +279,8 @@ class ProxyWorker(IWorker):
             control.open(sock, CONTROL_LIMITS, Limits(max_body_bytes=hello.max_message_bytes))
             try:
                 await self._claim(control, timeout_s)
+                if self._closed:
+                    raise WorkerLost("the connection was closed on this side", worker=self.name, may_have_run=False)
             except BaseException:
                 control.connection.close()
                 raise
@@ -339,18 +341,22 @@ class ProxyWorker(IWorker):
             VersionError: It runs another protocol or another minor version of Python.
             LeaseError: Another master has it, or had it meanwhile.
             ExecutorCrashed: It cannot start its executor.
+            WorkerLost: ``close`` was called meanwhile.
         """
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
         last: BaseException | None = None
         try:
             async with asyncio.timeout(timeout_s), self._reconnect_lock:
+                self._closed = False
                 async for attempt in AsyncRetrying(
                     # Of all masters of a worker that comes back not all at once.
                     wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
                     retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
                     reraise=True,
                 ):
+                    if self._closed:  # meanwhile
+                        raise WorkerLost("the connection was closed on this side", worker=self.name, may_have_run=False)
                     with attempt:
                         await self.connect()
                     outcome = attempt.retry_state.outcome
@@ -386,7 +392,11 @@ class ProxyWorker(IWorker):
             self._pulse.beaten()
         with contextlib.suppress(ConnectionError):
             control.connection.send(Kind.REQUEST, HEARTBEAT_ID, "ping", NO_ARGUMENTS)
-            self._timer = loop.call_later(control.liveness.next_look_s(now), self._look, control)
+            # At the same moments for all workers: the loop wakes once for all heartbeats, and once or twice for all answers.
+            period = self.timing.heartbeat_s
+            aligned = period - now % period
+            wait = min(control.liveness.next_look_s(now), aligned if aligned > period / 4 else aligned + period)
+            self._timer = loop.call_later(wait, self._look, control)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -117,3 +118,5 @@ class _Watcher:
 
 
 _watcher = _Watcher()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]  # the thread stays with the parent

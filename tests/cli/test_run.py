@@ -1,6 +1,8 @@
 """``ddlf run``: finding what to run, the options, exit codes, and how it is interrupted."""
 
+import getpass
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -204,6 +206,41 @@ def test_workers_that_are_not_there_are_exit_code_3_and_a_table(app, token_file)
     assert ended.returncode == 3
     assert ended.stderr.startswith("error  2 of 2 workers could not be reached:\n    1  127.0.0.1:9 ")
     assert "Traceback" not in ended.stderr
+
+
+HOLD = """
+import asyncio
+
+async def main(cluster):
+    print("mine", flush=True)
+    await cluster.run_code("import asyncio; await asyncio.Event().wait()")
+"""
+
+
+def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, start_worker, tmp_path):
+    worker = start_worker()
+    where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet"]
+    hold = app.write(HOLD, "hold.py")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", hold, *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout.readline() == "mine\n"
+    refused = app(ADD, *where)
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert f"leased by {getpass.getuser()}@{platform.node()} pid {first.pid} (hold.py) since " in refused.stderr
+    assert "wait, or use --takeover" in refused.stderr
+    looked = command("ddlf.cli.main", "status", *where[:-1])
+    assert "busy with 'run_code' since " in looked.stdout
+    assert f"leased by {getpass.getuser()}@{platform.node()} pid {first.pid} (hold.py)" in looked.stdout
+    assert app(ADD, *where, "--takeover").stdout == "[103]\n"
+    _, words = first.communicate(timeout=20)
+    assert first.returncode == 3
+    assert "was taken over by" in words
+    assert "(app.py) at " in words
+    assert "Traceback" not in words
 
 
 FAIL = """

@@ -453,6 +453,22 @@ async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(wor
         assert not caught.value.may_have_run
 
 
+async def test_who_closes_while_it_reconnects_stays_closed(workers):
+    process, port = workers.start()
+    async with cluster_of(workers, port) as cluster:
+        worker = cluster.workers[0]
+        process.kill()
+        with pytest.raises(WorkerLost):
+            await worker.run_method(spin)
+        trying = asyncio.ensure_future(worker.reconnect(20))
+        await asyncio.sleep(0.2)
+        await worker.close()
+        await asyncio.to_thread(workers.start, port=port)
+        with pytest.raises(WorkerLost, match="closed on this side"):
+            await trying
+        assert not worker.connected
+
+
 # -- a master that does not read ----------------------------------------------------------------------------------------
 
 
