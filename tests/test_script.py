@@ -121,3 +121,28 @@ def test_main_gives_a_script_the_options_of_ddlf_run_and_its_description(tmp_pat
     assert "Say hello." in ended.stdout
     assert "--local N" in ended.stdout
     assert "--master-epochs N" in ended.stdout
+
+
+SCRIPT = """
+import asyncio, ddlf
+async def main(cluster):
+    try:
+        print("now", flush=True)
+        await asyncio.sleep(60)
+    finally:
+        print("tidied up", flush=True)
+ddlf.main(main)
+"""
+
+
+def test_an_interrupt_of_a_script_lets_it_tidy_up_and_leaves_no_process(tmp_path, descendants):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, path, "--local", "1", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
+    assert descendants() == []

@@ -130,9 +130,8 @@ class Run:
                 if sock.connect_ex(("127.0.0.1", port)) == 0:
                     found.append(f"port {port} is still in use")
         left = [path for path in (*self.tmp.rglob("*"), *self.work.rglob("*")) if path.name != "model.keras"]
-        found += [
-            f"left: {path}" for path in (*left, *(SHARED_MEMORY / name for name in _shared_memory() - self.shared))
-        ]
+        left += [path for path in _shared_memory() - self.shared if not _others_use(path)]
+        found += [f"left: {path}" for path in left]
         text = self.text()
         if "Traceback" in text and not self.was_starting():
             found.append(f"a traceback:\n{text[text.index('Traceback') :]}")
@@ -152,8 +151,18 @@ class Run:
         return "KeyboardInterrupt" in text and "cluster " not in text and str(ROOT / "ddlf" / "cli") not in text
 
 
-def _shared_memory() -> set[str]:
-    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+def _shared_memory() -> set[Path]:
+    return set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.is_dir() else set()
+
+
+def _others_use(path: Path) -> bool:
+    """Whether a new file in shared memory is of a program that has nothing to do with the run, or has gone by now."""
+    time.sleep(0.2)
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if str(path) in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return not path.exists()
 
 
 def undisturbed(app: Path, options: Sequence[str]) -> float:

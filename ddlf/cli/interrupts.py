@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts or ends: no traceback. Runs in the commands' own processes.
+"""Ctrl-C while a command starts or ends: no traceback. Runs in the commands' own processes; only their entry points import it.
 
 Importing this module lets SIGINT end the process as the system does it, for a shell with exit code 130 too: nothing exists yet that would have to be
 tidied up, and a traceback through imports helps nobody. ``imported`` gives SIGINT back to Python, which raises ``KeyboardInterrupt``. When the
@@ -8,6 +8,7 @@ command is over, what libraries tidy up is not disturbed by a first interrupt; a
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,7 @@ def quiet() -> Iterator[None]:
         raise SystemExit(130) from None
     finally:
         _handle(_ignore_once)
+        gc.freeze()  # Python's last collection would go through all objects of TensorFlow: 1 s for nothing
 
 
 _handle(signal.SIG_DFL)

@@ -103,7 +103,7 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
         find: Returns the ``IApp`` subclass or the async function that takes a cluster.
         options: As parsed.
     """
-    with native_output_to_log():
+    with native_output_to_log(), swallowed_quietly():
         try:
             target = interruptible(find)
             return run_until_signal(_run(target, options))
@@ -307,6 +307,22 @@ def find_target(path: Path) -> Any:
             f"{path} has nothing to run", hint="write a subclass of ddlf.IApp, or an async function main(cluster)"
         )
     return main
+
+
+@contextlib.contextmanager
+def swallowed_quietly() -> Iterator[None]:
+    """Do not print the traceback of an interrupt that came while Python called a finalizer or a callback, where it cannot be raised."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 BLOCKED_S = 2.0

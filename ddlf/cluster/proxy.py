@@ -647,6 +647,9 @@ class ProxyWorker(IWorker):
         """
         if idempotent:
             return await self._rpc_until_it_ends(request, timeout_s)
+        data = self._data
+        if data is not None and data.is_open:  # as ever: one coroutine less
+            return await self._call(data, request, timeout_s)
         return await self._rpc_once(request, timeout_s, timeout_s)
 
     async def _rpc_once(self, request: Request, left_s: float | None, timeout_s: float | None) -> Any:
@@ -703,12 +706,11 @@ class ProxyWorker(IWorker):
             timeout_s: All its time, for the error; as ``left_s`` if it is not given.
         """
         timeout_s = left_s if timeout_s is None else timeout_s
-        loop = asyncio.get_running_loop()
-        deadline = None if left_s is None else loop.time() + left_s
+        deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         kind, value = await self._exchange(channel, request, left_s, timeout_s)
         if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
             channel.code.forget()
-            left_s = None if deadline is None else max(0.0, deadline - loop.time())
+            left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
             kind, value = await self._exchange(channel, request, left_s, timeout_s)
         if kind == Kind.ERROR:
             raise rebuild(value, worker=self.name)

@@ -391,6 +391,31 @@ def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
     assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
 
 
+IN_A_FINALIZER = """
+import time
+class Slow:
+    def __del__(self):
+        print("now", flush=True)
+        time.sleep(60)
+Slow()
+async def main(cluster):
+    print("it went on", flush=True)
+"""
+
+
+def test_an_interrupt_in_a_finalizer_ends_the_run_and_shows_no_traceback(app):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_FINALIZER)), "--local", "1", "-q"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
+
+
 BLOCKING = """
 import time
 async def main(cluster):

@@ -24,6 +24,7 @@ def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing():
     [
         ("open('left.txt', 'w')", "left.txt"),
         ("import tempfile; tempfile.mkdtemp(prefix='ddlf-')", "/tmp/ddlf-"),
+        ("open(f'/dev/shm/ddlf-left-{__import__(\"os\").getpid()}', 'w')", "left: /dev/shm/ddlf-left-"),
         ("import subprocess; subprocess.Popen(['sleep', '30'], start_new_session=True)", "is left: sleep 30"),
         ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", "went on"),
         ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", "ended with 7"),
@@ -34,4 +35,6 @@ def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, line, proble
     app = tmp_path / "bad.py"
     app.write_text(f"import time\n{line}\ntime.sleep(3)\nasync def main(cluster): pass\n")
     outcome = interrupted(app, ["--local", "1"], 2.0)
+    for path in Path("/dev/shm").glob("ddlf-left-*"):
+        path.unlink()
     assert problem in "; ".join(outcome.problems)
