@@ -50,7 +50,6 @@ class Workers:
     ) -> tuple[subprocess.Popen[bytes], int]:
         """Start one; returns it and its port when it is ready."""
         read_fd, write_fd = os.pipe()
-        plain = ["--insecure-plaintext"] if host != "127.0.0.1" else []
         with inside(namespace) if namespace else contextlib.nullcontext(), open(self._folder / "log", "ab") as log:
             process = subprocess.Popen(
                 [
@@ -61,7 +60,7 @@ class Workers:
                         "--state-dir",
                         str(self._folder / f"state-{len(self._started)}"),
                     ),
-                    *("--ready-fd", str(write_fd), *plain),
+                    *("--ready-fd", str(write_fd)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
