@@ -158,11 +158,19 @@ def _shared_memory() -> set[Path]:
 def _others_use(path: Path) -> bool:
     """Whether a new file in shared memory is of a program that has nothing to do with the run, or has gone by now."""
     time.sleep(0.2)
+    try:
+        number = (
+            f" {path.stat().st_ino} "  # not by name: a semaphore is mapped under another one before it gets its own
+        )
+    except OSError:
+        return True
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
-            if str(path) in Path(f"/proc/{pid}/maps").read_text():
+            if any(
+                number in line and "/dev/shm/" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            ):
                 return True
-    return not path.exists()
+    return False
 
 
 def undisturbed(app: Path, options: Sequence[str]) -> float:
