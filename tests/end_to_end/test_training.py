@@ -59,7 +59,7 @@ def start_workers(environment, tmp_path):
         ports = []
         for process in processes:
             ready = next(line for line in process.stdout if line.startswith("ready on "))
-            ports.append(re.search(r":(\d+) ", ready)[1])
+            ports.append(re.search(r":(\d+),", ready)[1])
         config = tmp_path / "cluster.yaml"
         config.write_text("workers:\n" + "".join(f"  - 127.0.0.1:{port}\n" for port in ports))
         return config
