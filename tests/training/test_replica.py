@@ -34,6 +34,8 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed
     return {
         "slot": slot,
         "round": round,
+        "optimizer": "held" if replica._optimizers.get(slot, (None,))[0] == round - 1 else "fresh",
+        "give_lost": False,
         "seed": seed,
         "epochs": epochs,
         "batch_size": 16,
@@ -184,7 +186,7 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
     app = Nothing()
     app.worker = FakeWorker()
     with pytest.raises(AppError, match=r"set no self\.model"):
-        Replica(app).build()
+        Replica(app, "a run").build()
     with pytest.raises(AppError, match="is not built"):
         describe_weights(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(AppError, match=r"set no self\.x_train"):
