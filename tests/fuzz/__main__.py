@@ -1,0 +1,85 @@
+"""Give a target inputs that a coverage-guided fuzzer makes up (atheris, which is libFuzzer); ``scripts/fuzz`` installs it.
+
+    python -m tests.fuzz frames|handshake [--runs 1000000] [--keep]
+
+It begins with the committed corpus, and ends with 1 when an input breaks a promise, takes over 10 s or makes the process grow beyond 2 GB; that
+input is left in ``crash-...``, ``timeout-...`` or ``oom-...``. It counts Python's blocks of memory and open descriptors after a tenth of the runs
+and at the end, since a leak is a failure too. ``--keep`` then makes the corpus anew of the inputs that reach all that was reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+"""A file for each target, a line for each input, in hexadecimal."""
+MAX_BYTES = 1024
+LEAK_BLOCKS = 2000
+"""Allowed growth: caches of the interpreter that are not full after a tenth of the runs."""
+
+
+def corpus(target: str) -> list[bytes]:
+    """The committed inputs of a target."""
+    return [bytes.fromhex(line) for line in (CORPUS / f"{target}.hex").read_text().splitlines()]
+
+
+def fuzz(target: str, runs: int, arguments: list[str]) -> None:
+    """Run libFuzzer, which ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["ddlf.wire", "ddlf.net", "ddlf.errors"]):
+        from tests.fuzz.targets import TARGETS
+    count = blocks = descriptors = 0
+
+    def one(data: bytes) -> None:
+        nonlocal count, blocks, descriptors
+        TARGETS[target](data)
+        count += 1
+        if count in (runs // 10, runs):
+            gc.collect()
+            grown, opened = sys.getallocatedblocks() - blocks, len(os.listdir("/proc/self/fd")) - descriptors
+            blocks, descriptors = blocks + grown, descriptors + opened
+            if count == runs:
+                print(f"{count:,} inputs; since a tenth of them {grown:+,} blocks of memory, {opened:+} descriptors")
+                assert grown < LEAK_BLOCKS, "memory leaks"
+                assert opened <= 0, "descriptors leak"
+
+    atheris.Setup([sys.argv[0], f"-max_len={MAX_BYTES}", "-timeout=10", "-print_final_stats=1", *arguments], one)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz in a child, since libFuzzer ends its process; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", choices=sorted(path.stem for path in CORPUS.iterdir()))
+    parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--keep", action="store_true", help="make the corpus anew of what was found")
+    parser.add_argument("--child", nargs="+", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        merge = ["-merge=1"] if len(options.child) > 1 else [f"-atheris_runs={options.runs}"]
+        fuzz(options.target, options.runs, [*merge, *options.child])
+    with tempfile.TemporaryDirectory() as name:
+        found, kept = Path(name, "found"), Path(name, "kept")
+        for folder in (found, kept):
+            folder.mkdir()
+        for number, data in enumerate(corpus(options.target)):
+            (found / str(number)).write_bytes(data)
+        command = [sys.executable, "-m", "tests.fuzz", options.target, "--runs", str(options.runs), "--child"]
+        code = subprocess.run([*command, str(found)]).returncode
+        print(f"{options.target}: {'something' if code else 'nothing'} broke")
+        if options.keep and not code:
+            subprocess.run([*command, str(kept), str(found)], check=True)
+            inputs = sorted((path.read_bytes() for path in kept.iterdir()), key=lambda data: (len(data), data))
+            (CORPUS / f"{options.target}.hex").write_text("".join(f"{data.hex()}\n" for data in inputs))
+    return 1 if code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

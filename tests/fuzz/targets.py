@@ -1,0 +1,208 @@
+"""What arbitrary bytes may do to whoever reads them: be refused with a sentence of ours, or be read. Nothing else.
+
+A target takes any bytes and raises when a promise is broken. Its first byte says what is done with the rest, so that a fuzzer also gets behind the
+checks that random bytes never pass. ``scripts/fuzz`` gives them millions of inputs, ``test_corpus.py`` those that were worth keeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ddlf.errors import DDLFError
+from ddlf.net.dial import EncryptionWanted, shake_hands
+from ddlf.net.listen import answer
+from ddlf.net.stream import receive_exactly
+from ddlf.wire.frame import PREFIX, FrameDecoder, Limits, encode_frame
+from ddlf.wire.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict, WorkerHandshake, read_preamble
+from ddlf.wire.messages import read_arguments, rebuild
+from ddlf.wire.values import dumps, loads
+
+TOKEN = b"t" * 43
+LIMITS = Limits(max_header_bytes=4096, max_body_bytes=256 * 1024, max_buffers=64)
+"""Small, so that inputs of a few bytes reach them."""
+
+FORBIDDEN = (
+    "pickle.",
+    "marshal.",
+    "import",
+    "exec",
+    "compile",
+    "open",
+    "os.",
+    "subprocess.",
+    "ctypes.",
+    "socket.connect",
+)
+"""Audit events: strangers' bytes must not make the process unpickle, import, run, open or reach anything."""
+
+_watching = False
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching and event.startswith(FORBIDDEN):
+        raise AssertionError(f"bytes from outside led to {event} {arguments!r}")
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def nothing_happens() -> Iterator[None]:
+    """Raise where a forbidden thing is done."""
+    global _watching
+    _watching = True
+    try:
+        yield
+    finally:
+        _watching = False
+
+
+def handshake(data: bytes) -> None:
+    """A stranger with any bytes is not let in by either side; somebody who alters one bit on the way between friends ends the handshake."""
+    mode, rest = data[:1], data[1:]
+    with nothing_happens():
+        match (mode or b"\0")[0] % 4:
+            case 0:
+                _with_stranger(rest, _worker_side)
+            case 1:
+                _with_stranger(rest, _client_side)
+            case 2:
+                assert _relayed(to_worker=rest) == (not any(rest[: HELLO.size + 32])), "an altered client was accepted"
+            case 3:
+                assert _relayed(to_client=rest) == (not any(rest[: HELLO.size + 33])), "an altered worker was accepted"
+
+
+async def _worker_side(sock: socket.socket) -> None:
+    preamble = await receive_exactly(sock, PREAMBLE.size)
+    read_preamble(preamble)
+    await answer(sock, preamble, (TOKEN,), 1000, delay_s=0)
+
+
+async def _client_side(sock: socket.socket) -> None:
+    await shake_hands(sock, Role.DATA, TOKEN, 1000)
+
+
+_loop = asyncio.new_event_loop()
+atexit.register(_loop.close)
+
+
+def _with_stranger(says: bytes, side: Callable[[socket.socket], Any]) -> None:
+    """Run one side of a handshake with somebody who says these bytes and closes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.sendall(says[:4096])
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            _loop.run_until_complete(side(ours))
+        except (DDLFError, OSError, EncryptionWanted):
+            return
+    raise AssertionError("a stranger was let in")
+
+
+def _relayed(to_worker: bytes = b"", to_client: bytes = b"") -> bool:
+    """A handshake of two sides with the same token, whose bytes are changed on the way by XOR. Whether both took it for right."""
+
+    def altered(message: bytes, mask: bytes) -> bytes:
+        return bytes(one ^ other for one, other in zip(message, mask.ljust(len(message), b"\0"), strict=False))
+
+    client, worker = ClientHandshake(Role.DATA, TOKEN, 1000), WorkerHandshake((TOKEN,), 1000)
+    try:
+        _, hello = worker.answer(altered(client.hello, to_worker))
+        _, given = client.read_hello(altered(hello, to_client))
+        accepted = worker.accepts(altered(given, to_worker[HELLO.size :]))
+        verdict = bytes([Verdict.ACCEPTED if accepted else Verdict.REFUSED])
+        client.read_verdict(altered(verdict, to_client[HELLO.size + 32 :]))
+    except DDLFError:
+        return False
+    return accepted
+
+
+def frames(data: bytes) -> None:
+    """A stream gives the same frames and the same end however it is cut, and every frame is understood or refused."""
+    mode, rest = (data[:1] or b"\0")[0], data[1:]
+    with nothing_happens():
+        if (
+            mode & 1
+        ):  # behind the checks of a frame: the bytes are a body, all one value, or a value and the memory of an array
+            buffers = [rest] if mode & 2 else [rest[: mode >> 2], rest[mode >> 2 :]]
+            rest = b"".join(encode_frame(mode >> 2, 1, "run", buffers, limits=LIMITS))
+            mode = 0
+        whole = _decoded(rest, len(rest) or 1)
+        assert whole == _decoded(rest, 1 + mode // 2), "another result when the stream is cut in other places"
+        assert all(len(body) <= LIMITS.max_body_bytes for body in whole[0])
+
+
+def _decoded(stream: bytes, piece: int) -> tuple[list[bytes], str]:
+    """What the frames of a stream mean, each in bytes, and how it ended."""
+    decoder = FrameDecoder(LIMITS, _allocate)
+    meanings: list[bytes] = []
+    at = 0
+    try:
+        while at < len(stream):
+            memory = decoder.wants()
+            count = min(len(memory), piece, len(stream) - at)
+            memory[:count] = stream[at : at + count]
+            at += count
+            for frame in decoder.received(count):  # those before a wrong one count
+                meanings.append(_meaning(frame.buffers))  # noqa: PERF401
+    except DDLFError as error:
+        return meanings, str(error)
+    return meanings, "in the middle" if decoder.mid_frame else "at the end"
+
+
+def _allocate(size: int) -> Any:
+    assert size <= LIMITS.max_body_bytes, f"{size} bytes were allocated"
+    return np.empty(size, np.uint8)
+
+
+def _meaning(buffers: list[Any]) -> bytes:
+    """A body as the master reads one: as a value, as the arguments of a call, and as an error."""
+    try:
+        value = loads(buffers)
+    except DDLFError as error:
+        return str(error).encode(errors="surrogatepass")
+    assert isinstance(rebuild(value), DDLFError)
+    try:
+        read_arguments(value)
+        return b"".join(bytes(buffer) for buffer in dumps(value))
+    except DDLFError as error:
+        return str(error).encode(errors="surrogatepass")
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {"handshake": handshake, "frames": frames}
+
+
+def seeds(target: str) -> Iterator[bytes]:
+    """Inputs to begin with: what real peers say, and what strangers do."""
+    values = [
+        *(None, True, -1, 2**63, 2**70, 1.5, 1 + 2j, "text", b"bytes", [1, 2], (1, (2, 3)), {"a": {1, 2}, (1, 2): 3}),
+        *([np.float32(1.5), np.arange(3)], np.arange(300.0).reshape(3, 100), np.ones(2, ml_dtypes.bfloat16)),
+        *([[1, 2], {"axis": 0}], {"chain": [["ValueError", "no", [["file.py", 3, "f", "x = 1"]], ""]], "hint": "do"}),
+    ]
+    if target == "handshake":
+        client = ClientHandshake(Role.DATA, TOKEN, 1000)
+        _, hello = WorkerHandshake((TOKEN,), 1000).answer(client.hello)
+        strangers = [b"", b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\x02\x00", client.hello, hello]
+        for mode in (0, 1):
+            yield from (bytes([mode]) + says + bytes(32) for says in strangers)
+        for mode in (2, 3):
+            yield from (bytes([mode]) + bytes(at) + b"\x01" for at in (0, 7, 8, 16, 32, 64, 95, 96))
+            yield bytes([mode])
+    else:
+        for value in values:
+            buffers = dumps(value)
+            stream = b"".join(encode_frame(1, 7, "run", buffers, 2.5, limits=LIMITS))
+            yield from (bytes([mode]) + stream for mode in (0, 2, 200))
+            yield b"\x03" + bytes(buffers[0])
+        yield b"\0" + PREFIX.pack(2**32 - 1, 0, 0)
+        yield b"\0" + PREFIX.pack(5, 0x80, 2**64 - 1) + b"12345"
