@@ -1,0 +1,232 @@
+"""Nothing grows: memory, descriptors, threads and tasks of master, daemon and executor under long use.
+
+    python -m benchmarks.reliability.soak [--calls 2000000] [--cycles 1000] [--transfers 300] [--rounds 50]
+
+Four parts, each against a real ``ddlf-worker`` of its own: small calls; clusters that connect, call and close; arrays of 16 MB there and back;
+rounds of training (digits CNN). 0 leaves a part out.
+
+After a warm-up of a fifth, the memory that each process has for itself is read 80 times. The slope is the
+median of the slopes between all pairs of readings (Theil and Sen), so that one step of an allocator does not decide; ``grown`` is the median of the
+last fifth of the readings less that of the first fifth.
+
+Exit code 1 when small calls or cycles have a slope of over 1 MiB an hour, or when any part leaves a descriptor, a thread or a task behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+
+from apps.digits_cnn import DigitsCNN
+from benchmarks.measure import table
+from benchmarks.reliability.workers import Workers
+from ddlf import Cluster
+
+SAMPLES = 100
+WARM_UP = 0.2
+CALLERS = 4
+SLOPE_MIB_PER_HOUR = 1.0
+
+
+def add(a: int, b: int) -> int:
+    """Runs on the worker."""
+    return a + b
+
+
+def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Runs on the worker."""
+    return array
+
+
+def tasks() -> int:
+    """Tasks of asyncio in a process that have not ended. Runs on both sides."""
+    gc.collect()
+    return sum(1 for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done())
+
+
+class Watch:
+    """What the three processes hold, read again and again.
+
+    Args:
+        daemon: Its process; the executor is its child.
+        count: How often the part's step is done.
+    """
+
+    def __init__(self, daemon: int, count: int) -> None:
+        self._processes = {"master": psutil.Process(), "daemon": psutil.Process(daemon)}
+        self._every = max(1, count // SAMPLES)
+        self._warm_up = int(count * WARM_UP)
+        self._done = 0
+        self.at: list[float] = []
+        self.memory: dict[str, list[int]] = {"master": [], "daemon": [], "executor": []}
+        self.counts: list[dict[str, int]] = []
+
+    def executor(self) -> psutil.Process | None:
+        """The one that runs now."""
+        return next(iter(self._processes["daemon"].children()), None)
+
+    def step(self) -> None:
+        """One more is done; now and then this reads."""
+        self._done += 1
+        if self._done > self._warm_up and self._done % self._every == 0:
+            self.at.append(time.monotonic())
+            executor = self.executor()
+            for name, process in {**self._processes, "executor": executor}.items():
+                self.memory[name].append(process.memory_full_info().uss if process else 0)
+
+    def count(self) -> None:
+        """Read descriptors and threads now, when nothing is under way."""
+        gc.collect()
+        found = {}
+        for name, process in {**self._processes, "executor": self.executor()}.items():
+            found[f"{name} descriptors"] = process.num_fds() if process else 0
+            found[f"{name} threads"] = process.num_threads() if process else 0
+        self.counts.append({**found, "master tasks": tasks()})
+
+    def results(self, name: str) -> tuple[float, float]:
+        """Slope in MiB an hour, and growth in KiB, of a process's own memory."""
+        pairs = itertools.combinations(zip(self.at, self.memory[name], strict=True), 2)
+        slopes = [(after - before) / (late - early) for (early, before), (late, after) in pairs if late > early]
+        fifth = max(1, len(self.at) // 5)
+        grown = statistics.median(self.memory[name][-fifth:]) - statistics.median(self.memory[name][:fifth])
+        return (statistics.median(slopes) if slopes else 0.0) * 3600 / 2**20, grown / 1024
+
+
+Part = Callable[[Workers, int, int, argparse.Namespace], Awaitable[Watch]]
+
+
+async def calls(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
+    """Small calls on one connection, a few at a time."""
+    watch = Watch(daemon, options.calls)
+    async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+        await cluster.add_method(add)
+        worker, numbers = cluster.workers[0], iter(range(options.calls))
+
+        async def some() -> None:
+            for number in numbers:
+                assert await worker.run_method("add", a=number, b=1) == number + 1
+                watch.step()
+
+        await some_of(numbers, 1000, worker)
+        watch.count()
+        await asyncio.gather(*(some() for _ in range(CALLERS)))
+        watch.count()
+    return watch
+
+
+async def some_of(numbers: Iterator[int], count: int, worker: Any) -> None:
+    """The first calls, which open what stays open."""
+    for number in itertools.islice(numbers, count):
+        assert await worker.run_method("add", a=number, b=1) == number + 1
+
+
+async def cycles(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
+    """Clusters that connect, call and close."""
+    watch = Watch(daemon, options.cycles)
+    for cycle in range(options.cycles):
+        async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+            assert await cluster.run_method(add, a=cycle, b=1) == [cycle + 1]
+        watch.step()
+        if cycle == options.cycles // 10:
+            watch.count()
+    watch.count()
+    return watch
+
+
+async def transfers(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
+    """Arrays of 16 MB there and back."""
+    watch = Watch(daemon, options.transfers)
+    array = np.arange(2_000_000, dtype=np.float64)
+    async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+        for transfer in range(options.transfers):
+            [back] = await cluster.run_method(echo, array=array)
+            assert back[-1] == array[-1]
+            del back
+            watch.step()
+            if transfer == options.transfers // 10:
+                watch.count()
+        watch.count()
+    return watch
+
+
+async def rounds(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
+    """Rounds of synchronous training."""
+    watch = Watch(daemon, options.rounds)
+
+    class Watched(DigitsCNN):
+        verbose = False
+        master_epochs = options.rounds
+        worker_epochs = 1
+
+        def on_round(self, record: Any) -> None:
+            watch.step()
+            if record.round == max(1, options.rounds // 10) or record.round == options.rounds:
+                watch.count()
+
+    async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+        await Watched(cluster).train_model()
+    return watch
+
+
+PARTS: dict[str, Part] = {"calls": calls, "cycles": cycles, "transfers": transfers, "rounds": rounds}
+
+
+async def soak(options: argparse.Namespace) -> int:
+    """All parts, each with a worker of its own; returns the exit code."""
+    rows = [["part", "process", "MB", "MiB an hour", "grown KiB", "minutes", "left behind"]]
+    problems = []
+    for name, part in PARTS.items():
+        if not getattr(options, name):
+            continue
+        with Workers() as workers:
+            process, port = workers.start()
+            watch = await part(workers, process.pid, port, options)
+        before, after = watch.counts
+        left = {what: after[what] - before[what] for what in before if after[what] != before[what]}
+        for role in watch.memory:
+            slope, grown = watch.results(role)
+            own = ", ".join(f"{more:+} {what.split()[1]}" for what, more in left.items() if what.startswith(role))
+            minutes = (watch.at[-1] - watch.at[0]) / 60
+            rows.append(
+                [
+                    name,
+                    role,
+                    f"{watch.memory[role][-1] / 1e6:.1f}",
+                    f"{slope:+.2f}",
+                    f"{grown:+.0f}",
+                    f"{minutes:.1f}",
+                    own or "-",
+                ]
+            )
+            if name in ("calls", "cycles") and slope > SLOPE_MIB_PER_HOUR:
+                problems.append(f"{name}: the memory of the {role} grows by {slope:.2f} MiB an hour")
+        problems += [f"{name}: {more} {what} more" for what, more in left.items() if more > 0]
+    print(table(rows))
+    print(*problems, sep="\n")
+    return 1 if problems else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=2_000_000)
+    parser.add_argument("--cycles", type=int, default=1_000)
+    parser.add_argument("--transfers", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=50)
+    return asyncio.run(soak(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.exit(main())
