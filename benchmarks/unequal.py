@@ -1,6 +1,6 @@
 """Machines of different speed: equal parts, parts that follow the speed, and asynchronous training, with one of two workers slowed.
 
-    python -m benchmarks.unequal [--slowdown 3] [--rounds 6] [--samples 12000] [--repeats 3]
+    python -m benchmarks.unequal [--slowdown 3] [--rounds 6] [--samples 12000] [--repeats 3] [--mode sync|async]
 
 The second worker is stopped and continued by signals, so that it runs 1/slowdown of the time. The ideal round is the one in which both workers
 compute all the time: undisturbed round x 2 / (1 + 1 / slowdown).
@@ -74,6 +74,10 @@ async def main(options: argparse.Namespace) -> None:
         "async": (False, {"mode": "async"}),
         "async beside": (True, {"mode": "async"}),
     }
+    if options.mode:
+        variants = {
+            name: how for name, how in variants.items() if (options.mode == "async") == name.startswith("async")
+        }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     accuracies: dict[str, list[float]] = {name: [] for name in variants}
     async with Cluster.local(2) as cluster:
@@ -89,7 +93,15 @@ async def main(options: argparse.Namespace) -> None:
                 settled = [record.seconds for record in records if record.slot in (None, 1)][2:]
                 seconds[name].append(statistics.median(settled))
                 accuracies[name].append(accuracy)
-    ideal = [second * 2 / (1 + 1 / options.slowdown) for second in seconds["sync"]]
+    if options.mode != "async":
+        show_sync(seconds, accuracies, options.slowdown)
+    if options.mode != "sync":
+        show_async(seconds, accuracies)
+
+
+def show_sync(seconds: dict[str, list[float]], accuracies: dict[str, list[float]], slowdown: float) -> None:
+    """Print what equal parts and parts by speed give."""
+    ideal = [second * 2 / (1 + 1 / slowdown) for second in seconds["sync"]]
     print(
         f"sync, both at full speed: {show(seconds['sync'], ' s')} a round, accuracy {show(accuracies['sync'], '', 4)}"
     )
@@ -98,9 +110,13 @@ async def main(options: argparse.Namespace) -> None:
         print(
             f"  {name:<15} {show(seconds[name], ' s')}, {show(ratios, ' x ideal')}, accuracy {show(accuracies[name], '', 4)}"
         )
+
+
+def show_async(seconds: dict[str, list[float]], accuracies: dict[str, list[float]]) -> None:
+    """Print what the worker that is not slowed loses."""
     losses = [100 * (b / a - 1) for a, b in zip(seconds["async"], seconds["async beside"], strict=True)]
     print(f"async, the other worker: {show(seconds['async'], ' s')} a round undisturbed")
-    print(f"  beside the slowed one it loses {show(losses, ' %', 1)}")
+    print(f"  beside the slowed one it loses {show(losses, ' %', 1)}: {' '.join(f'{loss:.1f}' for loss in losses)}")
     points = [100 * (b - a) for a, b in zip(accuracies["async"], accuracies["async beside"], strict=True)]
     print(f"  accuracy {show(accuracies['async'], '', 4)} undisturbed, {show(points, ' points')} with one slowed")
 
@@ -116,4 +132,5 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--samples", type=int, default=12_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mode", choices=["sync", "async"], help="only what belongs to it")
     asyncio.run(main(parser.parse_args()))

@@ -175,7 +175,7 @@ async def test_by_default_nan_ends_training_with_the_worker_the_tensor_and_the_c
     assert all(np.isfinite(w).all() for w in trained.model.get_weights())
 
 
-@pytest.mark.parametrize("kind", ["nan", "zeros", "scale", "flip"])
+@pytest.mark.parametrize("kind", ["nan", "flip"])
 async def test_a_rejected_update_is_computed_again_elsewhere_and_changes_no_bit(two_workers, kind):
     options = {"update_policy": "reject", "slots": 4, "samples": 800, "master_epochs": 3}
     plain = await undisturbed(two_workers, **options)
