@@ -20,6 +20,8 @@ from pathlib import Path
 CORPUS = Path(__file__).parent / "corpus"
 """A file for each target, a line for each input, in hexadecimal."""
 MAX_BYTES = 1024
+ITSELF = "DDLF_FUZZ"
+"""Environment variable with the file that libFuzzer runs when it needs itself again, to merge inputs."""
 LEAK_BLOCKS = 2000
 """Allowed growth: caches of the interpreter that are not full after a tenth of the runs."""
 
@@ -50,7 +52,7 @@ def fuzz(target: str, runs: int, arguments: list[str]) -> None:
                 assert grown < LEAK_BLOCKS, "memory leaks"
                 assert opened <= 0, "descriptors leak"
 
-    atheris.Setup([sys.argv[0], f"-max_len={MAX_BYTES}", "-timeout=10", "-print_final_stats=1", *arguments], one)
+    atheris.Setup([os.environ[ITSELF], f"-max_len={MAX_BYTES}", "-timeout=10", *arguments], one)
     atheris.Fuzz()
 
 
@@ -60,22 +62,24 @@ def main() -> int:
     parser.add_argument("target", choices=sorted(path.stem for path in CORPUS.iterdir()))
     parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--keep", action="store_true", help="make the corpus anew of what was found")
-    parser.add_argument("--child", nargs="+", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        merge = ["-merge=1"] if len(options.child) > 1 else [f"-atheris_runs={options.runs}"]
-        fuzz(options.target, options.runs, [*merge, *options.child])
+    if options.child is not None:
+        fuzz(options.target, options.runs, options.child)
     with tempfile.TemporaryDirectory() as name:
-        found, kept = Path(name, "found"), Path(name, "kept")
+        found, kept, itself = Path(name, "found"), Path(name, "kept"), Path(name, "itself")
         for folder in (found, kept):
             folder.mkdir()
         for number, data in enumerate(corpus(options.target)):
             (found / str(number)).write_bytes(data)
-        command = [sys.executable, "-m", "tests.fuzz", options.target, "--runs", str(options.runs), "--child"]
-        code = subprocess.run([*command, str(found)]).returncode
+        command = f"{sys.executable} -m tests.fuzz {options.target} --runs {options.runs} --child"
+        itself.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        itself.chmod(0o700)
+        environment = {**os.environ, ITSELF: str(itself)}
+        code = subprocess.run([itself, f"-atheris_runs={options.runs}", found], env=environment).returncode
         print(f"{options.target}: {'something' if code else 'nothing'} broke")
         if options.keep and not code:
-            subprocess.run([*command, str(kept), str(found)], check=True)
+            subprocess.run([itself, "-merge=1", kept, found], env=environment, check=True)
             inputs = sorted((path.read_bytes() for path in kept.iterdir()), key=lambda data: (len(data), data))
             (CORPUS / f"{options.target}.hex").write_text("".join(f"{data.hex()}\n" for data in inputs))
     return 1 if code else 0
