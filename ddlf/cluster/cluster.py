@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, method_name
+from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, checked_function, method_name
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
@@ -471,11 +471,7 @@ class Cluster:
         On failure:
             All workers are waited for before the error is raised, and the cluster stays usable.
         """
-        if not callable(method):
-            raise TypeError(
-                f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
-            )
-        return await self._each("run_method", method, per_worker, kwargs)
+        return await self._each("run_method", checked_function(method), per_worker, kwargs)
 
     async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``."""

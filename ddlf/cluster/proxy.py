@@ -798,7 +798,7 @@ class ProxyWorker(IWorker):
 
     async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """See ``IWorker``."""
-        return await self.rpc(Request("run_method", method, *args, **kwargs))
+        return await self.rpc(Request("run_method", checked_function(method), *args, **kwargs))
 
     async def run_code(self, code: str) -> Any:
         """See ``IWorker``."""
@@ -836,6 +836,19 @@ def _what(request: Request) -> str:
     """A request's name in errors: that of its method, if it has one."""
     what = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
     return str(what)[:60]
+
+
+def checked_function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``run_method`` was given if it can run.
+
+    Raises:
+        TypeError: It is no function.
+    """
+    if not callable(method):
+        raise TypeError(
+            f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
+        )
+    return method
 
 
 def method_name(method: str | Callable[..., Any]) -> str:
