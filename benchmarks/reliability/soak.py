@@ -115,7 +115,7 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
 
         async def some() -> None:
             for number in numbers:
-                assert await worker.run_method("add", a=number, b=1) == number + 1
+                assert await worker.run("add", a=number, b=1) == number + 1
                 watch.step()
 
         await some_of(numbers, 1000, worker)
@@ -128,7 +128,7 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
 async def some_of(numbers: Iterator[int], count: int, worker: Any) -> None:
     """The first calls, which open what stays open."""
     for number in itertools.islice(numbers, count):
-        assert await worker.run_method("add", a=number, b=1) == number + 1
+        assert await worker.run("add", a=number, b=1) == number + 1
 
 
 async def cycles(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:

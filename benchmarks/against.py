@@ -1,0 +1,137 @@
+"""Is it slower than it was? This tree beside another commit of it, in turns.
+
+    python -m benchmarks.against COMMIT [--only rpc|training] [--repeats 12]
+
+Each repeat runs, with the code of either, a process that starts workers and measures: small calls one at a time and 100 in flight, arrays of
+2.06 and 100 MB there and back; and, with two workers, rounds of synchronous training of the MNIST CNN. The ratio is this tree's time over the
+other's, the median of those within each repeat, with their quartiles. The measuring code is this tree's for both, so it uses what both have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TRAINING_SAMPLES = 12_000
+TRAINING_ROUNDS = 5
+
+
+def echo(value: Any) -> Any:
+    """Runs on the worker."""
+    return value
+
+
+async def rpc() -> dict[str, float]:
+    """Seconds a call."""
+    import numpy as np
+
+    from ddlf import Cluster
+
+    async with Cluster.local(1) as cluster:
+        await cluster.add_method(echo)
+        worker = cluster.workers[0]
+
+        async def seconds(value: Any, calls: int, in_flight: int = 1) -> float:
+            """The least of three: what disturbs only adds."""
+            measured = []
+            for _ in range(3):
+                begin = time.perf_counter()
+                for _ in range(calls // in_flight):
+                    await asyncio.gather(*(worker.run("echo", value=value) for _ in range(in_flight)))
+                measured.append((time.perf_counter() - begin) / calls)
+            return min(measured)
+
+        small = bytes(64)
+        await seconds(small, 500)
+        return {
+            "64 B, one at a time": await seconds(small, 2000),
+            "64 B, 100 in flight": await seconds(small, 10_000, 100),
+            "2.06 MB": await seconds(np.ones(515_000, "f4"), 60),
+            "100 MB": await seconds(np.ones(25_000_000, "f4"), 4),
+        }
+
+
+async def training() -> dict[str, float]:
+    """Seconds of a round, compiled before."""
+    sys.path.insert(0, str(ROOT))
+    from apps.mnist_cnn import MNISTCNN
+    from ddlf import Cluster
+
+    class App(MNISTCNN):
+        verbose = False
+
+        async def load_dataset(self) -> None:
+            await super().load_dataset()
+            self.x_train, self.y_train = self.x_train[:TRAINING_SAMPLES], self.y_train[:TRAINING_SAMPLES]
+
+    async with Cluster.local(2) as cluster:
+        records = await App(cluster).train_sync(master_epochs=TRAINING_ROUNDS + 1)
+    return {"round of training": statistics.median(record.seconds for record in records[1:])}
+
+
+PARTS = {"rpc": rpc, "training": training}
+
+
+def run(tree: Path, part: str) -> dict[str, float]:
+    """One part, in a process with the code of a tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, str(Path(__file__)), "--child", part]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment, timeout=600, check=True
+    )
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert Path(facts.pop("code")).is_relative_to(tree), "the other tree's code was measured"
+    return dict(facts)
+
+
+def main() -> None:
+    """Measure in turns and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", nargs="?")
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        import ddlf
+
+        print(json.dumps({**asyncio.run(PARTS[options.child]()), "code": ddlf.__file__}))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        other = Path(name, "tree")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(other), options.commit], check=True)
+        try:
+            for part in [options.only] if options.only else PARTS:
+                pairs = []
+                for repeat in range(options.repeats):
+                    trees = (ROOT, other) if repeat % 2 else (other, ROOT)
+                    found = {tree: run(tree, part) for tree in trees}
+                    pairs.append((found[ROOT], found[other]))
+                for what in pairs[0][0]:
+                    ratios = [ours[what] / theirs[what] for ours, theirs in pairs]
+                    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+                    best = min(ours[what] for ours, _ in pairs) / min(theirs[what] for _, theirs in pairs)
+                    seconds = statistics.median(ours[what] for ours, _ in pairs)
+                    print(
+                        f"{what:<20} {1e3 * seconds:10.3f} ms  {middle:.3f} of {options.commit} "
+                        f"({low:.3f}-{high:.3f}); the best of each {best:.3f}",
+                        flush=True,
+                    )
+        finally:
+            subprocess.run([*git, "remove", "--force", str(other)], check=True)
+
+
+if __name__ == "__main__":
+    main()
