@@ -80,6 +80,7 @@ async def main(options: argparse.Namespace) -> None:
         }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     accuracies: dict[str, list[float]] = {name: [] for name in variants}
+    overheads: dict[str, list[float]] = {name: [] for name in variants}
     async with Cluster.local(2) as cluster:
         pid = (await cluster.status())[1]["executor_pid"]
         await train(cluster, options, master_epochs=1)  # warm
@@ -90,13 +91,14 @@ async def main(options: argparse.Namespace) -> None:
                         cluster, options, master_epochs=options.rounds, seed=repeat, **attributes
                     )
                 # Of asynchronous runs the worker that is not slowed. The first rounds of parts by speed measure the speeds.
-                settled = [record.seconds for record in records if record.slot in (None, 1)][2:]
-                seconds[name].append(statistics.median(settled))
+                settled = [record for record in records if record.slot in (None, 1)][2:]
+                seconds[name].append(statistics.median(record.seconds for record in settled))
+                overheads[name].append(statistics.median(record.seconds - record.compute_s for record in settled))
                 accuracies[name].append(accuracy)
     if options.mode != "async":
         show_sync(seconds, accuracies, options.slowdown)
     if options.mode != "sync":
-        show_async(seconds, accuracies)
+        show_async(seconds, overheads, accuracies)
 
 
 def show_sync(seconds: dict[str, list[float]], accuracies: dict[str, list[float]], slowdown: float) -> None:
@@ -112,11 +114,15 @@ def show_sync(seconds: dict[str, list[float]], accuracies: dict[str, list[float]
         )
 
 
-def show_async(seconds: dict[str, list[float]], accuracies: dict[str, list[float]]) -> None:
+def show_async(
+    seconds: dict[str, list[float]], overheads: dict[str, list[float]], accuracies: dict[str, list[float]]
+) -> None:
     """Print what the worker that is not slowed loses."""
     losses = [100 * (b / a - 1) for a, b in zip(seconds["async"], seconds["async beside"], strict=True)]
     print(f"async, the other worker: {show(seconds['async'], ' s')} a round undisturbed")
     print(f"  beside the slowed one it loses {show(losses, ' %', 1)}: {' '.join(f'{loss:.1f}' for loss in losses)}")
+    for name in ("async", "async beside"):
+        print(f"  {name}: {show([1e3 * overhead for overhead in overheads[name]], ' ms', 1)} of a round not computing")
     points = [100 * (b - a) for a, b in zip(accuracies["async"], accuracies["async beside"], strict=True)]
     print(f"  accuracy {show(accuracies['async'], '', 4)} undisturbed, {show(points, ' points')} with one slowed")
 
