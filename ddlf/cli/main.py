@@ -191,7 +191,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
             insecure_plaintext=options.insecure_plaintext,
         )
     else:
-        cluster = Cluster.from_config(options.config)
+        cluster = Cluster.from_config(options.config, token_file=options.token_file)
     for worker in cluster.workers:
         worker.guest = True  # also those are asked that another master has
     return cluster

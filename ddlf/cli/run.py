@@ -193,7 +193,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
         path = find_config(options.config)
         if path is not None:
-            cluster = Cluster.from_config(path, takeover=options.takeover)
+            cluster = Cluster.from_config(path, token_file=options.token_file, takeover=options.takeover)
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "

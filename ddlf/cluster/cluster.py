@@ -147,11 +147,14 @@ class Cluster:
         self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
-    def from_config(cls, path: str | Path | None = None, *, takeover: bool = False) -> Self:
+    def from_config(
+        cls, path: str | Path | None = None, *, token_file: str | Path | None = None, takeover: bool = False
+    ) -> Self:
         """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
 
         Args:
             path: The file.
+            token_file: Instead of the one that the file names.
             takeover: As in ``Cluster``.
 
         Raises:
@@ -163,7 +166,7 @@ class Cluster:
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
-            **dict(config.security),
+            **{**dict(config.security), **({"token_file": token_file} if token_file is not None else {})},
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
             heartbeat_s=config.run.heartbeat_s,

@@ -14,6 +14,7 @@ from ddlf.app import IApp
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import add_options, find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
+from ddlf.tokens import new_token
 from tests.processes import command
 
 APPS = Path(__file__).parents[2] / "apps"
@@ -199,6 +200,20 @@ def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, start_worke
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines()[1] == "[103]"
     assert "cluster.yaml (1 worker)" in ended.stdout
+
+
+def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, start_worker, tmp_path):
+    worker = start_worker()
+    (tmp_path / "cluster.yaml").write_text(
+        f"version: 1\nsecurity: {{token_file: other}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
+    )
+    (tmp_path / "other").touch(mode=0o600)
+    (tmp_path / "other").write_text(f"{new_token()}\n")
+    app.write(ADD)
+    for arguments in (("run", "app.py"), ("status",)):
+        assert command("ddlf.cli.main", *arguments, cwd=tmp_path).returncode != 0
+        ended = command("ddlf.cli.main", *arguments, "--token-file", str(worker.token_file), cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_workers_that_are_not_there_are_exit_code_3_and_a_table(app, token_file):
