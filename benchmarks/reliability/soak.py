@@ -164,18 +164,16 @@ async def rounds(workers: Workers, daemon: int, port: int, options: argparse.Nam
     """Rounds of synchronous training."""
     watch = Watch(daemon, options.rounds)
 
-    class Watched(DigitsCNN):
-        verbose = False
-        master_epochs = options.rounds
-        worker_epochs = 1
-
-        def on_round(self, record: Any) -> None:
-            watch.step()
-            if record.round == max(1, options.rounds // 10) or record.round == options.rounds:
-                watch.count()
+    def on_round(record: Any) -> None:
+        watch.step()
+        if record.round in (max(1, options.rounds // 10), options.rounds - 1):  # the last one differs
+            watch.count()
 
     async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
-        await Watched(cluster).train_model()
+        app = DigitsCNN(cluster)
+        app.verbose, app.master_epochs, app.worker_epochs = False, options.rounds, 1
+        app.on_round = on_round  # type: ignore[method-assign]
+        await app.train_model()
     return watch
 
 
