@@ -54,6 +54,7 @@ def test_help_shows_first_steps_and_every_command():
     for name in ("run", "status", "bench", "stop", "token"):
         assert ddlf(name, "--help").returncode == 0
     assert ddlf("--version").stdout.startswith("ddlf 0.")
+    assert json.loads(ddlf("--schema").stdout)["title"] == "cluster.yaml of DDLF"
 
 
 @pytest.mark.parametrize(
