@@ -38,6 +38,8 @@ from ddlf.timing import Timing
 
 DEFAULT_PORT = 9000
 MAX_WORKERS = 4096
+SHORT_FORM = r"^(\[[0-9A-Fa-f:.]+(%[^\]]+)?\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$"
+"""Of an address, for editors. ``parse_address`` knows better, and says what is wrong."""
 
 # A configuration is small. These limits keep a hostile or mistaken file from costing memory or minutes.
 MAX_FILE_BYTES = 1 << 20
@@ -222,8 +224,8 @@ class ClusterConfig(_Section):
         description="The workers, in the order that counts them.",
         json_schema_extra={"minItems": 1, "maxItems": MAX_WORKERS},
     )
-    security: SecurityConfig = SecurityConfig()
-    run: RunConfig = RunConfig()
+    security: SecurityConfig = Field(default=SecurityConfig(), description="The token's file, and certificates.")
+    run: RunConfig = Field(default=RunConfig(), description="Defaults of a run.")
 
     @field_validator("version", mode="before")
     @classmethod
@@ -255,11 +257,19 @@ class ClusterConfig(_Section):
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of cluster.yaml, for completion in editors."""
+    """Return the JSON Schema of cluster.yaml, with which editors complete and check it.
+
+    ``cluster.schema.json`` beside this file is what it returns; ``ddlf --schema`` prints that. After a change of the models::
+
+        python -c "import ddlf.config as c, json; print(json.dumps(c.schema(), indent=2))" > ddlf/cluster.schema.json
+    """
     result = ClusterConfig.model_json_schema()
     mapping = result["$defs"]["WorkerAddress"]
-    short_form = {"type": "string", "pattern": r":[0-9]+$", "examples": [f"10.0.0.11:{DEFAULT_PORT}"]}
+    short_form = {"type": "string", "pattern": SHORT_FORM, "examples": [f"10.0.0.11:{DEFAULT_PORT}"]}
     result["$defs"]["WorkerAddress"] = {"anyOf": [short_form, mapping]}
+    for name in ("security", "run"):  # or nothing, when all their lines are commented out
+        section = result["properties"][name]
+        section["anyOf"] = [{"$ref": section.pop("$ref")}, {"type": "null"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result, "title": "cluster.yaml of DDLF"}
 
 

@@ -6,6 +6,7 @@ are new ones, which processes that tests start inherit.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -25,6 +26,7 @@ import pytest_asyncio
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.tokens import new_token
+from tests.daemons import RunningDaemon
 
 START_TIMEOUT_S = 30
 
@@ -127,6 +129,15 @@ def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., Wor
     yield start
     for worker in started:
         worker.end()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningDaemon]:
+    """A daemon inside this process, for all tests of a module. They run on the module's event loop."""
+    one = RunningDaemon(tmp_path_factory.mktemp("state"))
+    await asyncio.wait_for(one.ready.wait(), START_TIMEOUT_S)
+    yield one
+    await one.end()
 
 
 @pytest.fixture

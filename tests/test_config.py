@@ -1,20 +1,27 @@
 """cluster.yaml: what is accepted, and the sentence and position that each mistake gets."""
 
+import json
 import re
 import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
+import ddlf.config as config_module
 from ddlf.config import (
     MAX_WORKERS,
     Addresses,
     ClusterConfig,
     WorkerAddress,
+    _Composer,
+    _Document,
     find_config,
     load_config,
     parse_address,
@@ -97,18 +104,18 @@ def test_only_workers_are_needed_and_the_rest_has_defaults():
     assert config.run.min_workers is None
 
 
-@pytest.mark.parametrize(
-    ("content", "accepted"),
-    [
-        ("workers: [a:1]\nrun:\nsecurity:\n", "sections whose lines are all commented out"),
-        ("\ufeffworkers: [a:1]\n", "a byte order mark, as Notepad writes it"),
-        ("workers:\r\n  - a:1\r\n", "line ends of Windows"),
-        ("workers: [a:1]\nrun: {connect_timeout_s: 1e2}\n", "a number that YAML 1.1 takes for text"),
-        ("workers: [a:1, a:2, b:1]\n", "two workers on one host"),
-        ("x-port: &port 9000\nworkers: [{host: a, port: *port}]\n", "an alias"),
-        ("workers: [a:1]\nname: 2026-11-20\n", "a name that looks like a date"),
-    ],
-)
+ACCEPTED = [
+    ("workers: [a:1]\nrun:\nsecurity:\n", "sections whose lines are all commented out"),
+    ("\ufeffworkers: [a:1]\n", "a byte order mark, as Notepad writes it"),
+    ("workers:\r\n  - a:1\r\n", "line ends of Windows"),
+    ("workers: [a:1]\nrun: {connect_timeout_s: 1e2}\n", "a number that YAML 1.1 takes for text"),
+    ("workers: [a:1, a:2, b:1]\n", "two workers on one host"),
+    ("x-port: &port 9000\nworkers: [{host: a, port: *port}]\n", "an alias"),
+    ("workers: [a:1]\nname: 2026-11-20\n", "a name that looks like a date"),
+]
+
+
+@pytest.mark.parametrize(("content", "accepted"), ACCEPTED)
 def test_a_file_is_accepted_with(content, accepted):
     write(content)
     assert load_config().workers[0].host == "a", accepted
@@ -212,93 +219,93 @@ def test_a_path_below_a_file_is_an_error_with_its_reason():
 ONE = "workers: [a:1]\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        # YAML
-        ("workers:\n  - a:1\nname lab\n", "3:1: while scanning a simple key, could not find expected ':'"),
-        ("workers:\n\t- a:1\n", "2:1: .*; indent with spaces, not with tabs"),
-        ("workers:\n  - [::1]:9000\n", r"2:6: .*; an IPv6 address in brackets needs quotes, as in '\[::1\]:9000'"),
-        (ONE + "---\n" + ONE, "2:1: expected a single document in the stream, but found another document"),
-        ("workers: [*a]\n", "1:11: found undefined alias 'a'"),
-        (ONE + "name: !!python/object/apply:os.system [ls]\n", "2:7: tag '!!python/object/apply:os.system' is not "),
-        (ONE + "x-y: !!python/name:os.system ''\n", "2:6: tag '!!python/name:os.system' is not allowed"),
-        ("workers: [!!binary aaaa]\n", "1:11: tag '!!binary' is not allowed"),
-        (ONE + "name: a\nname: b\n", r"3:1: key 'name' is given twice \(first at line 2\)"),
-        ("workers:\n- host: a\n  port: 1\n  port: 2\n", r"4:3: key 'port' is given twice \(first at line 3\)"),
-        (ONE + "? [a]\n: 1\n", "2:3: a key must be text, got a list"),
-        (ONE + "run: {<<: {seed: 1}}\n", r"2:7: merge keys \('<<'\) are not supported"),
-        ("", "1:1: the file is empty; the smallest valid file is 'workers:"),
-        ("# nothing\n", "1:1: the file is empty; the smallest valid file is 'workers:"),
-        ("- a:1\n", "1:1: expected a mapping at top level, got a list; the smallest"),
-        (b"w\xffrkers", "1:2: not UTF-8 text"),
-        ("workers: [a:1]".encode("utf-16"), "1:1: not UTF-8 text"),
-        ("workers:\n- a:\0", "2:5: not UTF-8 text"),
-        (ONE + "name: \x07", "2:7: control character U[+]0007 is not allowed"),
-        # Keys
-        (ONE + "run: {batchsize: 3}\n", "2:7: unknown key 'batchsize', did you mean 'batch_size'"),
-        (ONE + "seed: 3\n", "2:1: unknown key 'seed', it belongs in 'run'"),
-        ("workers: [{host: a, prt: 1}]\n", "1:21: unknown key 'prt', did you mean 'port'"),
-        (ONE + "zzz: 3\n", "2:1: unknown key 'zzz', known here: version, name, workers, security, run"),
-        ("name: lab\n", "1:1: key 'workers' is missing; the smallest"),
-        ("workers: [{port: 1}]\n", "1:11: key 'host' is missing"),
-        (ONE + "version: 2\n", "2:10: version must be 1, got 2"),
-        (ONE + "version: true\n", "2:10: version must be 1, got the boolean true"),
-        # Values
-        ("workers: [{host: a, port: '7001'}]\n", "1:27: port must be an integer, got '7001', write it without quotes"),
-        ("workers: [{host: a, port: 22:22}]\n", "1:27: port must be an integer, got 22:22"),
-        ("workers: [{host: a, port: 010}]\n", "1:27: port must be an integer, got 010"),
-        ("workers: [{host: a, port: 0x10}]\n", "1:27: port must be an integer, got 0x10"),
-        ("workers: [{host: a, port: 90.0}]\n", "1:27: port must be an integer, got 90.0"),
-        ("workers: [{host: a, port: true}]\n", "1:27: port must be an integer, got the boolean true"),
-        ("workers: [{host: a, port: 70000}]\n", "1:27: port must be 1-65535, got 70000"),
-        ("workers: [{host: a, port:}]\n", "1:26: port must be an integer, got nothing"),
-        ("workers: [{host: no}]\n", "1:18: host must be text, got the boolean no, write it in quotes"),
-        ("workers: [{host: 12}]\n", "1:18: host must be text, got 12, write it in quotes"),
-        ("workers: [{host: 10.0.0.256}]\n", "1:18: '10.0.0.256' is not a valid IP address"),
-        ("workers: [a:99999]\n", "1:11: port must be 1-65535, got 99999"),
-        ("workers: [[a]]\n", r"1:11: workers\[0\] must be 'host:port' or a mapping, got a list"),
-        ("workers:\n-\n", r"2:2: workers\[0\] must be 'host:port' or a mapping, got nothing"),
-        ("workers: a:1\n", "1:10: workers must be a list, got a:1"),
-        ("workers: []\n", "1:10: workers must list at least one address"),
-        (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
-        (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
-        (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
-        (ONE + "run: {mode: snc}\n", "2:13: mode must be 'sync' or 'async', got snc"),
-        (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
-        (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
-        (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
-        *(
-            (ONE + f"run: {{connect_timeout_s: {value}}}\n", "2:26: connect_timeout_s must be a finite number > 0, got")
-            for value in ("-1", "0", ".nan", ".inf", "-.INF", "1e400", "1.0e+400")
-        ),
-        (
-            ONE + "run: {connect_timeout_s: '5'}\n",
-            "2:26: connect_timeout_s must be a number, got '5', write it",
-        ),
-        (ONE + "security: {token_file: 5}\n", "2:24: token_file must be the path of a file, got 5"),
-        # Contradictions
-        ("workers: [a:1, b:1, a:1]\n", r"1:21: workers\[0\] and workers\[2\] are the same address, a:1"),
-        ("workers: [A.lab:1, {host: a.lab., port: 1}]\n", r"1:20: workers\[0\] and workers\[1\] are the same address"),
-        ("workers: ['[::1]:1', '[0::1]:1']\n", r"1:22: workers\[0\] and workers\[1\] are the same address"),
-        (
-            "workers: [{name: x, host: a}, {name: x, host: b}]\n",
-            r"1:38: workers\[0\] and workers\[1\] have the same name, 'x'",
-        ),
-        (
-            ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",
-            r"2:37: dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)",
-        ),
-        (ONE + "run: {heartbeat_s: 5}\n", r"2:6: dead_after_s \(4 s\) must be at least 3 x heartbeat_s \(5 s\)"),
-        (ONE + "run: {dead_after_s: .nan}\n", "2:21: dead_after_s must be a finite number > 0, got .nan"),
-        (ONE + "run: {min_workers: 2}\n", "2:20: min_workers is 2, but workers lists only 1"),
-        # Limits
-        ("x-a: &a 1\nx-b: [" + "*a, " * 101 + "]\n" + ONE, r"2:407: too many aliases \(> 100\)"),
-        ("workers: &a [*a]\n", "1:10: nested deeper than 20 levels"),
-        ("workers: " + "[" * 100_000, "1:30: nested deeper than 20 levels"),
-        ("workers:\n" + "".join(f"- h{i}:1\n" for i in range(5000)), "2:1: workers: at most 4,096, got 5,000"),
-    ],
-)
+MISTAKES = [
+    # YAML
+    ("workers:\n  - a:1\nname lab\n", "3:1: while scanning a simple key, could not find expected ':'"),
+    ("workers:\n\t- a:1\n", "2:1: .*; indent with spaces, not with tabs"),
+    ("workers:\n  - [::1]:9000\n", r"2:6: .*; an IPv6 address in brackets needs quotes, as in '\[::1\]:9000'"),
+    (ONE + "---\n" + ONE, "2:1: expected a single document in the stream, but found another document"),
+    ("workers: [*a]\n", "1:11: found undefined alias 'a'"),
+    (ONE + "name: !!python/object/apply:os.system [ls]\n", "2:7: tag '!!python/object/apply:os.system' is not "),
+    (ONE + "x-y: !!python/name:os.system ''\n", "2:6: tag '!!python/name:os.system' is not allowed"),
+    ("workers: [!!binary aaaa]\n", "1:11: tag '!!binary' is not allowed"),
+    (ONE + "name: a\nname: b\n", r"3:1: key 'name' is given twice \(first at line 2\)"),
+    ("workers:\n- host: a\n  port: 1\n  port: 2\n", r"4:3: key 'port' is given twice \(first at line 3\)"),
+    (ONE + "? [a]\n: 1\n", "2:3: a key must be text, got a list"),
+    (ONE + "run: {<<: {seed: 1}}\n", r"2:7: merge keys \('<<'\) are not supported"),
+    ("", "1:1: the file is empty; the smallest valid file is 'workers:"),
+    ("# nothing\n", "1:1: the file is empty; the smallest valid file is 'workers:"),
+    ("- a:1\n", "1:1: expected a mapping at top level, got a list; the smallest"),
+    (b"w\xffrkers", "1:2: not UTF-8 text"),
+    ("workers: [a:1]".encode("utf-16"), "1:1: not UTF-8 text"),
+    ("workers:\n- a:\0", "2:5: not UTF-8 text"),
+    (ONE + "name: \x07", "2:7: control character U[+]0007 is not allowed"),
+    # Keys
+    (ONE + "run: {batchsize: 3}\n", "2:7: unknown key 'batchsize', did you mean 'batch_size'"),
+    (ONE + "seed: 3\n", "2:1: unknown key 'seed', it belongs in 'run'"),
+    ("workers: [{host: a, prt: 1}]\n", "1:21: unknown key 'prt', did you mean 'port'"),
+    (ONE + "zzz: 3\n", "2:1: unknown key 'zzz', known here: version, name, workers, security, run"),
+    ("name: lab\n", "1:1: key 'workers' is missing; the smallest"),
+    ("workers: [{port: 1}]\n", "1:11: key 'host' is missing"),
+    (ONE + "version: 2\n", "2:10: version must be 1, got 2"),
+    (ONE + "version: true\n", "2:10: version must be 1, got the boolean true"),
+    # Values
+    ("workers: [{host: a, port: '7001'}]\n", "1:27: port must be an integer, got '7001', write it without quotes"),
+    ("workers: [{host: a, port: 22:22}]\n", "1:27: port must be an integer, got 22:22"),
+    ("workers: [{host: a, port: 010}]\n", "1:27: port must be an integer, got 010"),
+    ("workers: [{host: a, port: 0x10}]\n", "1:27: port must be an integer, got 0x10"),
+    ("workers: [{host: a, port: 90.0}]\n", "1:27: port must be an integer, got 90.0"),
+    ("workers: [{host: a, port: true}]\n", "1:27: port must be an integer, got the boolean true"),
+    ("workers: [{host: a, port: 70000}]\n", "1:27: port must be 1-65535, got 70000"),
+    ("workers: [{host: a, port:}]\n", "1:26: port must be an integer, got nothing"),
+    ("workers: [{host: no}]\n", "1:18: host must be text, got the boolean no, write it in quotes"),
+    ("workers: [{host: 12}]\n", "1:18: host must be text, got 12, write it in quotes"),
+    ("workers: [{host: 10.0.0.256}]\n", "1:18: '10.0.0.256' is not a valid IP address"),
+    ("workers: [a:99999]\n", "1:11: port must be 1-65535, got 99999"),
+    ("workers: [[a]]\n", r"1:11: workers\[0\] must be 'host:port' or a mapping, got a list"),
+    ("workers:\n-\n", r"2:2: workers\[0\] must be 'host:port' or a mapping, got nothing"),
+    ("workers: a:1\n", "1:10: workers must be a list, got a:1"),
+    ("workers: []\n", "1:10: workers must list at least one address"),
+    (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
+    (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
+    (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
+    (ONE + "run: {mode: snc}\n", "2:13: mode must be 'sync' or 'async', got snc"),
+    (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
+    (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
+    (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
+    *(
+        (ONE + f"run: {{connect_timeout_s: {value}}}\n", "2:26: connect_timeout_s must be a finite number > 0, got")
+        for value in ("-1", "0", ".nan", ".inf", "-.INF", "1e400", "1.0e+400")
+    ),
+    (
+        ONE + "run: {connect_timeout_s: '5'}\n",
+        "2:26: connect_timeout_s must be a number, got '5', write it",
+    ),
+    (ONE + "security: {token_file: 5}\n", "2:24: token_file must be the path of a file, got 5"),
+    # Contradictions
+    ("workers: [a:1, b:1, a:1]\n", r"1:21: workers\[0\] and workers\[2\] are the same address, a:1"),
+    ("workers: [A.lab:1, {host: a.lab., port: 1}]\n", r"1:20: workers\[0\] and workers\[1\] are the same address"),
+    ("workers: ['[::1]:1', '[0::1]:1']\n", r"1:22: workers\[0\] and workers\[1\] are the same address"),
+    (
+        "workers: [{name: x, host: a}, {name: x, host: b}]\n",
+        r"1:38: workers\[0\] and workers\[1\] have the same name, 'x'",
+    ),
+    (
+        ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",
+        r"2:37: dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)",
+    ),
+    (ONE + "run: {heartbeat_s: 5}\n", r"2:6: dead_after_s \(4 s\) must be at least 3 x heartbeat_s \(5 s\)"),
+    (ONE + "run: {dead_after_s: .nan}\n", "2:21: dead_after_s must be a finite number > 0, got .nan"),
+    (ONE + "run: {min_workers: 2}\n", "2:20: min_workers is 2, but workers lists only 1"),
+    # Limits
+    ("x-a: &a 1\nx-b: [" + "*a, " * 101 + "]\n" + ONE, r"2:407: too many aliases \(> 100\)"),
+    ("workers: &a [*a]\n", "1:10: nested deeper than 20 levels"),
+    ("workers: " + "[" * 100_000, "1:30: nested deeper than 20 levels"),
+    ("workers:\n" + "".join(f"- h{i}:1\n" for i in range(5000)), "2:1: workers: at most 4,096, got 5,000"),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), MISTAKES)
 def test_a_mistake_gets_its_position_and_a_sentence(content, expected):
     message = complaint(content)
     assert re.match(f"cluster.yaml:{expected}", message), message
@@ -502,10 +509,53 @@ def test_the_schema_describes_both_forms_of_a_worker_and_leaves_x_keys_free():
 
 def test_every_key_in_the_schema_is_described():
     definitions = schema()
-    mappings = [definitions, definitions["$defs"]["WorkerAddress"]["anyOf"][1], definitions["$defs"]["RunConfig"]]
+    mappings = [
+        definitions,
+        definitions["$defs"]["WorkerAddress"]["anyOf"][1],
+        *map(definitions["$defs"].get, ("RunConfig", "SecurityConfig")),
+    ]
     for mapping in mappings:
         for key, value in mapping["properties"].items():
-            assert value.get("description") or "$ref" in value, key
+            assert value.get("description"), key
+
+
+def test_the_schema_that_is_shipped_is_that_of_the_models():
+    shipped = Path(config_module.__file__).with_name("cluster.schema.json").read_text(encoding="utf-8")
+    assert shipped == json.dumps(schema(), indent=2) + "\n", "ddlf.config.schema says how to write it anew"
+
+
+def data_of(content: str | bytes) -> Any:
+    """What an editor sees of a file; None when its YAML is wrong already."""
+    try:
+        root = _Composer(content.removeprefix("\ufeff")).get_single_node()
+        document = _Document(root)
+    except (yaml.YAMLError, TypeError, AttributeError):  # bytes that are no text, and nothing at all
+        return None
+    return None if document.problems else document.data
+
+
+FOUND_BY_EDITORS = [mistake for mistake in MISTAKES if data_of(mistake[0]) is not None]
+BEYOND_A_SCHEMA = re.compile(
+    r"same (address|name)|3 x heartbeat_s|lists only|"  # what values say about each other
+    r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON knows none of the first, and takes 90.0 for an integer
+    r"a:99999|10\.0\.0\.256|\\e"  # what stands inside of texts
+)
+
+
+def test_the_schema_is_one_and_takes_what_the_reader_takes():
+    Draft202012Validator.check_schema(schema())
+    check = Draft202012Validator(schema()).validate
+    root = Path(__file__).parents[1] / "cluster.yaml"
+    modeline = "# yaml-language-server: $schema="
+    assert (root.parent / root.read_text().splitlines()[0].removeprefix(modeline)).is_file()
+    for content in (root.read_text(), *(content for content, _ in ACCEPTED)):
+        check(data_of(content))
+
+
+@pytest.mark.parametrize(("content", "expected"), FOUND_BY_EDITORS)
+def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(content, expected):
+    beyond = bool(BEYOND_A_SCHEMA.search(f"{content} {expected}"))
+    assert Draft202012Validator(schema()).is_valid(data_of(content)) is beyond
 
 
 def test_importing_the_package_does_not_import_what_reads_configurations():

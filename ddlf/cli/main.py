@@ -35,6 +35,7 @@ def parser() -> Parser:
         "  ddlf run apps/mnist_cnn.py -c cluster.yaml",
     )
     result.add_argument("--version", action="version", version=f"ddlf {__version__}")
+    result.add_argument("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
     commands = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     run = commands.add_parser("run", help="run an app on a cluster", description="Run an app on a cluster.")
@@ -125,6 +126,9 @@ def _main(argv: list[str]) -> NoReturn:
             + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}")
         )
     options = top.parse_args(argv)
+    if options.schema:
+        print((Path(__file__).parents[1] / "cluster.schema.json").read_text(encoding="utf-8"), end="")
+        sys.exit(0)
     if options.command is None:
         top.print_help()
         sys.exit(2)

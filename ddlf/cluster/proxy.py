@@ -104,15 +104,17 @@ class Channel:
         if frame.kind == Kind.EVENT:
             self._on_event(frame)
             return
+        if frame.kind not in ANSWERS:
+            raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         future = self.pending.pop(frame.id, None)
         if future is None or future.done():
             return  # its caller was cancelled or timed out
-        if frame.kind not in ANSWERS:
-            raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         try:
             value = loads(frame.buffers, self._load_object)
         except DDLFError as error:
             future.set_exception(error)
+            if isinstance(error, ProtocolError):
+                raise  # a worker that breaks the protocol once is not listened to again
             return
         future.set_result((frame.kind, value))
 

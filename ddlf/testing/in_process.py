@@ -147,7 +147,7 @@ class InProcessDaemon(Daemon):
     executor: InProcessExecutor
 
     def _make_executor(self, state_dir: Path) -> Executor:
-        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self._log)
+        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self.log)
         return self.executor
 
 

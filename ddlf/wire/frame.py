@@ -232,6 +232,8 @@ class FrameDecoder:
     def _read_header(self, data: memoryview, body_length: int) -> list[Any]:
         try:
             header = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+        except ProtocolError:
+            raise
         except Exception as error:  # msgpack's errors share no base class
             raise ProtocolError(f"header cannot be read: {type(error).__name__}: {error}") from None
         if type(header) is not list or len(header) != 5:

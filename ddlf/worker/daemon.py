@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -58,6 +58,8 @@ LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
+MAX_QUEUED_BYTES = 1024**2
+"""Answers that a master has not taken; above it none of its requests is read until it has."""
 NO_DESCRIPTORS_S = 0.1
 """How long to leave newcomers to the kernel when this process has no descriptor for them."""
 
@@ -93,7 +95,7 @@ class Daemon:
 
     def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
         self._options = options
-        self._log = log
+        self.log = log
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._session = SessionFolder()
@@ -122,7 +124,7 @@ class Daemon:
         self._stop = asyncio.Event()
 
     def _make_executor(self, state_dir: Path) -> Executor:
-        return Executor(self._options, self._session_dir, state_dir, self._announce, self._log, self._certificate)
+        return Executor(self._options, self._session_dir, state_dir, self._announce, self.log, self._certificate)
 
     def _make_state_dir(self) -> Path:
         """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
@@ -274,7 +276,7 @@ class Daemon:
             if before.master != master.session:
                 before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
                 before.orphan_grace_s = CANCEL_GRACE_S  # somebody waits now
-                self._log(f"{master} takes over from {before.who}")
+                self.log(f"{master} takes over from {before.who}")
             before.close()
         return epoch
 
@@ -350,6 +352,7 @@ class ControlSession:
         self._liveness: Liveness | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held_back = False
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
@@ -378,13 +381,15 @@ class ControlSession:
 
     def _on_frame(self, frame: Frame) -> None:
         self.hear()
+        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self._held_back:
+            self._hold_back()
+        if frame.kind == Kind.CANCEL:
+            return  # of a request that is answered already, or ends with this connection
         if frame.kind != Kind.REQUEST:
-            return
+            raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
         args, kwargs = read_arguments(loads(frame.buffers))
         if frame.name in ("cancel", "restart"):
-            task = self._loop.create_task(self._slow(frame, args, kwargs))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._slow(frame, args, kwargs))
             return
         result: Any = None
         if frame.name == "ping":
@@ -465,7 +470,26 @@ class ControlSession:
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
+    def _hold_back(self) -> None:
+        self._held_back = True
+        self._connection.pause_reading()
+        self._spawn(self._wait_for_reader())
+
+    async def _wait_for_reader(self) -> None:
+        """Read requests again when the master has taken the answers; one that never does is silent, and given up as such."""
+        with contextlib.suppress(ConnectionError):
+            await self._connection.drain()
+        self._held_back = False
+        self._connection.resume_reading()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            self._daemon.log(f"closed a connection: {reason}")
         if self._timer is not None:
             self._timer.cancel()
         self._daemon.drop(self)

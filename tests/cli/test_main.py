@@ -54,6 +54,7 @@ def test_help_shows_first_steps_and_every_command():
     for name in ("run", "status", "bench", "stop", "token"):
         assert ddlf(name, "--help").returncode == 0
     assert ddlf("--version").stdout.startswith("ddlf 0.")
+    assert json.loads(ddlf("--schema").stdout)["title"] == "cluster.yaml of DDLF"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,8 @@ def test_stop_restart_ends_what_runs_and_the_master_is_told(workers, tmp_path):
     _, errors = master.communicate(timeout=10)
     assert master.returncode == 5
     assert "SIGKILL while it ran 'run_code'" in errors
-    assert "idle" in ddlf("status", *options).stdout
+    while "idle" not in ddlf("status", *options).stdout:  # it may still be starting
+        pass
     assert all(worker.process.poll() is None for worker in both)
 
 

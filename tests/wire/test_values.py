@@ -225,7 +225,26 @@ def tree(value, tag=None):
 
 
 @pytest.mark.parametrize(
-    "number", [15, 63, 64 + 15, 128, 255, 2**40, -1, None, True, "O", "f8; import os", "<M8[ns]", [1]]
+    "number",
+    [
+        15,
+        63,
+        64 + 15,
+        128,
+        255,
+        2**40,
+        -1,
+        None,
+        True,
+        "O",
+        "V1000000000",
+        "(100000000,)f8",
+        "f8; import os",
+        "S",
+        "<M8[ns]",
+        [1],
+    ],
+    ids=lambda number: f"B84 {number!r}",
 )
 def test_an_element_type_outside_the_table_is_refused(number):
     with pytest.raises(ProtocolError, match=r"dtype .* not allowed"):
@@ -233,14 +252,16 @@ def test_an_element_type_outside_the_table_is_refused(number):
 
 
 @pytest.mark.parametrize(
-    "shape", [[-8], [8.0], [True], [2**63], [2**49], [None], ["8"], [1] * 33, [2**40] * 30, [-2, -4], [0, 2**48, 2**48]]
+    "shape",
+    [[-8], [8.0], [True], [2**63], [2**49], [None], ["8"], [1] * 33, [2**40] * 30, [-2, -4], [0, 2**48, 2**48]],
+    ids=lambda shape: f"B85 {shape[:3]} of {len(shape)}",
 )
 def test_a_shape_that_no_array_has_is_refused(shape):
     with pytest.raises(ProtocolError, match=r"bad shape|needs \d+ bytes|cannot be read"):
         loads([tree([1, 5, "C", *shape], Tag.ARRAY), bytearray(8)])
 
 
-@pytest.mark.parametrize("given", [0, 7, 9, 16])
+@pytest.mark.parametrize("given", [0, 7, 9, 16], ids=lambda given: f"B87 {given} bytes")
 def test_memory_that_does_not_fit_the_shape_is_refused(given):
     with pytest.raises(ProtocolError, match=rf"array of shape \[2\] and type float32 needs 8 bytes, has {given}$"):
         loads([tree([1, 10, "C", 2], Tag.ARRAY), bytearray(given)])

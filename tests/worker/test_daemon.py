@@ -1,187 +1,25 @@
-"""The process that always answers: who may talk to it, what it costs, and how it keeps an executor running."""
+"""The process that always answers: how it starts and ends, what it costs, and how it keeps an executor running."""
 
 import asyncio
-import contextlib
 import errno
 import os
-import pickle
 import signal
 import sys
-import threading
-import time
 
-import msgpack
 import psutil
 import pytest
 import pytest_asyncio
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import AuthError, ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
-from ddlf.net.admission import MAX_HALF_OPEN_PER_ADDRESS
+from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
 from ddlf.net.dial import dial
-from ddlf.tokens import new_token
-from ddlf.wire.handshake import PREAMBLE, Hello, Role
+from ddlf.wire.handshake import Role
 from ddlf.worker.daemon import MAX_START_FAILURES, Daemon, Options
+from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.processes import end_of, is_listening, python
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-TOKEN = new_token().encode()
-
-
-class RunningDaemon:
-    """A daemon in this process, with an executor in another one, and the lines it logged."""
-
-    def __init__(self, tmp_path, **options):
-        self.lines = []
-        self.logged = asyncio.Event()
-        settings = dict(host="127.0.0.1", port=0, tokens=(TOKEN,), state_dir=tmp_path) | options
-        self.daemon = Daemon(Options(**settings), self._log)
-        self.port = self.daemon.port
-        self.ready = asyncio.Event()
-        self.task = asyncio.create_task(self.daemon.run(self.ready.set))
-
-    def _log(self, line):
-        self.lines.append(line)
-        self.logged.set()
-
-    async def line_with(self, text):
-        async with asyncio.timeout(10):
-            while not any(text in line for line in self.lines):
-                self.logged.clear()
-                await self.logged.wait()
-
-    async def end(self):
-        self.daemon.stop()
-        await asyncio.wait_for(self.task, 10)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory):
-    """A daemon for the whole module."""
-    one = RunningDaemon(tmp_path_factory.mktemp("state"))
-    await asyncio.wait_for(one.ready.wait(), 20)
-    yield one
-    await one.end()
-
-
-@pytest.fixture
-def no_parser(monkeypatch):
-    """Any use of a parser by this thread, in which the daemon runs, fails the test."""
-    times = []
-
-    def guarded(parser):
-        def reached(*args, **kwargs):
-            if threading.current_thread() is not threading.main_thread():
-                return parser(*args, **kwargs)  # heartbeats of other tests' clusters
-            times.append(parser)
-            raise AssertionError("a parser was reached before the handshake had succeeded")
-
-        return reached
-
-    for module, name in ((msgpack, "unpackb"), (msgpack, "Unpacker"), (pickle, "loads")):
-        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
-    yield
-    assert times == []
-
-
-async def talk(port, data):
-    """Send bytes and return what comes until the other side closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
-    with contextlib.suppress(ConnectionError):
-        await writer.drain()
-    answer = b""
-    with contextlib.suppress(ConnectionError):
-        answer = await asyncio.wait_for(reader.read(), 8)
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
-    return answer
-
-
-# -- before the handshake -----------------------------------------------------------------------------------------------
-
-
-async def test_a_browser_is_told_that_this_is_no_web_server(running, no_parser):
-    answer = await talk(running.port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
-    assert f"Content-Length: {len(body)}".encode() in head
-    await running.line_with("looks like HTTP")
-
-
-@pytest.mark.parametrize(
-    ("data", "logged"),
-    [
-        (b"SSH-2.0-OpenSSH_9\r\n", "looks like SSH"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", "looks like TLS"),
-        (bytes(200), "first bytes 00 00"),
-        (b"\xff" * 5000, "first bytes ff ff"),
-        (b"*1\r\n$4\r\nPING\r\n", "first bytes 2a 31"),
-        (PREAMBLE.pack(b"DDLF", 9, 0, 1, 0) + bytes(100), "the other side speaks protocol 9.0, this side 1.0"),
-        (PREAMBLE.pack(b"DDLF", 1, 0, 77, 0) + bytes(100), "unknown role 77"),
-        (PREAMBLE.pack(b"DDLF", 1, 0, 1, 0x80) + bytes(100), "unknown flags 0x80"),
-    ],
-)
-async def test_what_is_no_handshake_is_closed_without_an_answer(running, no_parser, monkeypatch, data, logged):
-    monkeypatch.setattr("ddlf.net.admission.LOG_EVERY_S", 0)
-    assert await talk(running.port, data) == b""
-    await running.line_with(logged)
-
-
-@pytest.mark.parametrize("role", list(Role))
-async def test_a_wrong_token_is_refused_and_reaches_no_parser(running, no_parser, role):
-    with pytest.raises(AuthError, match="holds another token"):
-        await dial("127.0.0.1", running.port, role, new_token().encode(), max_message_bytes=1000)
-    if role is Role.CONTROL:
-        await running.line_with("token mismatch: the client holds another token")
-
-
-@pytest.mark.parametrize("role", list(Role))
-async def test_a_wrong_proof_gives_one_byte_late_and_no_more(running, no_parser, role):
-    hello = Hello(role, os.urandom(32), 1000).encode()
-    begin = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    writer.write(hello + bytes(32))
-    assert len(await asyncio.wait_for(reader.read(), 5)) == 96 + 1  # the worker's hello and proof, and the verdict
-    assert time.monotonic() - begin > 0.4
-    writer.close()
-
-
-async def test_what_follows_a_wrong_proof_is_not_read(running, no_parser):
-    hello = Hello(Role.CONTROL, os.urandom(32), 1000).encode()
-    await talk(running.port, hello + bytes(32) + b"\x05\0\0\0" + bytes(60))
-
-
-async def test_who_says_nothing_is_cut_and_holds_up_nobody(running, no_parser, monkeypatch):
-    monkeypatch.setattr("ddlf.worker.daemon.HANDSHAKE_TIMEOUT_S", 0.5)
-    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    assert (await talk(running.port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400")
-    await running.line_with("handshake timed out (0.5 s)")
-    writer.close()
-
-
-async def test_of_connections_that_say_nothing_the_oldest_go_and_a_master_still_gets_in(running, no_parser):
-    idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(MAX_HALF_OPEN_PER_ADDRESS + 3)]
-    for reader, _ in idle[:3]:
-        assert await asyncio.wait_for(reader.read(), 2) == b""
-    assert not any(reader.at_eof() for reader, _ in idle[3:])
-    sock, _ = await dial("127.0.0.1", running.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
-    sock.close()
-    await running.line_with("too many handshakes at once, the oldest had to go")
-    for _, writer in idle:
-        writer.close()
-
-
-async def test_a_scanner_that_comes_a_hundred_times_with_other_bytes_costs_one_line(tmp_path):
-    other = RunningDaemon(tmp_path)
-    for number in range(100):
-        await talk(other.port, b"scan" + number.to_bytes(4, "big"))
-    assert sum("first bytes 73 63 61 6e" in line for line in other.lines) == 1
-    await other.end()
-
 
 # -- starting and ending ------------------------------------------------------------------------------------------------
 
@@ -241,16 +79,6 @@ async def test_without_a_state_folder_nothing_outlives_the_daemon(tmp_path, own_
 
 def add(a, b):
     return a + b
-
-
-@contextlib.asynccontextmanager
-async def connected(port, **options):
-    worker = ProxyWorker("127.0.0.1", port, TOKEN, **options)
-    await worker.connect()
-    try:
-        yield worker
-    finally:
-        await worker.close()
 
 
 # -- the executor -------------------------------------------------------------------------------------------------------

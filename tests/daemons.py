@@ -1,0 +1,59 @@
+"""A worker's daemon inside the test's process, on a real port: what it logs can be awaited, and its limits can be changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.tokens import new_token
+from ddlf.worker.daemon import Daemon, Options
+
+TOKEN = new_token().encode()
+
+
+class RunningDaemon:
+    """A daemon in this process, with an executor in another one, and the lines it logged."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self._folder = folder
+        self.lines: list[str] = []
+        self.logged = asyncio.Event()
+        settings = dict(host="127.0.0.1", port=0, tokens=(TOKEN,), state_dir=folder) | options
+        self.daemon = Daemon(Options(**settings), self._log)
+        self.port = self.daemon.port
+        self.ready = asyncio.Event()
+        self.task = asyncio.create_task(self.daemon.run(self.ready.set))
+
+    def _log(self, line: str) -> None:
+        self.lines.append(line)
+        self.logged.set()
+
+    @property
+    def executor_log(self) -> str:
+        """What the executor printed so far. It prints before it serves the next one."""
+        return next(self._folder.glob("port-*/executor.log")).read_text()
+
+    async def line_with(self, text: str) -> None:
+        async with asyncio.timeout(10):
+            while not any(text in line for line in self.lines):
+                self.logged.clear()
+                await self.logged.wait()
+
+    async def end(self) -> None:
+        self.daemon.stop()
+        await asyncio.wait_for(self.task, 10)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, **options: Any) -> AsyncIterator[ProxyWorker]:
+    """A master of a daemon here, or with ``guest=True`` somebody who looks."""
+    worker = ProxyWorker("127.0.0.1", port, TOKEN, **options)
+    await worker.connect()
+    try:
+        yield worker
+    finally:
+        await worker.close()

@@ -1,0 +1,295 @@
+"""B72-B95: bytes that are no message, from somebody who holds the token. The connection ends with a sentence, and the worker goes on with others.
+
+The rows are said to real ports: data connections are the executor's, control connections the daemon's, which is in this process. The headers are
+those of tests/wire/test_frame.py, where nothing is allocated for them.
+"""
+
+import asyncio
+import hashlib
+import socket
+
+import msgpack
+import pytest
+import pytest_asyncio
+
+from ddlf.cluster.proxy import HEARTBEAT_ID
+from ddlf.errors import NotPicklable, ProtocolError, WorkerLost
+from ddlf.net.dial import dial
+from ddlf.wire.code import CodeSender
+from ddlf.wire.frame import PREFIX, FrameDecoder, Limits, encode_frame
+from ddlf.wire.handshake import Role
+from ddlf.wire.messages import Kind
+from ddlf.wire.values import Tag, dumps, loads
+from tests.daemons import TOKEN, connected
+from tests.wire.test_frame import REFUSED, header, raw
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = Limits()
+NOTHING = dumps([[], {}])
+
+
+class Peer:
+    """An authenticated connection to a worker on which anything can be said."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        self._decoder = FrameDecoder(LIMITS)
+        self._frames = []
+
+    @classmethod
+    async def on(cls, port, role, *, then_close=False):
+        sock, _ = await dial("127.0.0.1", port, role, TOKEN, max_message_bytes=LIMITS.max_body_bytes)
+        peer = cls(sock)
+        if role is Role.DATA:
+            await peer.say(frame(dumps([[], {"guest": True}]), name="connect"))
+            assert (await peer.hear()).kind == Kind.RESULT
+        if then_close:
+            sock.close()
+        return peer
+
+    async def say(self, data):
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def hear(self):
+        """The next frame; None when the worker has closed the connection."""
+        while not self._frames:
+            async with asyncio.timeout(10):
+                try:
+                    count = await asyncio.get_running_loop().sock_recv_into(self.sock, self._decoder.wants())
+                except ConnectionResetError:  # it had not read all that was said
+                    count = 0
+            if not count:
+                self.sock.close()
+                return None
+            self._frames += self._decoder.received(count)
+        return self._frames.pop(0)
+
+
+def frame(buffers, *, kind=Kind.REQUEST, id=1, name="ping"):
+    return b"".join(encode_frame(kind, id, name, buffers, limits=LIMITS))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def serves_others(running):
+    """After the test both processes of the worker are those from before, and another master works."""
+    before = running.daemon.status()["executor_pid"]
+    yield
+    async with connected(running.port) as other:
+        assert await other.run_code("1 + 1") == 2
+    assert running.daemon.status()["executor_pid"] == before
+
+
+def argument(tag, *fields):
+    """A request whose one argument is this extension, and 8 bytes of a further buffer."""
+    value = msgpack.packb([[msgpack.ExtType(tag, msgpack.packb(list(fields)))], {}])
+    return frame([value, bytes(8)], name="run_code")
+
+
+# -- bytes for the executor ---------------------------------------------------------------------------------------------
+
+
+async def wait_for_ever():
+    await asyncio.Event().wait()
+
+
+TWICE = frame(dumps([[wait_for_ever], {}], CodeSender().dump), name="run_method", id=5) * 2
+EXECUTOR = {
+    **REFUSED,
+    "B78 value that is a reserved byte": (frame([b"\xc1"]), "value cannot be read: FormatError"),
+    "B78 value that nests 2,000 deep": (frame([b"\x91" * 2000 + b"\x01"]), "value cannot be read: StackError"),
+    "B80 extension in a value": (argument(42), "extension type 42 not allowed"),
+    "B81 arguments that are none": (frame(dumps([[]])), "a request's value is [arguments, keyword arguments]"),
+    "B82 kind": (frame(NOTHING, kind=200), "a worker expects requests, not messages of kind 200"),
+    "B83 answer": (frame(NOTHING, kind=Kind.RESULT), "a worker expects requests, not messages of kind 2"),
+    "B83 id that is open": (TWICE, "request 5 is open already"),
+    "B84 type by name": (argument(Tag.ARRAY, 1, "O", "C", 8), "dtype 'O' not allowed"),
+    "B84 type outside the table": (argument(Tag.ARRAY, 1, 15, "C", 8), "dtype 15 not allowed"),
+    "B85": (argument(Tag.ARRAY, 1, 5, "C", -8), "bad shape [-8]"),
+    "B86 buffer that is not there": (argument(Tag.ARRAY, 2, 5, "C", 8), "array refers to buffer 2 of 2"),
+    "B87": (argument(Tag.ARRAY, 1, 10, "C", 3), "array of shape [3] and type float32 needs 12 bytes, has 8"),
+    "code that is not its address": (
+        frame([msgpack.packb([[msgpack.ExtType(Tag.CODE, bytes(32) + b"code")], {}])], name="run_method"),
+        "code does not match its address",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EXECUTOR)
+async def test_bytes_that_are_no_message_end_their_data_connection_and_nothing_else(running, serves_others, what):
+    data, sentence = EXECUTOR[what]
+    before = running.executor_log
+    peer = await Peer.on(running.port, Role.DATA)
+    await peer.say(data)
+    assert await peer.hear() is None
+    await Peer.on(running.port, Role.DATA, then_close=True)  # what was printed before is there
+    (line,) = running.executor_log.removeprefix(before).splitlines()
+    assert line.startswith(f"ddlf-worker: closed a connection: {sentence}")
+
+
+# -- bytes for the daemon -----------------------------------------------------------------------------------------------
+
+DAEMON = {
+    "B72": (raw(b""), "empty header"),
+    "B73": (PREFIX.pack(4097, 0, 0), "header 4097 > 4096 bytes"),
+    "B74": (PREFIX.pack(9, 0, 1024**2 + 1), "message 1048577 > 1048576 bytes"),
+    "B75": (raw(header(1, 7, "", [0], None), flags=0x80), "unknown flags 0x80"),
+    "B76": (raw(header(1, 7, "ping", [3], None)[:-1]), "header cannot be read: ValueError"),
+    "B78": (frame([b"\xc1"]), "value cannot be read: FormatError"),
+    **{
+        f"B81 {value}": (frame(dumps(value)), "a request's value is [arguments, keyword arguments]")
+        for value in (None, [], [[]], [[], {1: 2}], [(), {}], {"a": 1})
+    },
+    "B82 kind": (frame(NOTHING, kind=200), "a worker expects requests, not messages of kind 200"),
+    "B83 answer": (frame(NOTHING, kind=Kind.RESULT), "a worker expects requests, not messages of kind 2"),
+    "B86": (raw(header(1, 7, "", [1, 1], None), b"ab"), "2 buffers > 1"),
+    "B89": (frame([msgpack.packb([[msgpack.ExtType(Tag.OBJECT, b"N.")], {}])]), "pickled payload not allowed here"),
+}
+
+
+@pytest.mark.parametrize("what", DAEMON)
+async def test_bytes_that_are_no_message_end_their_control_connection_and_nothing_else(running, serves_others, what):
+    data, sentence = DAEMON[what]
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    before = len(running.lines)
+    peer = await Peer.on(running.port, Role.CONTROL)
+    await peer.say(data)
+    assert await peer.hear() is None
+    asyncio.get_running_loop().set_exception_handler(None)
+    (line,) = running.lines[before:]
+    assert line.startswith(f"closed a connection: {sentence}")
+    assert reported == []
+
+
+# -- requests that fail alone -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_B82_an_unknown_command_is_answered_and_the_connection_goes_on(running, serves_others, role):
+    peer = await Peer.on(running.port, role)
+    for id in (7, 8):
+        await peer.say(frame(NOTHING, id=id, name="format_disk"))
+        answer = await peer.hear()
+        assert (answer.kind, answer.id) == (Kind.ERROR, id)
+        assert "command 'format_disk'" in loads(answer.buffers)["chain"][0][1]
+    peer.sock.close()
+
+
+PICKLES = {
+    "truncated": b"\x80\x05\x95\xff",
+    "opcodes of another Python": b"\x80\x05\xfe.",
+    "of a module that is not there": b"cno_such_module\nname\n.",
+}
+
+
+@pytest.mark.parametrize("tag", [Tag.OBJECT, Tag.CODE], ids=["object", "code"])
+@pytest.mark.parametrize("what", PICKLES)
+async def test_B90_code_that_cannot_be_loaded_is_answered_and_the_connection_goes_on(running, serves_others, what, tag):
+    data = PICKLES[what]
+    sent = msgpack.ExtType(tag, hashlib.sha256(data).digest() + data if tag is Tag.CODE else data)
+    peer = await Peer.on(running.port, Role.DATA)
+    for id in (7, 8):
+        await peer.say(frame([msgpack.packb([[sent], {}])], id=id, name="run_method"))
+        answer = await peer.hear()
+        assert (answer.kind, answer.id) == (Kind.ERROR, id)
+        facts = loads(answer.buffers)
+        assert facts["chain"][0][:1] == [f"ddlf.errors.{NotPicklable.__name__}"]
+        assert "cannot load code sent to Python 3." in facts["chain"][0][1]
+        assert "use the same Python version on all machines" in facts["hint"]
+    peer.sock.close()
+
+
+# -- floods -------------------------------------------------------------------------------------------------------------
+
+
+async def test_B92_B93_who_floods_a_daemon_and_reads_no_answer_waits_and_stops_nobody(
+    running, serves_others, monkeypatch
+):
+    monkeypatch.setattr("ddlf.worker.daemon.MAX_QUEUED_BYTES", 10_000)
+    peer = await Peer.on(running.port, Role.CONTROL)
+    async with asyncio.timeout(30):
+        await peer.say(frame(NOTHING))
+        await peer.hear()
+        (session,) = running.daemon._sessions
+        held_back, hold_back = asyncio.Event(), session._hold_back
+        monkeypatch.setattr(session, "_hold_back", lambda: (hold_back(), held_back.set()))
+        # The kernel holds little, so that it is the daemon that would have to.
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        session._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        count = 3000
+        saying = asyncio.create_task(peer.say((frame(NOTHING, id=1) + frame(NOTHING, id=HEARTBEAT_ID)) * (count // 2)))
+        await held_back.wait()
+        async with connected(running.port) as other:
+            assert await other.run_code("2 + 2") == 4
+        assert session._held_back
+        assert session._connection.queued_bytes < 10_000 + 1500 * 30  # the answers to what one read gives
+        for _ in range(count):
+            assert (await peer.hear()).kind == Kind.RESULT
+        await saying
+        await peer.say(frame(NOTHING, id=7))
+        assert (await peer.hear()).id == 7
+    peer.sock.close()
+
+
+async def test_B92_thousands_of_tiny_requests_are_all_answered_in_order(running, serves_others):
+    peer = await Peer.on(running.port, Role.DATA)
+    count = 20_000
+    one = [frame(NOTHING, id=id, name="list_variables") for id in range(1, count + 1)]
+    saying = asyncio.create_task(peer.say(b"".join(one)))
+    async with asyncio.timeout(60):
+        assert [(await peer.hear()).id for _ in range(count)] == list(range(1, count + 1))
+        await saying
+    peer.sock.close()
+
+
+# -- bytes for the master -----------------------------------------------------------------------------------------------
+
+SEND_PICKLES = "import ddlf.worker.worker as module, ddlf.wire.code as code\nmodule.refuse_objects = code.dump_result"
+SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_result = code.CodeSender().dump")
+
+
+@pytest.mark.parametrize(
+    ("turn", "result", "options", "sentence"),
+    [
+        pytest.param(SEND_CODE, "lambda: 1", dict(pickle_results=True), "a worker may not send code", id="B88"),
+        pytest.param(SEND_PICKLES, "object()", {}, "pickled payload not allowed here", id="B89"),
+    ],
+)
+async def test_what_a_worker_may_not_send_is_not_unpickled_and_ends_the_connection(
+    running, monkeypatch, turn, result, options, sentence
+):
+    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
+    async with connected(running.port, **options) as master:
+        await master.run_code(turn)
+        waiting = asyncio.ensure_future(master.run_method(wait_for_ever_beside))
+        with pytest.raises(ProtocolError, match=sentence):
+            await master.run_code(result)
+        with pytest.raises(WorkerLost, match=sentence):
+            await asyncio.wait_for(waiting, 10)
+        assert await master.run_code("1 + 1") == 2, "on a new connection"
+        await master.restart()
+
+
+async def wait_for_ever_beside():
+    await asyncio.Event().wait()
+
+
+wait_for_ever_beside.concurrent = True
+SAY = "next(session for session in self._sessions if session.lease)._connection.send({}, 12345, '', [b'\\xc0'])"
+
+
+async def test_B83_an_answer_that_nobody_waits_for_is_ignored(running, serves_others):
+    async with connected(running.port) as master:
+        await master.run_code(SAY.format(int(Kind.RESULT)))
+        connection = master._data.connection
+        assert await master.run_code("1 + 1") == 2
+        assert master._data.connection is connection
+
+
+async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_others, monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
+    async with connected(running.port) as master:
+        with pytest.raises(WorkerLost, match="a master expects answers, not messages of kind 1"):
+            await master.run_code(SAY.format(int(Kind.REQUEST)))
+        assert await master.run_code("1 + 1") == 2, "on a new connection"
