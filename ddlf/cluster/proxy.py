@@ -209,7 +209,7 @@ class ProxyWorker(IWorker):
         self._pulse: Pulse | None = None
         self._lost: LeaseError | None = None
         self._closed = False
-        self._exit: dict[str, Any] | None = None
+        self._exit: ExecutorCrashed | None = None
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
@@ -550,18 +550,29 @@ class ProxyWorker(IWorker):
         )
 
     def _on_event(self, frame: Frame) -> None:
-        if frame.name == "executor_exited":
-            self._exit = loads(frame.buffers)
-            self._exit_news.set()
-        elif frame.name == "lease_lost":
-            facts = loads(frame.buffers)
-            self._lost = LeaseError(
-                f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {self.epoch}",
-                hint="end this run, or close the cluster and connect again",
-                worker=self.name,
-                may_have_run=True,
-            )
-            self._drop(self._lost)
+        facts = loads(frame.buffers)
+        try:
+            if frame.name == "executor_exited":
+                method = f" while it ran {facts['method']!r}" if facts["method"] else ""
+                self._exit = ExecutorCrashed(
+                    f"the executor {facts['text']}{method}",
+                    worker=self.name,
+                    hint=facts["hint"],
+                    exit_code=facts["exit_code"],
+                    signal=facts["signal"],
+                    stderr_tail=facts["stderr_tail"],
+                )
+                self._exit_news.set()
+            elif frame.name == "lease_lost":
+                self._lost = LeaseError(
+                    f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {self.epoch}",
+                    hint="end this run, or close the cluster and connect again",
+                    worker=self.name,
+                    may_have_run=True,
+                )
+                self._drop(self._lost)
+        except (LookupError, TypeError) as error:
+            raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None
 
     def _on_control_end(self, channel: Channel, reason: BaseException | None) -> None:
         self._exit_news.set()
@@ -612,18 +623,9 @@ class ProxyWorker(IWorker):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_NEWS_S):
                 await self._exit_news.wait()
-        facts = self._exit
-        if facts is None:
+        if self._exit is None:
             return self._lost or await self._connection_lost(reason)
-        method = f" while it ran {facts['method']!r}" if facts["method"] else ""
-        return ExecutorCrashed(
-            f"the executor {facts['text']}{method}",
-            worker=self.name,
-            hint=facts["hint"],
-            exit_code=facts["exit_code"],
-            signal=facts["signal"],
-            stderr_tail=facts["stderr_tail"],
-        )
+        return copy.copy(self._exit)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -710,7 +712,7 @@ class ProxyWorker(IWorker):
         timeout_s = left_s if timeout_s is None else timeout_s
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         kind, value = await self._exchange(channel, request, left_s, timeout_s)
-        if kind == Kind.ERROR and value["chain"][0][0] == CODE_MISSING and value.get("may_have_run") is False:
+        if kind == Kind.ERROR and _code_is_missing(value):
             channel.code.forget()
             left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
             kind, value = await self._exchange(channel, request, left_s, timeout_s)
@@ -838,6 +840,14 @@ def _what(request: Request) -> str:
     """A request's name in errors: that of its method, if it has one."""
     what = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
     return str(what)[:60]
+
+
+def _code_is_missing(facts: Any) -> bool:
+    """Whether a worker refused a request since it does not hold code that was sent by name. What came may be anything."""
+    try:
+        return facts["chain"][0][0] == CODE_MISSING and facts["may_have_run"] is False
+    except (LookupError, TypeError):
+        return False
 
 
 def checked_function(method: Callable[..., Any]) -> Callable[..., Any]:

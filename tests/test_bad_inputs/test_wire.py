@@ -293,3 +293,22 @@ async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_o
         with pytest.raises(WorkerLost, match="a master expects answers, not messages of kind 1"):
             await master.run_code(SAY.format(int(Kind.REQUEST)))
         assert await master.run_code("1 + 1") == 2, "on a new connection"
+
+
+@pytest.mark.parametrize("name", ["executor_exited", "lease_lost"])
+async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_others, monkeypatch, name):
+    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
+    async with connected(running.port) as master:
+        with pytest.raises(WorkerLost, match=f"event '{name}' cannot be read"):
+            await master.run_code(SAY.format(int(Kind.EVENT)).replace("''", f"'{name}'"))
+        assert await master.run_code("1 + 1") == 2, "on a new connection"
+
+
+@pytest.mark.parametrize("facts", ["None", "7", "{'chain': []}", "{'chain': [['ValueError']]}"])
+async def test_an_error_that_cannot_be_read_is_one_with_a_sentence(running, facts):
+    async with connected(running.port) as master:
+        await master.run_code(f"import ddlf.worker.worker as module\nmodule.describe = lambda error: {facts}")
+        with pytest.raises(ProtocolError, match="error data cannot be read"):
+            await master.run_code("1 / 0")
+        assert await master.run_code("1 + 1") == 2
+        await master.restart()
