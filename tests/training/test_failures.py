@@ -1,4 +1,7 @@
-"""Training through failures, on real workers: the result is the same bits as that of the undisturbed run."""
+"""Training through failures, on real workers: the result is the same bits as that of the undisturbed run.
+
+Many kills in one job, with all that has a state, are in ``tests/benchmarks/reliability/test_training.py``.
+"""
 
 import asyncio
 import os
@@ -47,21 +50,6 @@ async def undisturbed(cluster, **options):
     trained = app(cluster, **options)
     await trained.train_model()
     return trained
-
-
-async def test_killed_executors_change_no_bit_of_weights_and_optimizers(two_workers):
-    plain = await undisturbed(two_workers, **HARD)
-    killed = with_faults(
-        app(two_workers, **HARD),
-        {(2, 2): kill_executor(two_workers, 2), (3, 1): kill_executor(two_workers, 1)},
-    )
-    records = await killed.train_model()
-    assert equal(killed.model.get_weights(), plain.model.get_weights())
-    for one, other in zip(killed.optimizers, plain.optimizers, strict=True):
-        assert equal(one, other)
-    assert sum(record.lost for record in records) >= 2
-    assert kinds(killed).count("lost") >= 2
-    assert all(record.samples == 203 for record in records)
 
 
 async def test_a_slot_that_moves_takes_the_optimizer_with_it_and_outer_momentum_goes_on(two_workers):
