@@ -619,10 +619,11 @@ class ProxyWorker(IWorker):
         channel.fail(await self._why(reason))
 
     async def _why(self, reason: BaseException | None) -> DDLFError:
-        """Find out why the data connection ended: its daemon says so."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_NEWS_S):
-                await self._exit_news.wait()
+        """Find out why the data connection ended: its daemon says so, unless it was this side that ended it."""
+        if not isinstance(reason, ProtocolError):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_NEWS_S):
+                    await self._exit_news.wait()
         if self._exit is None:
             return self._lost or await self._connection_lost(reason)
         return copy.copy(self._exit)

@@ -524,6 +524,8 @@ class Session:
             return
         if frame.kind != Kind.REQUEST:
             raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
+        if frame.id < 1:
+            raise ProtocolError(f"a request has a number from 1, not {frame.id}")
         if frame.id in self.jobs:
             raise ProtocolError(f"request {frame.id} is open already")
         if not self._begun and frame.name != "connect":

@@ -103,6 +103,8 @@ EXECUTOR = {
     "B82 kind": (frame(NOTHING, kind=200), "a worker expects requests, not messages of kind 200"),
     "B83 answer": (frame(NOTHING, kind=Kind.RESULT), "a worker expects requests, not messages of kind 2"),
     "B83 id that is open": (TWICE, "request 5 is open already"),
+    "B83 id 0": (frame(NOTHING, id=0), "a request has a number from 1, not 0"),
+    "B83 id below 0": (frame(NOTHING, id=-1), "a request has a number from 1, not -1"),
     "B84 type by name": (argument(Tag.ARRAY, 1, "O", "C", 8), "dtype 'O' not allowed"),
     "B84 type outside the table": (argument(Tag.ARRAY, 1, 15, "C", 8), "dtype 15 not allowed"),
     "B85": (argument(Tag.ARRAY, 1, 5, "C", -8), "bad shape [-8]"),
@@ -257,9 +259,8 @@ SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_resu
     ],
 )
 async def test_what_a_worker_may_not_send_is_not_unpickled_and_ends_the_connection(
-    running, monkeypatch, turn, result, options, sentence
+    running, turn, result, options, sentence
 ):
-    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
     async with connected(running.port, **options) as master:
         await master.run_code(turn)
         waiting = asyncio.ensure_future(master.run_method(wait_for_ever_beside))
@@ -287,8 +288,7 @@ async def test_B83_an_answer_that_nobody_waits_for_is_ignored(running, serves_ot
         assert master._data.connection is connection
 
 
-async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_others, monkeypatch):
-    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
+async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_others):
     async with connected(running.port) as master:
         with pytest.raises(WorkerLost, match="a master expects answers, not messages of kind 1"):
             await master.run_code(SAY.format(int(Kind.REQUEST)))
@@ -296,8 +296,7 @@ async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_o
 
 
 @pytest.mark.parametrize("name", ["executor_exited", "lease_lost"])
-async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_others, monkeypatch, name):
-    monkeypatch.setattr("ddlf.cluster.proxy.EXIT_NEWS_S", 0.1)
+async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_others, name):
     async with connected(running.port) as master:
         with pytest.raises(WorkerLost, match=f"event '{name}' cannot be read"):
             await master.run_code(SAY.format(int(Kind.EVENT)).replace("''", f"'{name}'"))
