@@ -274,4 +274,11 @@ class Connection:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(ConnectionResetError(str(reason or "the connection was closed")))
-        self._on_close(reason)
+        # Its owner, the decoder and this refer to each other: without a cut the memory would wait for a garbage collection.
+        on_close, self._on_close, self._on_frame = self._on_close, _ended, _ended
+        self._decoder.release()
+        on_close(reason)
+
+
+def _ended(_: object) -> None:
+    """Takes the place of the callbacks of a connection that ended."""

@@ -178,6 +178,12 @@ class FrameDecoder:
         while (frame := self._next()) is not None:
             yield frame
 
+    def release(self) -> None:
+        """Let go of all memory and of what allocates it. The stream has ended: nothing is received afterwards."""
+        self._scratch = bytearray()
+        self._view = memoryview(self._scratch)
+        self._target, self._buffers, self._allocate = None, [], bytearray
+
     def _next(self) -> Frame | None:
         """The next frame, None when bytes are missing."""
         if self._header is None:

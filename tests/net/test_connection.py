@@ -6,6 +6,7 @@ import gc
 import socket
 import ssl
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -528,6 +529,21 @@ async def test_a_closed_connection_leaves_nothing_in_the_loop(ends):
 
 
 # --- Encrypted -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_memory_of_an_ended_connection_goes_without_a_garbage_collection(ends):
+    left, right = ends
+    left.connection.send(1, 1, "run", [b"x" * 40_000])
+    await right.receive(1)
+    gone = [weakref.ref(thing) for thing in (right.connection, right.connection._decoder)]
+    gc.collect()
+    gc.disable()
+    try:
+        right.connection.close()
+        right.connection = left.connection  # the last reference is gone
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_message_that_waits_encrypted_may_be_copied_and_still_arrives_as_it_was():
