@@ -109,6 +109,7 @@ class Cluster:
         security: Security = TOKEN_ONLY,
     ) -> None:
         self._machines = machines = Counter(_machine(host) for host, _ in addresses)
+        self._hosted = hosted = _Hosted()
         if tokens is None and set(machines) != {LOOPBACK}:
             raise ConfigError(
                 "no token for workers on other machines",
@@ -131,14 +132,12 @@ class Cluster:
                 timing=timing,
                 takeover=takeover,
             )
-            worker.replay = self._hosted_by
+            worker.replay = hosted.requests_for
             return worker
 
         self._proxy = proxy
         self._workers = [proxy(host, port, number) for number, (host, port) in enumerate(addresses, 1)]
         self._missing: list[ProxyWorker] = []
-        self._hosted: dict[str, Request] = {}
-        self._variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
@@ -357,18 +356,6 @@ class Cluster:
         self._workers.append(worker)
         return worker
 
-    def _hosted_by(self, worker: ProxyWorker) -> list[Request]:
-        """What gives a worker's new executor the methods and variables that were given to all workers.
-
-        The values are those that the variables were set to: this side keeps references to them, not copies.
-        """
-        requests = list(self._hosted.values())
-        for name, values in self._variables.items():
-            value = values.get(worker.id, values.get(None))
-            if worker.id in values or None in values:
-                requests.append(Request("set_variable", name, value))
-        return requests
-
     @property
     def missing(self) -> list[ProxyWorker]:
         """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
@@ -500,11 +487,11 @@ class Cluster:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
         await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
         key = name or method_name(method)
-        self._hosted[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        self._hosted.methods[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Forget a hosted method on all workers."""
-        self._hosted.pop(method_name(method), None)
+        self._hosted.methods.pop(method_name(method), None)
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
@@ -525,12 +512,12 @@ class Cluster:
         """
         if each is None:
             await self._all("set_variable", name, value)
-            self._variables[name] = {None: value}
+            self._hosted.variables[name] = {None: value}
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
         await self._send([Request("set_variable", name, own) for own in each])
-        self._variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
+        self._hosted.variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
 
     async def get_variable(self, name: str) -> list[Any]:
         """The variable's value on each worker."""
@@ -538,7 +525,7 @@ class Cluster:
 
     async def delete_variable(self, name: str) -> None:
         """Forget a variable on all workers."""
-        self._variables.pop(name, None)
+        self._hosted.variables.pop(name, None)
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
@@ -555,7 +542,7 @@ class Cluster:
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Methods stay."""
-        self._variables.clear()
+        self._hosted.variables.clear()
         await self._all("clean")
 
     async def ping(self) -> list[float]:
@@ -565,6 +552,26 @@ class Cluster:
     async def status(self) -> list[dict[str, Any]]:
         """What each worker is and does."""
         return await self.gather([worker.status() for worker in self._workers])
+
+
+class _Hosted:
+    """The methods and variables that all workers were given. It knows no cluster, so that one that nobody holds is gone at once."""
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Request] = {}
+        self.variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
+
+    def requests_for(self, worker: ProxyWorker) -> list[Request]:
+        """What gives a worker's new executor what the one before had.
+
+        The values are those that the variables were set to: this side keeps references to them, not copies.
+        """
+        requests = list(self.methods.values())
+        for name, values in self.variables.items():
+            value = values.get(worker.id, values.get(None))
+            if worker.id in values or None in values:
+                requests.append(Request("set_variable", name, value))
+        return requests
 
 
 def is_number(value: Any) -> bool:

@@ -89,7 +89,7 @@ class Channel:
         self.connection = Connection(
             sock,
             self._on_frame,
-            lambda reason: self._on_end(self, reason),
+            self._ended,
             limits=limits,
             peer_limits=peer_limits,
             allocate=allocate,
@@ -118,12 +118,20 @@ class Channel:
             return
         future.set_result((frame.kind, value))
 
+    def _ended(self, reason: BaseException | None) -> None:
+        self._on_end(self, reason)
+        self._on_event, self._on_end = _no_more, _no_more  # the proxy and this refer to each other
+
     def fail(self, error: DDLFError) -> None:
         """End every open request with the same error, each with a copy: who handles one may add to it."""
         pending, self.pending = self.pending, {}
         for future in pending.values():
             if not future.done():
                 future.set_exception(copy.copy(error))
+
+
+def _no_more(*_: object) -> None:
+    """Takes the place of the callbacks of a channel that ended."""
 
 
 class ControlChannel(Channel):
@@ -579,6 +587,7 @@ class ProxyWorker(IWorker):
         if channel is self._control:
             if self._pulse is not None:
                 self._pulse.end()
+                self._pulse = None
             if self._data is not None:
                 # What ran there ends: without its control connection a master does not have the worker.
                 self._data.connection.close()

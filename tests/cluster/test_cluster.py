@@ -1,9 +1,11 @@
 """Every call of the public interface, against real workers on this machine."""
 
 import asyncio
+import gc
 import logging
 import os
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -605,3 +607,19 @@ async def test_a_worker_that_cannot_be_added_leaves_the_cluster_as_it_was(start_
         with pytest.raises(ConnectError):
             await cluster.add("127.0.0.1", free_port)
         assert cluster.N == 1
+
+
+async def test_a_closed_cluster_that_nobody_holds_is_gone_without_a_garbage_collection(start_worker, token_file):
+    worker = start_worker()
+    gc.collect()
+    gc.disable()
+    try:
+        async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
+            await cluster.add_method(calculate)
+            await cluster.run("calculate", a=1, b=2, c=3)
+            gone = [weakref.ref(cluster), weakref.ref(cluster.workers[0])]
+        del cluster
+        await asyncio.sleep(0)  # tasks that have ended go
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
