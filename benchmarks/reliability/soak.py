@@ -1,9 +1,10 @@
 """Nothing grows: memory, descriptors, threads and tasks of master, daemon and executor under long use.
 
-    python -m benchmarks.reliability.soak [--calls 2000000] [--cycles 1000] [--transfers 300] [--rounds 50]
+    python -m benchmarks.reliability.soak [--calls 2000000] [--cycles 1000] [--minutes 15] [--transfers 300] [--rounds 50]
 
 Three parts, each against a real ``ddlf-worker`` of its own: small calls, on clusters that connect and close one after the other; arrays of 16 MB
-there and back; rounds of training (digits CNN). 0 leaves a part out.
+there and back; rounds of training (digits CNN). 0 leaves a part out. The calls are spread over 15 minutes, in which 1 MiB an hour is 250 KiB: in the
+minute that they take without a pause it would be 17 KiB, a few pages, and allocators move by more than that.
 
 After a warm-up of a fifth, the memory that each process has for itself is read 80 times. The slope is the median of the slopes between all pairs of
 readings (Theil and Sen), so that one step of an allocator does not decide; ``grown`` is the median of the last fifth of the readings less that of the
@@ -35,9 +36,8 @@ from ddlf import Cluster
 
 SAMPLES = 100
 WARM_UP = 0.2
-WARM_UP_CYCLES = 10_000
-"""Before the small calls. Until then the memory of the daemon grows by some 100 bytes a cycle (a tenth of what it has), then no more: the C library's
-pieces, since Python's own blocks are as many after 1,000 cycles as after 25,000."""
+WARM_UP_CYCLES = 2000
+"""Before the small calls: the C library keeps some more for each of the first ones."""
 CALLERS = 4
 SLOPE_MIB_PER_HOUR = 1.0
 
@@ -116,8 +116,9 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
     for _ in range(WARM_UP_CYCLES):
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
             assert await cluster.run_method(add, a=1, b=1) == [2]
-    watch = Watch(daemon, options.cycles)
+    watch, begin = Watch(daemon, options.cycles), time.monotonic()
     for cycle in range(options.cycles):
+        await asyncio.sleep(begin + cycle * options.minutes * 60 / options.cycles - time.monotonic())
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
             await cluster.add_method(add)
             worker, numbers = cluster.workers[0], iter(range(options.calls // options.cycles))
@@ -213,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2_000_000)
     parser.add_argument("--cycles", type=int, default=1_000)
+    parser.add_argument("--minutes", type=float, default=15, help="over which the calls are spread")
     parser.add_argument("--transfers", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=50)
     return asyncio.run(soak(parser.parse_args(argv)))
