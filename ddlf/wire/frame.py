@@ -75,7 +75,7 @@ class Frame(NamedTuple):
 def encode_frame(
     kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None, *, limits: Limits
 ) -> list[Buffer]:
-    """Write a frame as pieces to send one after another. Large buffers are passed on, not copied.
+    """Write a frame as pieces to send one after another, none of them empty. Large buffers are passed on, not copied.
 
     Args:
         kind: As in ``Frame``; so are ``id``, ``name``, ``extra``.
@@ -110,12 +110,12 @@ def encode_frame(
         if size <= JOIN_BELOW_BYTES:
             small.append(buffer)
         else:
-            if small:
-                pieces.append(b"".join(small))
-                small = []
+            if rest := b"".join(small):
+                pieces.append(rest)
+            small = []
             pieces.append(buffer)
-    if small:
-        pieces.append(b"".join(small))
+    if rest := b"".join(small):
+        pieces.append(rest)
     return pieces
 
 

@@ -327,3 +327,11 @@ def test_the_frame_with_an_array_in_the_document_is_the_one_on_the_wire(written_
     sent = frame(written_bytes["large-array"], memory, kind=2, id=8, name="")
     assert wire(sent) == begin + memory
     assert feed(FrameDecoder(LIMITS), begin + memory, 100) == [sent]
+
+
+@given(st.lists(st.sampled_from([0, 1, 100, JOIN_BELOW_BYTES, JOIN_BELOW_BYTES + 1, 50_000]), max_size=6))
+def test_no_piece_is_empty(sizes):
+    """A kernel that is offered nothing takes nothing: whoever sends until all is taken would wait for ever."""
+    pieces = encode_frame(1, 7, "run", [bytes(size) for size in sizes], limits=Limits())
+    assert all(len(piece) for piece in pieces)
+    assert sum(map(len, pieces)) > sum(sizes)
