@@ -162,10 +162,13 @@ class Cluster:
         from ddlf.config import load_config
 
         config = load_config(path)
+        security = dict(config.security)
+        if token_file is not None:
+            security["token_file"] = token_file
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
-            **{**dict(config.security), **({"token_file": token_file} if token_file is not None else {})},
+            **security,
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
             heartbeat_s=config.run.heartbeat_s,

@@ -558,6 +558,8 @@ class ProxyWorker(IWorker):
         )
 
     def _on_event(self, frame: Frame) -> None:
+        if frame.name not in ("executor_exited", "lease_lost"):
+            return  # of a newer worker
         facts = loads(frame.buffers)
         try:
             if frame.name == "executor_exited":
@@ -571,7 +573,7 @@ class ProxyWorker(IWorker):
                     stderr_tail=facts["stderr_tail"],
                 )
                 self._exit_news.set()
-            elif frame.name == "lease_lost":
+            else:
                 self._lost = LeaseError(
                     f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {self.epoch}",
                     hint="end this run, or close the cluster and connect again",

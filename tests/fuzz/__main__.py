@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -72,8 +73,8 @@ def main() -> int:
             folder.mkdir()
         for number, data in enumerate(corpus(options.target)):
             (found / str(number)).write_bytes(data)
-        command = f"{sys.executable} -m tests.fuzz {options.target} --runs {options.runs} --child"
-        itself.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        command = [sys.executable, "-m", "tests.fuzz", options.target, "--runs", str(options.runs), "--child"]
+        itself.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         itself.chmod(0o700)
         environment = {**os.environ, ITSELF: str(itself)}
         code = subprocess.run([itself, f"-atheris_runs={options.runs}", found], env=environment).returncode
