@@ -6,9 +6,10 @@ Three parts, each against a real ``ddlf-worker`` of its own: small calls, on clu
 there and back; rounds of training (digits CNN). 0 leaves a part out. The calls are spread over 15 minutes, in which 1 MiB an hour is 250 KiB: in the
 minute that they take without a pause it would be 17 KiB, a few pages, and allocators move by more than that.
 
-After a warm-up of a fifth, the memory that each process has for itself is read 80 times. The slope is the median of the slopes between all pairs of
-readings (Theil and Sen), so that one step of an allocator does not decide; ``grown`` is the median of the last fifth of the readings less that of the
-first fifth. Python's own allocations are counted too: what leaks is there, what an allocator keeps for later is not.
+After a warm-up (2,000 clusters with a call each, then a fifth of each part) the memory that each process has for itself is read 80 times. The
+slope is the median of the slopes between all pairs of readings (Theil and Sen), so that one step of an allocator does not decide; ``grown`` is the
+median of the last fifth of the readings less that of the first fifth. Python's own allocations are counted too: what leaks is there, what an
+allocator keeps for later is not.
 
 Exit code 1 when the memory of the calls has a slope of over 1 MiB an hour, or when any part leaves a descriptor, a thread or a task behind.
 """
@@ -36,9 +37,9 @@ from ddlf import Cluster
 
 SAMPLES = 100
 WARM_UP = 0.2
-WARM_UP_CYCLES = 2000
-"""Before the small calls: the C library keeps some more for each of the first ones."""
 CALLERS = 4
+SETTLE_S = 1.0
+"""After a cluster was closed, until its heartbeats' thread and the worker's sockets are gone too: at most half of it."""
 SLOPE_MIB_PER_HOUR = 1.0
 
 
@@ -53,7 +54,7 @@ def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def tasks() -> int:
-    """Tasks of asyncio in a process that have not ended. Runs on both sides."""
+    """Tasks of asyncio in this process that have not ended."""
     gc.collect()
     return sum(1 for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done())
 
@@ -113,7 +114,7 @@ Part = Callable[[Workers, int, int, argparse.Namespace], Awaitable[Watch]]
 
 async def calls(workers: Workers, daemon: int, port: int, options: argparse.Namespace) -> Watch:
     """Clusters that connect, call a few thousand times, a few at a time, and close."""
-    for _ in range(WARM_UP_CYCLES):
+    for _ in range(options.warm_up):
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
             assert await cluster.run_method(add, a=1, b=1) == [2]
     watch, begin = Watch(daemon, options.cycles), time.monotonic()
@@ -130,7 +131,9 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
             await asyncio.gather(*(some() for _ in range(CALLERS)))
         watch.step()
         if cycle == options.cycles // 10:
+            await asyncio.sleep(SETTLE_S)
             watch.count()
+    await asyncio.sleep(SETTLE_S)
     watch.count()
     return watch
 
@@ -215,6 +218,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=2_000_000)
     parser.add_argument("--cycles", type=int, default=1_000)
     parser.add_argument("--minutes", type=float, default=15, help="over which the calls are spread")
+    parser.add_argument(
+        "--warm-up", type=int, default=2000, help="clusters before them: the C library grows with those"
+    )
     parser.add_argument("--transfers", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=50)
     return asyncio.run(soak(parser.parse_args(argv)))

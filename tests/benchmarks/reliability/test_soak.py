@@ -1,0 +1,51 @@
+"""The soak, the short form: it runs, its slope is that of Theil and Sen, and it finds what is left behind."""
+
+import os
+
+import numpy as np
+import pytest
+from scipy.stats import theilslopes
+
+from benchmarks.reliability import soak
+
+SHORT = ["--calls", "200", "--cycles", "10", "--minutes", "0", "--warm-up", "5", "--transfers", "10", "--rounds", "4"]
+
+
+def test_each_part_is_measured_and_calls_and_transfers_leave_no_descriptor_thread_or_task(capsys):
+    soak.main(SHORT)
+    lines = capsys.readouterr().out.splitlines()
+    for part in ("calls", "transfers", "rounds"):
+        rows = [line for line in lines if line.startswith(f"| {part} ")]
+        assert len(rows) == 3, lines
+        # Libraries of training start their threads when they like in the first rounds.
+        assert part == "rounds" or all(row.endswith(" - |") for row in rows), lines
+
+
+def test_the_slope_is_that_of_another_library_and_one_step_does_not_decide():
+    watch = soak.Watch(os.getpid(), 40)
+    watch.at = list(np.arange(40.0))
+    noise = np.random.default_rng(0).normal(0, 1000, 40)
+    watch.memory["master"] = [int(5000 * at + extra) for at, extra in zip(watch.at, noise, strict=True)]
+    watch.memory["daemon"] = [0] * 39 + [10**9]
+    slope, _ = watch.results("master")
+    assert slope == pytest.approx(theilslopes(watch.memory["master"], watch.at).slope * 3600 / 2**20)
+    assert watch.results("daemon") == (0, 0)
+
+
+def test_what_is_left_behind_is_found(monkeypatch, capsys):
+    opened = []
+
+    async def leak(workers, daemon, port, options):
+        watch = soak.Watch(daemon, 1)
+        watch.step()
+        watch.count()
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+        watch.count()
+        return watch
+
+    monkeypatch.setattr(soak, "PARTS", {"calls": leak})
+    try:
+        assert soak.main(SHORT) == 1
+    finally:
+        os.close(opened[0])
+    assert "calls: 1 master descriptors more" in capsys.readouterr().out
