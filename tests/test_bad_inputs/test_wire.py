@@ -303,6 +303,14 @@ async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_
         assert await master.run_code("1 + 1") == 2, "on a new connection"
 
 
+async def test_an_event_of_a_newer_worker_is_ignored(running, serves_others):
+    async with connected(running.port) as master:
+        await master.run_code(SAY.format(int(Kind.EVENT)).replace("'', [b'\\xc0']", "'sang', []"))
+        connection = master._data.connection
+        assert await master.run_code("1 + 1") == 2
+        assert master._data.connection is connection
+
+
 @pytest.mark.parametrize("facts", ["None", "7", "{'chain': []}", "{'chain': [['ValueError']]}"])
 async def test_an_error_that_cannot_be_read_is_one_with_a_sentence(running, facts):
     async with connected(running.port) as master:
