@@ -6,17 +6,10 @@ data and model, goes to every worker, where ``load_dataset``, ``create_model`` a
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
-import json
-import secrets
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddlf.errors import AppError, ConfigError, DatasetMismatch
+from ddlf.errors import AppError, ConfigError
 from ddlf.training.record import RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
@@ -24,12 +17,8 @@ if TYPE_CHECKING:
 
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
-    from ddlf.cluster.proxy import ProxyWorker
-    from ddlf.training.crew import Crew
     from ddlf.training.ledger import Ledger
-    from ddlf.training.progress import Keeper, Progress
     from ddlf.training.replica import Replica
-    from ddlf.training.slots import Job
     from ddlf.worker.worker import Worker
 
 EVALUATION_BATCH = 512
@@ -281,165 +270,15 @@ class IApp:
         return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed)
 
     async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
-        names = ("master_epochs", "worker_epochs", "batch_size", "seed")
-        from ddlf.algorithms.check import check_policy
-        from ddlf.algorithms.merge import rule
-        from ddlf.training.exchange import check_codecs
-        from ddlf.training.precision import check_precision
+        from ddlf.training.run import train
 
-        settings = {
-            name: getattr(self, name) if value is None else value for name, value in zip(names, given, strict=True)
-        }
-        for name, value in settings.items():
-            low = 0 if name == "seed" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
-        if self.balance not in ("equal", "speed"):
-            raise ConfigError(f"balance must be 'equal' or 'speed', got {self.balance!r}")
-        rule(self.merge)
-        check_policy(self.update_policy)
-        check_codecs(self.codec, self.weights_codec)
-        check_precision(self.precision)
-        samples = await self.prepare(settings["seed"])
-        async with self._crew(backups) as crew:
-            job = await self._job(samples, crew, "sync" if backups else "async", settings)
-            try:
-                self.history = await algorithm(job)
-            finally:
-                progress = job.progress
-                self.model.set_weights(progress.weights)
-                self.optimizers, self.ledger = progress.optimizers, progress.ledger
-                if job.keeper is not None:
-                    await job.keeper.last(progress)
-        return self.history
+        await self._check_written()
+        return await train(self, algorithm, backups, *given)
 
-    def _crew(self, backups: bool) -> Crew:
-        from ddlf.training.crew import Crew
-
-        assert self.cluster is not None
-        return Crew(
-            self.cluster,
-            self._open_worker,
-            self.on_event,
-            backups=backups,
-            wait_s=self.wait_for_workers_s,
-        )
-
-    async def _job(self, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
-        from ddlf.algorithms.merge import rule
-        from ddlf.algorithms.outer import Subtract
-        from ddlf.training.exchange import WeightsOut
-        from ddlf.training.ledger import Ledger
-        from ddlf.training.progress import Progress
-        from ddlf.training.slots import Job
-
-        assert self.cluster is not None
-        trained = {id(weight) for weight in self.model.trainable_weights}
-        trainable = [id(weight) in trained for weight in self.model.weights]
-        job: Job
-
-        async def evaluate_between(number: int) -> dict[str, float]:
-            if not self.evaluate_every or number == 0 or number % self.evaluate_every:
-                return {}
-            metrics: dict[str, float] = await self._compute(self._evaluate, job.progress.weights)
-            return metrics
-
-        async def report(record: RoundRecord) -> bool:
-            await _maybe_await(self.on_round(record))
-            return bool(self.is_convergent(record))
-
-        keeper, progress = await self._open_checkpoints(mode, samples, settings)
-        if progress is None:
-            slots = self.slots or self.cluster.N
-            progress = Progress(weights=self.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots)
-        weights_out = WeightsOut(self.weights_codec, [not flag for flag in trainable])
-        weights_out.held = dict(progress.held)
-        job = Job(
-            run=self._run,
-            cluster=self.cluster,
-            crew=crew,
-            slots=len(progress.optimizers),
-            progress=progress,
-            keeper=keeper,
-            lost_of=progress.lost,
-            keep_optimizer=self.optimizer_state == "kept",
-            trainable=trainable,
-            samples=samples,
-            names=[weight.path for weight in self.model.weights],
-            rule=rule(self.merge),
-            update_policy=self.update_policy,
-            outer=self.outer or Subtract(),
-            codec=self.codec,
-            weights_out=weights_out,
-            balance=self.balance,
-            report=report,
-            evaluate_between=evaluate_between,
-            **settings,
-        )
-        return job
-
-    async def _open_checkpoints(
-        self, mode: str, samples: int, settings: dict[str, Any]
-    ) -> tuple[Keeper | None, Progress | None]:
-        """What writes checkpoints, and what the run goes on from; None for each that is not wanted or not there."""
-        from ddlf.training.checkpoint import CheckpointFolder
-        from ddlf.training.progress import Keeper, Progress, check_settings
-        from ddlf.training.replica import describe_weights
-
-        where = self.checkpoint if self.resume in (None, "auto") else self.resume
-        if where is None:
-            if self.resume:
-                raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too")
-            return None, None
-        described = describe_weights(self.model)
-        now = {
-            "mode": mode,
-            "samples": samples,
-            "data": self._content,
-            "model": hashlib.sha256(json.dumps([row[1:] for row in described]).encode()).hexdigest()[:16],
-            "optimizer": type(self.model.optimizer).__name__,
-            "outer": repr(self.outer),
-            **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
-            **{
-                name: getattr(self, name)
-                for name in (
-                    "precision",
-                    "balance",
-                    "codec",
-                    "weights_codec",
-                    "optimizer_state",
-                    "merge",
-                    "update_policy",
-                )
-            },
-        }
-        folder = CheckpointFolder(where, keep=self.checkpoint_keep)
-        await asyncio.to_thread(folder.open, type(self).__name__, takeover=self.takeover)
-        try:
-            found = await asyncio.to_thread(folder.newest, required=self.resume not in (None, "auto"), report=self.say)
-            if found is not None and not self.resume:
-                raise ConfigError(
-                    f"{where} has checkpoints already, the newest of round {found.round}",
-                    hint="go on from there with resume='auto' (--resume auto), or choose another folder",
-                )
-            progress = None
-            if found is not None:
-                check_settings(dict(found.facts["settings"]), now)
-                progress = Progress.from_checkpoint(found)
-                if self.slots not in (None, len(progress.optimizers)):
-                    check_settings({"slots": len(progress.optimizers)}, {"slots": self.slots})
-                self.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {found.round}, from {where}")
-        except BaseException:
-            await asyncio.to_thread(folder.close)
-            raise
-
-        def report(text: str) -> None:
-            self.on_event(TrainingEvent(kind="checkpoint", round=len(self.history), text=text))
-
-        keeper = Keeper(folder, self.checkpoint_every, [row[0] for row in described], now, report)
-        if found is not None:
-            keeper.resumed_at(found.round)
-        return keeper, progress
+    async def _check_written(self) -> None:
+        for name in ("load_dataset", "create_model"):
+            if getattr(type(self), name) is getattr(IApp, name):
+                await getattr(self, name)()  # it says so
 
     async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
@@ -450,104 +289,10 @@ class IApp:
         Returns:
             The number of training samples.
         """
-        from ddlf.training import replica
-        from ddlf.training.precision import WORTH_SAYING
-        from ddlf.worker.datasets import fingerprint, not_finite
+        from ddlf.training.opening import prepare
 
-        for name in ("load_dataset", "create_model"):
-            if getattr(type(self), name) is getattr(IApp, name):
-                await getattr(self, name)()
-        await self.connect()
-        assert self.cluster is not None
-        begin = time.perf_counter()
-        # The workers import Keras and build their models while this side does.
-        self._run = secrets.token_hex(8)
-        again = self.cluster.options(idempotent=True)  # a worker that dies meanwhile gets it once more
-        opening = asyncio.ensure_future(again.run_method(replica.open_app, app=self, run=self._run))
-        await asyncio.sleep(0)
-        try:
-            if not hasattr(self, "x_train"):
-                await _maybe_await(self.load_dataset())
-            if not hasattr(self, "model"):
-                import keras
-
-                keras.utils.set_random_seed(self.seed if seed is None else seed)
-                await _maybe_await(self.create_model())
-                if not hasattr(self, "model"):
-                    raise AppError("create_model set no self.model", hint="end it with self.model = ...")
-        except BaseException:
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            raise
-        opened = await opening
-        self._check_models([facts["weights"] for facts in opened])
-        threads = sorted({worker.facts["threads"] for worker in self.cluster.workers})
-        self.say(
-            f"model     {self.model.name}: {self.model.count_params():,} parameters, Keras {opened[0]['keras']} on "
-            f"{opened[0]['backend']}, threads per worker {'-'.join(map(str, threads))}, "
-            f"ready in {time.perf_counter() - begin:.1f} s"
-        )
-        if opened[0]["gain"] > WORTH_SAYING:
-            self.say(
-                f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
-            )
-        mine = fingerprint(self.x_train, self.y_train) if hasattr(self, "x_train") else ""
-        for name in ("x_train", "y_train") if mine else ():
-            if found := not_finite(getattr(self, name)):
-                self.say(f"data      WARNING {found} of {name} are NaN or infinite")
-        loaded = await again.run_method(replica.load_data, wanted=mine)
-        self._check_data(mine, loaded)
-        self._content = loaded[0]["fingerprint"]
-        samples: int = loaded[0]["samples"]
-        news = sum(facts["loaded"] for facts in loaded)
-        how = (
-            f"loaded on {news} workers in {max(facts['seconds'] for facts in loaded):.1f} s"
-            if news
-            else f"already on all {len(loaded)} workers, nothing loaded"
-        )
-        self.say(
-            f"data      {samples:,} samples of shape {tuple(loaded[0]['shape'])}, content {loaded[0]['fingerprint']}: {how}"
-        )
-        return samples
-
-    async def _open_worker(self, worker: ProxyWorker) -> None:
-        """Bring one worker to where training is: app, model and data, checked as at the beginning."""
-        from ddlf.training import replica
-        from ddlf.wire.messages import Request
-
-        facts = await worker.rpc(Request("run_method", replica.open_app, app=self, run=self._run))
-        self._check_models([facts["weights"]], worker.id)
-        loaded = await worker.rpc(Request("run_method", replica.load_data, wanted=self._content))
-        self._check_data(self._content, [loaded], worker.id)
-
-    def _check_models(self, weights: list[list[list[Any]]], first: int = 1) -> None:
-        from ddlf.training.replica import describe_weights
-
-        mine = [tuple(row[1:]) for row in describe_weights(self.model)]
-        for number, theirs in enumerate(weights, first):
-            if [tuple(row[1:]) for row in theirs] != mine:
-                raise AppError(
-                    f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
-                    hint="it must not depend on the machine it runs on",
-                )
-
-    def _check_data(self, mine: str, loaded: list[dict[str, Any]], first: int = 1) -> None:
-        contents = {facts["fingerprint"] for facts in loaded} | ({mine} if mine else set())
-        if len(contents) == 1:
-            return
-        rows = [("master", mine, "", "", "")] if mine else []
-        rows += [
-            (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-            for n, f in enumerate(loaded, first)
-        ]
-        table = "\n".join(
-            f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows
-        )
-        raise DatasetMismatch(
-            f"the training data differs between nodes, so training was not started:\n  {'node':<10} {'content':<17} "
-            f"{'samples':>9} {'shape':<18} dtype\n{table}\n",
-            hint="give every node the same files, and load them without shuffling by chance",
-        )
+        await self._check_written()
+        return await prepare(self, seed)
 
     # -- after training ---------------------------------------------------------------------------------------------
 
@@ -557,25 +302,15 @@ class IApp:
         Returns:
             Keras's metrics by name, ``"loss"`` among them.
         """
+        from ddlf.training.evaluation import compute, evaluate
+
         if not hasattr(self, "x_test") or not hasattr(self, "y_test"):
             raise AppError(
                 "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
             )
-        metrics: dict[str, float] = await self._compute(self._evaluate, None)
+        metrics: dict[str, float] = await compute(evaluate, self, None)
         self.say("test      " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         return metrics
-
-    def _evaluate(self, weights: list[Any] | None) -> dict[str, float]:
-        import numpy as np
-
-        from ddlf.training.feed import first_array, make_feed
-
-        if weights is not None:
-            self.model.set_weights(weights)
-        feed = make_feed((self.x_test, self.y_test), EVALUATION_BATCH)
-        feed.set_order(np.arange(len(first_array(self.x_test))))
-        metrics = self.model.evaluate(feed.dataset, verbose=0, return_dict=True)
-        return {name: float(value) for name, value in metrics.items()}
 
     async def save_model(self, path: str | Path) -> None:
         """Save the model in Keras's format; the file is complete or not there.
@@ -583,19 +318,9 @@ class IApp:
         Args:
             path: Ends with ``.keras``.
         """
-        path = Path(path)
-        if path.suffix != ".keras":
-            raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
-        temporary = path.with_name(f".{path.stem}.new.keras")
-        try:
-            await self._compute(self.model.save, temporary)
-            temporary.replace(path)
-        except FileNotFoundError:
-            raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first") from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        self.say(f"saved     {path}")
+        from ddlf.training.evaluation import save
+
+        await save(self, path)
 
     async def load_model(self, path: str | Path) -> None:
         """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
@@ -603,20 +328,9 @@ class IApp:
         Args:
             path: A ``.keras`` file.
         """
-        import keras
+        from ddlf.training.evaluation import load
 
-        if not Path(path).is_file():  # noqa: ASYNC240
-            raise ConfigError(f"there is no model file {str(path)!r}")
-        loaded = await self._compute(keras.models.load_model, str(path))
-        if hasattr(self, "model"):
-            self.model.set_weights(loaded.get_weights())
-        else:
-            self.model = loaded
-
-    async def _compute(self, function: Any, *args: Any) -> Any:
-        """Run Keras on a thread of its own, so that connections are served meanwhile."""
-        with ThreadPoolExecutor(1, "compute") as executor:
-            return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -631,8 +345,3 @@ def default_cluster() -> Cluster:
 
     path = find_config()
     return Cluster.from_config(path) if path is not None else Cluster.local(2)
-
-
-async def _maybe_await(result: Any) -> None:
-    if hasattr(result, "__await__"):
-        await result

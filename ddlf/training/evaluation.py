@@ -1,0 +1,75 @@
+"""The master's own model: evaluated, saved and loaded on a thread of its own, so that connections are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import ConfigError
+from ddlf.training.feed import first_array, make_feed
+
+EVALUATION_BATCH = 512
+
+
+def evaluate(app: Any, weights: list[Any] | None) -> dict[str, float]:
+    """Evaluate the app's model on its test data, with the given weights or those that it has."""
+    if weights is not None:
+        app.model.set_weights(weights)
+    feed = make_feed((app.x_test, app.y_test), EVALUATION_BATCH)
+    feed.set_order(np.arange(len(first_array(app.x_test))))
+    metrics = app.model.evaluate(feed.dataset, verbose=0, return_dict=True)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+async def save(app: Any, path: str | Path) -> None:
+    """Save the model in Keras's format; the file is complete or not there.
+
+    Args:
+        path: Ends with ``.keras``.
+    """
+    path = Path(path)
+    if path.suffix != ".keras":
+        raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
+    temporary = path.with_name(f".{path.stem}.new.keras")
+    try:
+        await compute(app.model.save, temporary)
+        temporary.replace(path)
+    except FileNotFoundError:
+        raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    app.say(f"saved     {path}")
+
+
+async def load(app: Any, path: str | Path) -> None:
+    """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
+
+    Args:
+        path: A ``.keras`` file.
+    """
+    import keras
+
+    if not Path(path).is_file():  # noqa: ASYNC240
+        raise ConfigError(f"there is no model file {str(path)!r}")
+    loaded = await compute(keras.models.load_model, str(path))
+    if hasattr(app, "model"):
+        app.model.set_weights(loaded.get_weights())
+    else:
+        app.model = loaded
+
+
+async def compute(function: Any, *args: Any) -> Any:
+    """Run Keras on a thread of its own, so that connections are served meanwhile."""
+    with ThreadPoolExecutor(1, "compute") as executor:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+
+
+async def maybe_await(result: Any) -> Any:
+    """The result of a user's method, which may be async."""
+    return await result if hasattr(result, "__await__") else result

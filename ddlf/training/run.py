@@ -1,0 +1,177 @@
+"""How a run is made out of what a user wrote: settings checked, crew and checkpoints opened, the algorithm let go. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from functools import partial
+from typing import Any
+
+from ddlf.algorithms.check import check_policy
+from ddlf.algorithms.merge import rule
+from ddlf.algorithms.outer import Subtract
+from ddlf.errors import ConfigError
+from ddlf.training.checkpoint import CheckpointFolder
+from ddlf.training.crew import Crew
+from ddlf.training.evaluation import compute, evaluate, maybe_await
+from ddlf.training.exchange import WeightsOut, check_codecs
+from ddlf.training.ledger import Ledger
+from ddlf.training.opening import open_worker, prepare
+from ddlf.training.precision import check_precision
+from ddlf.training.progress import Keeper, Progress, check_settings
+from ddlf.training.record import RoundRecord, TrainingEvent
+from ddlf.training.replica import describe_weights
+from ddlf.training.slots import Job
+
+
+async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
+    """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
+
+    Args:
+        app: The user's ``IApp``.
+        algorithm: ``sync.train`` or ``asynchronous.train``.
+        backups: Whether stragglers' slots are given to a second worker; only synchronous training does.
+        given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
+    """
+    names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+    settings = {name: getattr(app, name) if value is None else value for name, value in zip(names, given, strict=True)}
+    for name, value in settings.items():
+        low = 0 if name == "seed" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
+    if app.balance not in ("equal", "speed"):
+        raise ConfigError(f"balance must be 'equal' or 'speed', got {app.balance!r}")
+    rule(app.merge)
+    check_policy(app.update_policy)
+    check_codecs(app.codec, app.weights_codec)
+    check_precision(app.precision)
+    samples = await prepare(app, settings["seed"])
+    async with _crew(app, backups) as crew:
+        job = await _job(app, samples, crew, "sync" if backups else "async", settings)
+        try:
+            app.history = await algorithm(job)
+        finally:
+            progress = job.progress
+            app.model.set_weights(progress.weights)
+            app.optimizers, app.ledger = progress.optimizers, progress.ledger
+            if job.keeper is not None:
+                await job.keeper.last(progress)
+    records: list[RoundRecord] = app.history
+    return records
+
+
+def _crew(app: Any, backups: bool) -> Crew:
+    return Crew(
+        app.cluster,
+        partial(open_worker, app),
+        app.on_event,
+        backups=backups,
+        wait_s=app.wait_for_workers_s,
+    )
+
+
+async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
+    trained = {id(weight) for weight in app.model.trainable_weights}
+    trainable = [id(weight) in trained for weight in app.model.weights]
+    job: Job
+
+    async def evaluate_between(number: int) -> dict[str, float]:
+        if not app.evaluate_every or number == 0 or number % app.evaluate_every:
+            return {}
+        metrics: dict[str, float] = await compute(evaluate, app, job.progress.weights)
+        return metrics
+
+    async def report(record: RoundRecord) -> bool:
+        await maybe_await(app.on_round(record))
+        return bool(app.is_convergent(record))
+
+    keeper, progress = await _open_checkpoints(app, mode, samples, settings)
+    if progress is None:
+        slots = app.slots or app.cluster.N
+        progress = Progress(weights=app.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots)
+    weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
+    weights_out.held = dict(progress.held)
+    job = Job(
+        run=app._run,
+        cluster=app.cluster,
+        crew=crew,
+        slots=len(progress.optimizers),
+        progress=progress,
+        keeper=keeper,
+        lost_of=progress.lost,
+        keep_optimizer=app.optimizer_state == "kept",
+        trainable=trainable,
+        samples=samples,
+        names=[weight.path for weight in app.model.weights],
+        rule=rule(app.merge),
+        update_policy=app.update_policy,
+        outer=app.outer or Subtract(),
+        codec=app.codec,
+        weights_out=weights_out,
+        balance=app.balance,
+        report=report,
+        evaluate_between=evaluate_between,
+        **settings,
+    )
+    return job
+
+
+async def _open_checkpoints(
+    app: Any, mode: str, samples: int, settings: dict[str, Any]
+) -> tuple[Keeper | None, Progress | None]:
+    """What writes checkpoints, and what the run goes on from; None for each that is not wanted or not there."""
+    where = app.checkpoint if app.resume in (None, "auto") else app.resume
+    if where is None:
+        if app.resume:
+            raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too")
+        return None, None
+    described = describe_weights(app.model)
+    now = {
+        "mode": mode,
+        "samples": samples,
+        "data": app._content,
+        "model": hashlib.sha256(json.dumps([row[1:] for row in described]).encode()).hexdigest()[:16],
+        "optimizer": type(app.model.optimizer).__name__,
+        "outer": repr(app.outer),
+        **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
+        **{
+            name: getattr(app, name)
+            for name in (
+                "precision",
+                "balance",
+                "codec",
+                "weights_codec",
+                "optimizer_state",
+                "merge",
+                "update_policy",
+            )
+        },
+    }
+    folder = CheckpointFolder(where, keep=app.checkpoint_keep)
+    await asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover)
+    try:
+        found = await asyncio.to_thread(folder.newest, required=app.resume not in (None, "auto"), report=app.say)
+        if found is not None and not app.resume:
+            raise ConfigError(
+                f"{where} has checkpoints already, the newest of round {found.round}",
+                hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+            )
+        progress = None
+        if found is not None:
+            check_settings(dict(found.facts["settings"]), now)
+            progress = Progress.from_checkpoint(found)
+            if app.slots not in (None, len(progress.optimizers)):
+                check_settings({"slots": len(progress.optimizers)}, {"slots": app.slots})
+            app.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {found.round}, from {where}")
+    except BaseException:
+        await asyncio.to_thread(folder.close)
+        raise
+
+    def report(text: str) -> None:
+        app.on_event(TrainingEvent(kind="checkpoint", round=len(app.history), text=text))
+
+    keeper = Keeper(folder, app.checkpoint_every, [row[0] for row in described], now, report)
+    if found is not None:
+        keeper.resumed_at(found.round)
+    return keeper, progress
