@@ -6,6 +6,9 @@ import numpy as np
 
 import ddlf
 
+WIDE = 64
+"""So many hidden units that both kernels are large enough for codecs."""
+
 
 def blobs(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Points of 4 classes in 8 dimensions, one-hot labels."""
@@ -16,11 +19,14 @@ def blobs(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, np.eye(4, dtype="float32")[labels]
 
 
-def small_model(learning_rate=0.05, *, norm=False, dropout=0.0, optimizer="sgd"):
-    """A compiled classifier of the blobs."""
+def small_model(learning_rate=0.05, *, width=16, norm=False, dropout=0.0, optimizer="sgd"):
+    """A compiled classifier of the blobs.
+
+    ``width`` units are hidden. Codecs leave tensors below 1,024 bytes alone, which are all of the 16 by default; those of ``WIDE`` are encoded.
+    """
     import keras
 
-    layers = [keras.Input((8,)), keras.layers.Dense(16, activation="tanh")]
+    layers = [keras.Input((8,)), keras.layers.Dense(width, activation="tanh")]
     if norm:
         layers.append(keras.layers.BatchNormalization())
     if dropout:
@@ -41,6 +47,7 @@ class Blobs(ddlf.IApp):
     batch_size = 16
     samples = 203
     learning_rate = 0.05
+    width = 16
     norm = False
     dropout = 0.0
     optimizer = "sgd"
@@ -50,7 +57,9 @@ class Blobs(ddlf.IApp):
         self.x_test, self.y_test = blobs(100, seed=1)
 
     async def create_model(self):
-        self.model = small_model(self.learning_rate, norm=self.norm, dropout=self.dropout, optimizer=self.optimizer)
+        self.model = small_model(
+            self.learning_rate, width=self.width, norm=self.norm, dropout=self.dropout, optimizer=self.optimizer
+        )
 
 
 def app(cluster, **attributes) -> Blobs:

@@ -13,7 +13,7 @@ import pytest
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate
-from tests.training.models import Blobs, app, equal
+from tests.training.models import WIDE, Blobs, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,9 +61,16 @@ async def test_a_slot_that_moves_takes_the_optimizer_with_it_and_outer_momentum_
         assert equal(one, other)
 
 
-async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers):
-    options = {"weights_codec": "delta:float16", "master_epochs": 4}
+@pytest.mark.parametrize("codec", ["float32", "float16"])
+async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers, codec):
+    options = {"width": WIDE, "master_epochs": 4}
+    exact = await undisturbed(two_workers, **options)
+    options.update(codec=codec, weights_codec="delta:float16")
     plain = await undisturbed(two_workers, **options)
+    assert not equal(plain.model.get_weights(), exact.model.get_weights()), (
+        "float16 is lossy, or this test shows nothing"
+    )
+    assert all((record.error > 0) == (codec == "float16") for record in plain.history)
     killed = with_faults(app(two_workers, **options), {(3, 2): kill_executor(two_workers, 2)})
     await killed.train_model()
     assert equal(killed.model.get_weights(), plain.model.get_weights())
@@ -71,11 +78,15 @@ async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_wo
 
 
 async def test_fresh_optimizers_are_the_same_everywhere_and_cost_no_bytes(two_workers):
-    options = dict(HARD, optimizer_state="fresh")
+    options = dict(HARD, optimizer_state="fresh", width=1000)
     plain = await undisturbed(two_workers, **options)
     killed = with_faults(app(two_workers, **options), {(2, 1): kill_executor(two_workers, 1)})
     await killed.train_model()
     assert equal(killed.model.get_weights(), plain.model.get_weights())
+    assert "lost" in kinds(killed)
+    weights = sum(array.nbytes for array in killed.model.get_weights())
+    for record in (*plain.history[1:], *killed.history[2:]):  # earlier ones also carry the code
+        assert 2 * weights < record.bytes_out < 2.2 * weights  # Adam's state would be as much again and more
 
 
 async def test_asynchronous_training_applies_every_update_once_though_workers_die(two_workers):
