@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -138,6 +138,7 @@ class Cluster:
         self._proxy = proxy
         self._workers = [proxy(host, port, number) for number, (host, port) in enumerate(addresses, 1)]
         self._missing: list[ProxyWorker] = []
+        self._highest = 0  # number of a worker; 0 until ``connect`` has given them
         self._connect_timeout_s = connect_timeout_s
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
@@ -264,12 +265,14 @@ class Cluster:
         for found in self._workers:
             if found.id == worker:
                 return found
-        raise ConfigError(f"there is no worker {worker!r}; the cluster has workers 1 to {len(self._workers)}")
+        raise ConfigError(f"there is no worker {worker!r}; the cluster has {_numbers(self._workers)}")
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect to all workers at once. Safe to call again. A view connects and closes the whole cluster.
+        """Connect to all workers at once, also to those that were missing. Safe to call again. A view connects and closes the whole cluster.
+
+        The first time numbers the workers that answer from 1; a worker keeps its number for as long as this object lives.
 
         Raises:
             ConnectError: Some do not answer; the text is a table of them with the reasons.
@@ -291,45 +294,63 @@ class Cluster:
         if self._local is not None:
             for worker, port in zip(self._workers, await self._local.start(), strict=True):
                 worker.port = port
-        # First every daemon, so that all are known before the workers learn their numbers.
+        # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
+        known = sorted([*self._workers, *self._missing], key=_number)
         outcomes = await asyncio.gather(
-            *(worker.connect_control(timeout_s=self._connect_timeout_s) for worker in self._workers),
-            return_exceptions=True,
+            *(worker.connect_control(timeout_s=self._connect_timeout_s) for worker in known), return_exceptions=True
         )
-        await self._check_reached(outcomes)
-        for number, worker in enumerate([*self._workers, *self._missing], 1):
-            worker.id, worker.N = number, len(self._workers)
+        self._check_reached(known, outcomes)
+        self._give_numbers()
+        known = list(self._workers)
         outcomes = await asyncio.gather(
-            *(worker.connect(timeout_s=self._connect_timeout_s) for worker in self._workers), return_exceptions=True
+            *(worker.connect(timeout_s=self._connect_timeout_s) for worker in known), return_exceptions=True
         )
-        await self._check_reached(outcomes)
+        self._check_reached(known, outcomes)
         return self
 
-    async def _check_reached(self, outcomes: Sequence[BaseException | None]) -> None:
+    def _give_numbers(self) -> None:
+        """Number the workers once, those that were reached first; later only how many there are can grow.
+
+        A number is for life: a worker that is away for a while comes back to its part of the data and to its own variables.
+        """
+        workers = [*self._workers, *self._missing]
+        if not self._highest:
+            for number, worker in enumerate(workers, 1):
+                worker.id = number
+        self._highest = max(self._highest, *(worker.id for worker in self._workers))
+        for worker in workers:
+            worker.N = self._highest
+
+    def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
         """Go on with the workers that were reached, if they are enough; else say which were not, and why."""
         failures = [outcome for outcome in outcomes if outcome is not None]
-        reached = [worker for worker, outcome in zip(self._workers, outcomes, strict=True) if outcome is None]
+        reached = [worker for worker, outcome in zip(known, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
                 raise failure
         if not failures:
+            self._keep(reached, [worker for worker in self._missing if worker not in reached])
             return
         rows = []
-        for worker, outcome in zip(self._workers, outcomes, strict=True):
+        for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
                 where = f"{worker.host}:{worker.port}"
                 reason = str(outcome).removeprefix(where).lstrip(": ")
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
-        text = "\n".join([f"{len(failures)} of {len(self._workers)} workers could not be reached:", *rows])
-        if len(reached) >= (self._min_workers or len(self._workers)):
+        text = "\n".join([f"{len(failures)} of {len(known)} workers could not be reached:", *rows])
+        if len(reached) >= (self._min_workers or len(known)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
-            self._missing += [worker for worker in self._workers if worker not in reached]
-            self._workers = reached
+            self._keep(reached, [worker for worker in (*known, *self._missing) if worker not in reached])
             return
         error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
+
+    def _keep(self, reached: Sequence[ProxyWorker], missing: Sequence[ProxyWorker]) -> None:
+        # In place: views over all workers share the lists.
+        self._workers[:] = sorted(reached, key=_number)
+        self._missing[:] = sorted(dict.fromkeys(missing), key=_number)
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Take another worker into the cluster. Training that goes on gives it slots from its next round.
@@ -344,6 +365,8 @@ class Cluster:
         Raises:
             ConnectError: It does not answer; the cluster is as before. So it is with ``AuthError`` and ``VersionError``.
         """
+        if self._whole is not None:
+            return await self._whole.add(host, port)
         ((host, port),) = _addresses([host], [port])
         known = [*self._workers, *self._missing]
         for worker in known:
@@ -351,12 +374,14 @@ class Cluster:
                 raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
         self._machines[_machine(host)] += 1
         worker = self._proxy(host, port, max(worker.id for worker in known) + 1)
+        worker.N = worker.id
         try:
             await worker.connect(timeout_s=self._connect_timeout_s)
         except BaseException:
             await worker.close()
             raise
         self._workers.append(worker)
+        self._highest = worker.id
         return worker
 
     @property
@@ -367,8 +392,7 @@ class Cluster:
     def take_in(self, worker: ProxyWorker) -> None:
         """Count a missing worker that has been reached now among the workers."""
         if worker in self._missing:
-            self._missing.remove(worker)
-            self._workers.append(worker)
+            self._keep([*self._workers, worker], [other for other in self._missing if other is not worker])
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those started by ``local`` end. Safe to call again."""
@@ -413,7 +437,13 @@ class Cluster:
             )
         return results
 
-    async def _all(self, command: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def _for_each(self, value: Any) -> dict[int | None, Any]:
+        """A value by the number of each worker that this is a view of; under None when it is all of them, also those that come later."""
+        if self._whole is None or self._whole._workers is self._workers:
+            return {None: value}
+        return {worker.id: value for worker in self._workers}
+
+    async def _all(self, command: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
 
     async def _send(self, requests: Sequence[Request]) -> list[Any]:
@@ -488,13 +518,13 @@ class Cluster:
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
-        await self._all("add_method", method, name=name, persist=persist, concurrent=concurrent)
-        key = name or method_name(method)
-        self._hosted.methods[key] = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        request = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
+        await self._send([request] * len(self._workers))
+        self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Forget a hosted method on all workers."""
-        self._hosted.methods.pop(method_name(method), None)
+        self._hosted.forget(self._hosted.methods, method_name(method), self._for_each(None))
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
@@ -515,12 +545,14 @@ class Cluster:
         """
         if each is None:
             await self._all("set_variable", name, value)
-            self._hosted.variables[name] = {None: value}
+            self._hosted.keep(self._hosted.variables, name, self._for_each(value))
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
+        workers = list(self._workers)  # as they are now
         await self._send([Request("set_variable", name, own) for own in each])
-        self._hosted.variables[name] = {worker.id: own for worker, own in zip(self._workers, each, strict=True)}
+        own_of = {worker.id: own for worker, own in zip(workers, each, strict=True)}
+        self._hosted.keep(self._hosted.variables, name, own_of)
 
     async def get_variable(self, name: str) -> list[Any]:
         """The variable's value on each worker."""
@@ -528,7 +560,7 @@ class Cluster:
 
     async def delete_variable(self, name: str) -> None:
         """Forget a variable on all workers."""
-        self._hosted.variables.pop(name, None)
+        self._hosted.forget(self._hosted.variables, name, self._for_each(None))
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
@@ -545,7 +577,8 @@ class Cluster:
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Methods stay."""
-        self._hosted.variables.clear()
+        for name in list(self._hosted.variables):
+            self._hosted.forget(self._hosted.variables, name, self._for_each(None))
         await self._all("clean")
 
     async def ping(self) -> list[float]:
@@ -558,23 +591,54 @@ class Cluster:
 
 
 class _Hosted:
-    """The methods and variables that all workers were given. It knows no cluster, so that one that nobody holds is gone at once."""
+    """The methods and variables that workers were given. It knows no cluster, so that one that nobody holds is gone at once.
+
+    Attributes:
+        methods: By name, then by the worker's number, or None for all others: what gave it.
+        variables: Likewise the value.
+    """
 
     def __init__(self) -> None:
-        self.methods: dict[str, Request] = {}
-        self.variables: dict[str, dict[int | None, Any]] = {}  # name -> worker's number, or None for all -> value
+        self.methods: dict[str, dict[int | None, Any]] = {}
+        self.variables: dict[str, dict[int | None, Any]] = {}
+
+    def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
+        """Note what was given under a name: to all, if ``None`` is among the numbers; else those of other workers stay."""
+        what[name] = values if None in values else what.get(name, {}) | values
+
+    def forget(self, what: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
+        """Note that it was taken away, from all or from some."""
+        if None in numbers:
+            what.pop(name, None)
+        elif name in what:
+            what[name] |= dict.fromkeys(numbers, _GONE)
 
     def requests_for(self, worker: ProxyWorker) -> list[Request]:
         """What gives a worker's new executor what the one before had.
 
         The values are those that the variables were set to: this side keeps references to them, not copies.
         """
-        requests = list(self.methods.values())
-        for name, values in self.variables.items():
-            value = values.get(worker.id, values.get(None))
-            if worker.id in values or None in values:
-                requests.append(Request("set_variable", name, value))
-        return requests
+        methods = [values.get(worker.id, values.get(None, _GONE)) for values in self.methods.values()]
+        variables = {name: values.get(worker.id, values.get(None, _GONE)) for name, values in self.variables.items()}
+        return [
+            *(request for request in methods if request is not _GONE),
+            *(Request("set_variable", name, value) for name, value in variables.items() if value is not _GONE),
+        ]
+
+
+_GONE = object()
+
+
+def _number(worker: ProxyWorker) -> int:
+    return worker.id
+
+
+def _numbers(workers: Sequence[ProxyWorker]) -> str:
+    """Which workers there are, for an error."""
+    numbers = [worker.id for worker in workers]
+    if numbers == list(range(1, len(numbers) + 1)):
+        return f"workers 1 to {len(numbers)}"
+    return f"workers {', '.join(map(str, numbers))}"
 
 
 def is_number(value: Any) -> bool:

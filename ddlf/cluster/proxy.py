@@ -222,7 +222,8 @@ class ProxyWorker(IWorker):
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
         self.replay: Callable[[ProxyWorker], list[Request]] = lambda worker: []
-        self._executor_pid = 0
+        self._executor = ""
+        self._told = (0, 0)
 
     def __repr__(self) -> str:
         return f"ProxyWorker({self.name})"
@@ -450,6 +451,8 @@ class ProxyWorker(IWorker):
     async def _open_data(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
         async with self._data_lock:
             if self._data is not None and self._data.is_open:
+                if self._told != (self.id, self.N):  # the cluster has grown
+                    await self._begin_session(self._data, timeout_s)
                 return self._data
             self._check_connected()
             self._exit = None
@@ -467,17 +470,8 @@ class ProxyWorker(IWorker):
             if self._data is not None:
                 self._bytes_before = (self.bytes_sent, self.bytes_received)
             self._data = data
-            session = Request(
-                "connect",
-                **({"guest": True} if self.guest else {"lease": self._session + self.epoch.to_bytes(8, "little")}),
-                id=self.id,
-                N=self.N,
-                threads=self.threads,
-                share=self.share,
-                pickle_results=self.pickle_results,
-            )
             try:
-                self.facts = await self._call(data, session, timeout_s)
+                await self._begin_session(data, timeout_s)
             except BaseException:
                 data.connection.close()  # or the next request would use a connection without a session
                 raise
@@ -489,9 +483,23 @@ class ProxyWorker(IWorker):
                     worker=self.name,
                     hint=f"code can only be sent between equal minor versions: install {mine} there",
                 )
-            if self.facts["pid"] != self._executor_pid:
+            if self.facts["executor"] != self._executor:
                 await self._replay(data)
             return data
+
+    async def _begin_session(self, data: Channel, timeout_s: float) -> None:
+        session = Request(
+            "connect",
+            **({"guest": True} if self.guest else {"lease": self._session + self.epoch.to_bytes(8, "little")}),
+            id=self.id,
+            N=self.N,
+            threads=self.threads,
+            share=self.share,
+            pickle_results=self.pickle_results,
+        )
+        told = self.id, self.N
+        self.facts = await self._call(data, session, timeout_s)
+        self._told = told
 
     async def _replay(self, data: Channel) -> None:
         """Give a new executor what this master had given to the one before."""
@@ -501,7 +509,7 @@ class ProxyWorker(IWorker):
         except BaseException:
             data.connection.close()  # or the next request would use an executor that lacks half of it
             raise
-        self._executor_pid = self.facts["pid"]
+        self._executor = self.facts["executor"]
 
     async def _dial_executor(self, timeout_s: float) -> Any:
         loop = asyncio.get_running_loop()

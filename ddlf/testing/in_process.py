@@ -30,6 +30,7 @@ from ddlf.net.listen import answer
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
 from ddlf.wire.frame import Limits
+from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Executor, Options
 from ddlf.worker.worker import Worker
 
@@ -85,7 +86,8 @@ class InProcessExecutor(Executor):
         self._killed = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
-        self._worker = InProcessWorker(self._session_dir, self._persist_dir, self.activity)
+        # The page through a view of its own, as a process has it: what it remembers of the page is the executor's.
+        self._worker = InProcessWorker(self._session_dir, self._persist_dir, Activity(self._activity_fd))
         self.state = "ready"
         self.settled.set()
 

@@ -109,6 +109,7 @@ class Worker(IWorker):
         self._running: Job | None = None
         self._waiting: deque[Job] = deque()
         self._blocking_id = 0
+        self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._sessions: set[Session] = set()
         self._compute: ThreadPoolExecutor | None = None
         self._commands: dict[str, Callable[..., Any]] = {
@@ -348,6 +349,7 @@ class Worker(IWorker):
             "python": platform.python_version(),
             "numpy": np.__version__,
             "pid": os.getpid(),
+            "executor": self._name,
             "host": platform.node(),
             "cores": cores(),
             "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),

@@ -67,6 +67,18 @@ async def test_the_same_arguments_go_to_all_workers(cluster):
     assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16]
 
 
+async def test_any_name_can_be_a_keyword_argument(cluster):
+    def names(**given):
+        return sorted(given)
+
+    given = dict.fromkeys(("command", "self", "method", "worker", "request", "args", "kwargs", "name", "timeout_s"), 1)
+    await cluster.add_method(names)
+    assert await cluster.run_method(names, **given) == [sorted(given)] * 2
+    assert await cluster.run("names", **given) == [sorted(given)] * 2
+    assert await cluster.run_method(names, given, given) == [sorted(given)] * 2
+    assert await cluster.run_at(1, "names", **given) == sorted(given)
+
+
 async def test_each_of_the_first_workers_gets_its_own_arguments():
     async with Cluster.local(3) as three:
         assert await three.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]

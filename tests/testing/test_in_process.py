@@ -66,6 +66,7 @@ async def test_a_method_that_waits_can_be_cancelled_and_times_out(cluster):
 
 async def test_a_kill_is_a_crash_of_that_worker_alone_which_forgets_its_data(cluster):
     await cluster.set_variable("v", 1)
+    await cluster.run_code("self.data['kept'] = 1")
     await cluster.add_method(lambda: "still here", name="hosted")
     waiting = [
         asyncio.ensure_future(worker.run_code("import asyncio; await asyncio.sleep(60)")) for worker in cluster.workers
@@ -79,15 +80,16 @@ async def test_a_kill_is_a_crash_of_that_worker_alone_which_forgets_its_data(clu
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert [len(variables) for variables in await cluster.variables()] == [1, 0, 1]
+    assert await cluster.run_code("len(self.data)") == [1, 0, 1]
+    assert [len(variables) for variables in await cluster.variables()] == [1, 1, 1]  # the master gives them again
     assert await cluster.run("hosted") == ["still here"] * 3
     assert [status["restarts"] for status in await cluster.status()] == [0, 1, 0]
 
 
 async def test_a_restart_gives_a_new_executor(cluster):
-    await cluster.set_variable("v", 1)
+    await cluster.run_code("self.data['kept'] = 1")
     await cluster.workers[0].restart()
-    assert [len(variables) for variables in await cluster.variables()] == [0, 1, 1]
+    assert await cluster.run_code("len(self.data)") == [0, 1, 1]
 
 
 async def test_the_network_can_be_bad_here_too():

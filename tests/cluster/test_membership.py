@@ -1,0 +1,153 @@
+"""Numbers and values that belong to a worker for life, whoever is away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import ConfigError, WorkerLost
+from ddlf.testing.in_process import InProcessDaemon
+from ddlf.worker.daemon import Options
+from tests.daemons import TOKEN
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def who(self):
+    return self.id, self.N, self.variables.get("mine")
+
+
+class Machines:
+    """Daemons in this process that can be ended and started again on their ports."""
+
+    def __init__(self, count):
+        self.daemons = [InProcessDaemon(options(0)) for _ in range(count)]
+        self.ports = [daemon.port for daemon in self.daemons]
+        self.ready = [asyncio.Event() for _ in self.daemons]
+        self.tasks = [
+            asyncio.ensure_future(daemon.run(ready.set)) for daemon, ready in zip(self.daemons, self.ready, strict=True)
+        ]
+
+    async def end(self, number):
+        await self.ready[number - 1].wait()
+        self.daemons[number - 1].stop()
+        await self.tasks[number - 1]
+
+    def start(self, number):
+        daemon = self.daemons[number - 1] = InProcessDaemon(options(self.ports[number - 1]))
+        self.tasks[number - 1] = asyncio.ensure_future(daemon.run())
+
+    def crash(self, number):
+        assert self.daemons[number - 1].executor.kill()
+
+
+def options(port):
+    return Options(host="127.0.0.1", port=port, tokens=(TOKEN,), state_dir=None)
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_bytes(TOKEN)
+    path.chmod(0o600)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def three(token, *, away=()):
+    machines = Machines(3)
+    for number in away:
+        await machines.end(number)
+    cluster = Cluster(["127.0.0.1"] * 3, machines.ports, token_file=token, min_workers=1)
+    try:
+        yield machines, await cluster.connect()
+    finally:
+        await cluster.close()
+        for number in (1, 2, 3):
+            await machines.end(number)
+
+
+async def gone(cluster, number):
+    worker = next(worker for worker in cluster.workers if worker.id == number)
+    async with asyncio.timeout(30):
+        while worker.connected:
+            with contextlib.suppress(WorkerLost):
+                await worker.ping()
+
+
+async def test_a_worker_keeps_its_number_and_its_own_value_when_another_one_is_away(token):
+    async with three(token) as (machines, cluster):
+        await cluster.set_variable("mine", each=["A", "B", "C"])
+        await machines.end(1)
+        await gone(cluster, 1)
+        await cluster.connect()
+        assert [worker.id for worker in cluster.workers] == [2, 3]
+        assert await cluster.run_method(who) == [(2, 3, "B"), (3, 3, "C")]
+        machines.crash(2)
+        assert await cluster.options(idempotent=True).run_method(who) == [(2, 3, "B"), (3, 3, "C")]
+        with pytest.raises(ConfigError, match="there is no worker 1; the cluster has workers 2, 3"):
+            cluster.options(workers=[1])
+
+
+async def test_connect_tries_missing_workers_again_and_they_are_whom_they_were(token):
+    async with three(token) as (machines, cluster):
+        await cluster.set_variable("mine", each=["A", "B", "C"])
+        await cluster.add_method(who)
+        await machines.end(1)
+        await gone(cluster, 1)
+        await cluster.connect()
+        assert [worker.id for worker in cluster.missing] == [1]
+        machines.start(1)
+        await cluster.connect()
+        assert cluster.missing == []
+        assert await cluster.run("who") == [(1, 3, "A"), (2, 3, "B"), (3, 3, "C")]
+
+
+async def test_close_and_connect_tries_missing_workers_again(token):
+    async with three(token) as (machines, cluster):
+        await machines.end(2)
+        await gone(cluster, 2)
+        await cluster.connect()
+        await cluster.close()
+        machines.start(2)
+        await cluster.connect()
+        assert await cluster.run_method(who) == [(1, 3, None), (2, 3, None), (3, 3, None)]
+
+
+async def test_workers_that_were_missing_from_the_start_come_after_the_others(token):
+    async with three(token, away=[1]) as (machines, cluster):
+        everybody = cluster.options()
+        assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
+        machines.start(1)
+        await cluster.connect()
+        assert await cluster.run_method(who) == [(1, 3, None), (2, 3, None), (3, 3, None)]
+        assert cluster.workers[2].port == machines.ports[0]
+        assert everybody.N == 3
+
+
+async def test_what_a_part_of_the_workers_was_given_is_not_given_to_the_others(token):
+    async with three(token) as (machines, cluster):
+        await cluster.set_variable("mine", "all")
+        await cluster.options(workers=[2]).set_variable("mine", "two")
+        await cluster.options(workers=[3]).delete_variable("mine")
+        await cluster.options(workers=[1]).add_method(who)
+        for number in (1, 2, 3):
+            machines.crash(number)
+        again = cluster.options(idempotent=True)
+        assert await again.run_method(who) == [(1, 3, "all"), (2, 3, "two"), (3, 3, None)]
+        assert await cluster.methods() == [["who"], [], []]
+
+
+async def test_an_added_worker_counts_itself(token):
+    machines = Machines(2)
+    cluster = Cluster(["127.0.0.1"], machines.ports[0], token_file=token)
+    async with cluster:
+        await cluster.options().add("127.0.0.1", machines.ports[1])
+        assert (await cluster.run_method(who))[1] == (2, 2, None)
+        await cluster.connect()
+        assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
+    for number in (1, 2):
+        await machines.end(number)
