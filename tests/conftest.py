@@ -1,4 +1,7 @@
-"""Workers for tests: real processes and real sockets on loopback, started once for many tests.
+"""Which tests run, and workers for them: real processes and real sockets on loopback, started once for many tests.
+
+Without ``--all``, and when no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below ``tests/benchmarks`` are
+marked by their place.
 
 Nothing here touches the user's own files: before any test runs, the folders for configuration, state and cache and the folder for temporary files
 are new ones, which processes that tests start inherit.
@@ -23,12 +26,42 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.tokens import new_token
 from tests.daemons import RunningDaemon
+from tests.patience import PATIENCE_S
 
-START_TIMEOUT_S = 30
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+# How long an example takes says something about the machine, and nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow tests and those of benchmarks, too")
+
+
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(BENCHMARKS):
+            item.add_marker("slow")
+    named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
+    if named or config.option.all:
+        return
+    left = [item for item in items if item.get_closest_marker("slow")]
+    if left:
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left = sum(bool(item.get_closest_marker("slow")) for item in terminalreporter.stats.get("deselected", ()))
+    if left and not config.option.keyword and not config.option.markexpr:
+        terminalreporter.write_line(f"{left} slow tests and tests of benchmarks are left to scripts/test --all")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,7 +117,7 @@ class WorkerProcess:
         """Send a signal and wait for the end; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(START_TIMEOUT_S)
+        return self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +168,7 @@ def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., Wor
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningDaemon]:
     """A daemon inside this process, for all tests of a module. They run on the module's event loop."""
     one = RunningDaemon(tmp_path_factory.mktemp("state"))
-    await asyncio.wait_for(one.ready.wait(), START_TIMEOUT_S)
+    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
     yield one
     await one.end()
 

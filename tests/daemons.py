@@ -11,6 +11,7 @@ from typing import Any
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.tokens import new_token
 from ddlf.worker.daemon import Daemon, Options
+from tests.patience import PATIENCE_S
 
 TOKEN = new_token().encode()
 
@@ -38,14 +39,14 @@ class RunningDaemon:
         return next(self._folder.glob("port-*/executor.log")).read_text()
 
     async def line_with(self, text: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(text in line for line in self.lines):
                 self.logged.clear()
                 await self.logged.wait()
 
     async def end(self) -> None:
         self.daemon.stop()
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, PATIENCE_S)
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,10 @@ from typing import Any
 
 import psutil
 
+from tests.patience import PATIENCE_S
 
-def end_of(pid: int, timeout_s: float = 10) -> None:
+
+def end_of(pid: int, timeout_s: float = PATIENCE_S) -> None:
     """Wait until a process is gone.
 
     Raises:
@@ -34,11 +36,13 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         **options,
     )
 
 
 def python(code: str) -> str:
     """What a new Python process prints that runs this code."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout

@@ -29,6 +29,7 @@ from ddlf.config import (
     schema,
 )
 from ddlf.errors import ConfigError
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -560,4 +561,4 @@ def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(conte
 
 def test_importing_the_package_does_not_import_what_reads_configurations():
     code = "import ddlf, sys; print({'ddlf.config', 'pydantic', 'yaml'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "set()\n"

@@ -32,9 +32,7 @@ def run(tmp_path, environment, source, *arguments):
     script = tmp_path / "example.py"
     script.write_text(source)
     command = (sys.executable, script, *arguments)
-    return subprocess.run(
-        command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=120, check=False
-    )
+    return subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
 
 
 def test_the_remote_calls_print_what_the_comments_say(tmp_path, environment):

@@ -12,6 +12,7 @@ import pytest
 
 import ddlf
 from ddlf.script import run
+from tests.patience import PATIENCE_S
 
 
 async def answer(value):
@@ -83,7 +84,7 @@ async def work():
     async with ddlf.Cluster.local(1) as cluster:
         print("now", flush=True)
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         finally:
             print("cleaned up", flush=True)
 
@@ -100,17 +101,17 @@ def test_an_interrupt_waits_until_the_coroutine_has_cleaned_up(descendants):
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("cleaned up\ninterrupted\n", "", 0)
     assert descendants() == []
 
 
 def test_a_script_that_forgets_to_close_ends_without_a_word_and_leaves_nothing(descendants):
     code = "import ddlf\ncluster = ddlf.run(ddlf.Cluster.local(1).connect())\nprint(ddlf.run(cluster.run_code('7')))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("[7]\n", "", 0)
     for process in descendants():
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 def test_main_gives_a_script_the_options_of_ddlf_run_and_its_description(tmp_path):
@@ -128,7 +129,7 @@ import asyncio, ddlf
 async def main(cluster):
     try:
         print("now", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
     finally:
         print("tidied up", flush=True)
 ddlf.main(main)
@@ -143,6 +144,6 @@ def test_an_interrupt_of_a_script_lets_it_tidy_up_and_leaves_no_process(tmp_path
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
     assert descendants() == []

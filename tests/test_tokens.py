@@ -13,6 +13,7 @@ import pytest
 from ddlf import tokens
 from ddlf.errors import AuthError
 from ddlf.tokens import Tokens, default_path, derive_key, find_tokens, loopback_tokens, new_token, write_token
+from tests.patience import PATIENCE_S
 
 A, B = "a" * 43, "b" * 43
 
@@ -322,7 +323,7 @@ print(loopback_tokens().primary.decode())
         assert process.stdout.readline() == "ready\n"
     for process in processes:
         process.stdin.write("go\n")
-    got = {process.communicate(timeout=60)[0] for process in processes}
+    got = {process.communicate(timeout=PATIENCE_S)[0] for process in processes}
     folder = home / ".local" / "state" / "ddlf"
     assert got == {(folder / "loopback-token").read_text()}
     assert os.listdir(folder) == ["loopback-token"]
@@ -371,4 +372,4 @@ def test_the_key_is_the_hmac_of_rfc_2104(token):
 
 def test_importing_tokens_stays_light():
     code = "import ddlf.tokens, sys; print({'numpy', 'pydantic', 'yaml', 'platformdirs', 'asyncio'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "set()\n"

@@ -11,6 +11,7 @@ import pytest
 
 from ddlf.cli.bench import Way, slow
 from ddlf.cluster.proxy import ProxyWorker
+from tests.patience import PATIENCE_S
 from tests.processes import command, is_listening, python
 
 
@@ -138,7 +139,7 @@ def test_stop_ends_the_workers(workers):
     assert ended.returncode == 0
     assert [line.split()[-1] for line in ended.stdout.splitlines()] == ["stopped", "stopped"]
     for worker in both:
-        assert worker.process.wait(10) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
         assert not is_listening(worker.port)
     assert ddlf("stop", *options).returncode == 3
 
@@ -164,7 +165,7 @@ def test_stop_restart_ends_what_runs_and_the_master_is_told(workers, tmp_path):
         pass
     ended = ddlf("stop", "--restart", *options)
     assert (ended.returncode, ended.stdout.split()[-1]) == (0, "restarted"), ended
-    _, errors = master.communicate(timeout=10)
+    _, errors = master.communicate(timeout=PATIENCE_S)
     assert master.returncode == 5
     assert "SIGKILL while it ran 'run_code'" in errors
     while "idle" not in ddlf("status", *options).stdout:  # it may still be starting

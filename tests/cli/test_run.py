@@ -15,6 +15,7 @@ from ddlf.cli.parsing import Parser
 from ddlf.cli.run import add_options, find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from ddlf.tokens import new_token
+from tests.patience import PATIENCE_S
 from tests.processes import command
 
 APPS = Path(__file__).parents[2] / "apps"
@@ -251,7 +252,7 @@ def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, 
     assert "busy with 'run_code' since " in looked.stdout
     assert f"leased by {getpass.getuser()}@{platform.node()} pid {first.pid} (hold.py)" in looked.stdout
     assert app(ADD, *where, "--takeover").stdout == "[103]\n"
-    _, words = first.communicate(timeout=20)
+    _, words = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 3
     assert "was taken over by" in words
     assert "(app.py) at " in words
@@ -336,14 +337,14 @@ def test_the_apps_run_with_python_and_with_ddlf_run(name, expected, tmp_path):
 IMPORTING = """
 import time
 print("now", flush=True)
-time.sleep(60)
+time.sleep(3600)
 async def main(cluster): pass
 """
 CONNECTED = """
 import asyncio
 async def main(cluster):
     print("now", flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(3600)
 """
 WORKING = """
 async def main(cluster):
@@ -357,7 +358,7 @@ CLOSING = """
 import asyncio
 async def main(cluster):
     try:
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
     finally:
         print("tidied up", flush=True)
 """
@@ -379,7 +380,7 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
     while wanted not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in errors
     assert process.returncode in (code, -number if moment == "importing" else code)
     assert descendants() == []
@@ -390,7 +391,7 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
 def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
     path = app.write(
         "import time\n"
-        "try:\n    print('now', flush=True)\n    time.sleep(60)\n"
+        "try:\n    print('now', flush=True)\n    time.sleep(3600)\n"
         f"except KeyboardInterrupt:\n    {reaction}\n"
         "async def main(cluster):\n    print('it went on', flush=True)\n"
     )
@@ -402,7 +403,7 @@ def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
 
 
@@ -411,7 +412,7 @@ import time
 class Slow:
     def __del__(self):
         print("now", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 Slow()
 async def main(cluster):
     print("it went on", flush=True)
@@ -427,7 +428,7 @@ def test_an_interrupt_in_a_finalizer_ends_the_run_and_shows_no_traceback(app):
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("", "\nstopped\n", 130)
 
 
@@ -437,7 +438,7 @@ async def main(cluster):
     for _ in range({times}):
         try:
             print("now", flush=True)
-            time.sleep(60)
+            time.sleep(3600)
         except KeyboardInterrupt:
             if {times} == 1:
                 raise
@@ -458,7 +459,7 @@ def test_an_interrupt_ends_code_that_holds_up_the_event_loop_also_if_that_swallo
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert "and on" not in output
     assert (errors, process.returncode) == ("\nstopped\n", 130)
     assert descendants() == []
@@ -472,10 +473,10 @@ def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'argparse':\n"
         "            print('now', flush=True)\n"
-        "            time.sleep(60 if sys.argv[1] == 'importing' else 0)\n"
+        "            time.sleep(3600 if sys.argv[1] == 'importing' else 0)\n"
         "sys.meta_path.insert(0, Slow())\n"
         "if sys.argv[1] == 'ending':\n"
-        "    atexit.register(lambda: (print('ending', flush=True), time.sleep(60)))\n"
+        "    atexit.register(lambda: (print('ending', flush=True), time.sleep(3600)))\n"
         "moment, sys.argv[1:] = sys.argv[1], ['--help']\n"
         f"from {module} import command\n"
         "command()\n"
@@ -491,7 +492,7 @@ def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert (errors, process.returncode) == ("", -signal.SIGINT)
 
 
@@ -505,7 +506,7 @@ def test_an_interrupted_app_can_tidy_up(app):
     )
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from ddlf.cli.service import notify
 from tests.cli.test_worker import start
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
 def systemd(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE_S)
         yield sock
 
 
@@ -34,7 +35,7 @@ def test_systemd_is_told_that_a_worker_is_ready_and_that_it_lives(systemd, tmp_p
 def test_a_name_in_the_abstract_space_is_understood(monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind("\0ddlf-notify-test")
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", "@ddlf-notify-test")
         notify("READY=1")
         assert sock.recv(100) == b"READY=1"

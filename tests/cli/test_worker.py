@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ddlf.tokens import new_token
+from tests.patience import PATIENCE_S
 from tests.processes import command, end_of, is_listening
 
 
@@ -176,7 +177,7 @@ def test_a_signal_while_it_starts_leaves_nothing(own_folders, tmp_path, descenda
         )
         process.stdout.readline()  # it says that there is no token, and starts
         process.send_signal(number)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in output
     assert descendants() == []
     assert set((own_folders / "tmp").iterdir()) == before
@@ -201,7 +202,7 @@ def test_a_worker_of_a_program_ends_with_it_and_without_a_token_does_not_start(t
         process.stdin.flush()
         assert process.stdout.readline().startswith(b"ready on 127.0.0.1:")
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     end_of(process.pid)
     code, text = refused("--port", "0", "--exit-with-parent")
     assert (code, "no token came on stdin" in text) == (4, True)

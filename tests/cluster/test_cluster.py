@@ -25,6 +25,7 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.tokens import new_token
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -393,11 +394,9 @@ async def test_results_of_any_kind_come_if_the_master_allows_it():
 
 async def test_a_call_has_only_the_time_that_its_view_gives_it(cluster):
     hasty = cluster.options(timeout_s=0.2)
-    begin = time.monotonic()
     with pytest.raises(SeveralErrors) as caught:
-        await hasty.run_method(wait_for_ever)
+        await asyncio.wait_for(hasty.run_method(wait_for_ever), PATIENCE_S)
     assert "'wait_for_ever' did not end within 0.2 s" in str(caught.value)
-    assert time.monotonic() - begin < 1.2
     assert all(isinstance(error, RequestTimeout) for error in caught.value.exceptions)
     assert await hasty.run_method(without_self, a=1) == [(1, 1)] * 2
 
@@ -412,7 +411,7 @@ async def test_a_cancelled_call_leaves_all_workers_usable(cluster):
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await asyncio.wait_for(cluster.run_method(without_self, a=1), 3) == [(1, 1)] * 2
+    assert await asyncio.wait_for(cluster.run_method(without_self, a=1), PATIENCE_S) == [(1, 1)] * 2
 
 
 @pytest.mark.parametrize(
@@ -485,9 +484,9 @@ async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_f
         pass
     await cluster.close()
     with pytest.raises(WorkerLost, match="the connection was closed on this side"):
-        await asyncio.wait_for(call, 1)
+        await asyncio.wait_for(call, PATIENCE_S)
     async with cluster:
-        assert await asyncio.wait_for(cluster.run_method(without_self, a=1), 5) == [(1, 1)]
+        assert await asyncio.wait_for(cluster.run_method(without_self, a=1), PATIENCE_S) == [(1, 1)]
 
 
 async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(
@@ -495,16 +494,16 @@ async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_tim
 ):
     monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1)
     worker = start_worker()
-    silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(2)]
+    silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(30)]
     ports = [worker.port, 9, *(server.sockets[0].getsockname()[1] for server in silent)]
-    cluster = Cluster(["127.0.0.1"] * 4, ports, token_file=token_file, connect_timeout_s=2)
+    cluster = Cluster(["127.0.0.1"] * 32, ports, token_file=token_file)
     begin = time.monotonic()
     with pytest.raises(ConnectError) as caught:
         await cluster.connect()
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 15
     head, *rows = str(caught.value).splitlines()
-    assert head == "3 of 4 workers could not be reached:"
-    assert [row.split()[:2] for row in rows] == [[str(n), f"127.0.0.1:{ports[n - 1]}"] for n in (2, 3, 4)]
+    assert head == "31 of 32 workers could not be reached:"
+    assert [row.split()[:2] for row in rows] == [[str(n), f"127.0.0.1:{ports[n - 1]}"] for n in range(2, 33)]
     assert "connection refused" in rows[0]
     assert "no DDLF handshake" in rows[1]
     assert caught.value.exit_code == 3
@@ -584,7 +583,7 @@ async def test_shutdown_ends_the_workers(start_worker, token_file):
     worker = start_worker()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         await cluster.shutdown()
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash(cluster):

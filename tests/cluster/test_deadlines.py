@@ -8,6 +8,7 @@ import pytest
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import LeaseError, RequestTimeout, WorkerLost
 from ddlf.testing import in_process_cluster
+from tests.patience import PATIENCE_S
 
 WAIT = "import asyncio; await asyncio.sleep(60)"
 
@@ -19,7 +20,7 @@ async def cluster():
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - of other sides nobody tells
             await asyncio.sleep(0.005)
 
@@ -37,10 +38,8 @@ async def without_data_connection(cluster):
 async def test_a_deadline_holds_while_the_data_connection_is_opened_again(cluster, idempotent):
     worker, _ = await without_data_connection(cluster)
     view = cluster.options(timeout_s=0.3, idempotent=idempotent)
-    begin = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"'1 \+ 1' could not be sent within 0.3 s") as raised:
-        await view.run_code("1 + 1")
-    assert time.monotonic() - begin < 2
+        await asyncio.wait_for(view.run_code("1 + 1"), PATIENCE_S)
     assert raised.value.may_have_run is False
     assert raised.value.worker == worker.name
 
@@ -75,23 +74,22 @@ async def test_an_idempotent_request_keeps_its_deadline_while_others_try_to_reac
     await until(lambda: not worker.connected)
     reconnecting = asyncio.ensure_future(worker.reconnect())
     await asyncio.sleep(0)
-    begin = time.monotonic()
     with pytest.raises(WorkerLost):
         await cluster.options(timeout_s=0.3, idempotent=True).run_code("1")
-    assert time.monotonic() - begin < 2
+    assert not reconnecting.done()
     reconnecting.cancel()
     await asyncio.gather(reconnecting, return_exceptions=True)
 
 
 async def test_a_deadline_is_told_in_full_also_when_part_of_it_was_waited_for_the_connection(cluster):
     _, proxy = await without_data_connection(cluster)
-    begin = time.monotonic()
-    waiting = asyncio.ensure_future(cluster.options(timeout_s=2).run_code(WAIT))
-    await asyncio.sleep(1)
+    waiting = asyncio.ensure_future(cluster.options(timeout_s=3).run_code(WAIT))
+    await asyncio.sleep(2)
     proxy.heal()
-    with pytest.raises(RequestTimeout, match=r"did not end within 2 s"):
+    begin = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"did not end within 3 s"):
         await waiting
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 3, "its time did not begin anew"
 
 
 async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_has_the_worker_now(cluster):
@@ -106,7 +104,7 @@ async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_
     await other.connect()
     proxy.heal()
     with pytest.raises(LeaseError, match=r"leased by|was taken over by") as raised:
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE_S)
     assert raised.value.may_have_run is True
     await other.close()
 

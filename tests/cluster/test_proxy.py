@@ -11,6 +11,7 @@ from ddlf.iworker import IWorker
 from ddlf.tokens import new_token
 from ddlf.wire.messages import Request
 from ddlf.worker.worker import Worker
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -157,4 +158,4 @@ async def test_a_master_that_only_asks_the_daemon_needs_no_executor(start_worker
     assert (await worker.status())["executor"] == "ready"
     assert worker.bytes_sent == 0
     await worker.shutdown()
-    assert process.process.wait(10) == 0
+    assert process.process.wait(PATIENCE_S) == 0

@@ -28,6 +28,7 @@ from ddlf.wire.frame import Limits, encode_frame
 from ddlf.wire.handshake import HELLO, Hello, Role
 from ddlf.wire.messages import Kind
 from ddlf.wire.values import dumps
+from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ async def say(port: int, data: bytes) -> bytes:
     answer = b""
     with sock, contextlib.suppress(ConnectionError):
         await asyncio.get_running_loop().sock_sendall(sock, data)
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE_S):
             while byte := await receive_exactly(sock, 1):
                 answer += byte
     return answer
@@ -145,7 +146,7 @@ asyncio.run(main())
             text=True,
             capture_output=True,
             cwd=ROOT,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         child, executor = map(int, done.stdout.split())
@@ -157,10 +158,10 @@ asyncio.run(main())
                 assert token.encode() not in shown, (pid, name)
             assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
         os.kill(executor, signal.SIGSEGV)  # its last words come into the log
-        psutil.Process(child).wait(10)
+        psutil.Process(child).wait(PATIENCE_S)
     finally:
         daemon.terminate()
-        output, _ = daemon.communicate(timeout=20)
+        output, _ = daemon.communicate(timeout=PATIENCE_S)
     written = [path for path in state.rglob("*") if path.is_file()]
     assert any(path.name == "executor.log" for path in written)
     for text in (output, ready, done.stdout, done.stderr, *(path.read_text(errors="replace") for path in written)):
@@ -190,14 +191,14 @@ async def test_sixty_who_drip_bytes_are_cut_and_a_master_gets_in_meanwhile(start
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
         assert await cluster.run_code("1 + 1") == [2]
     assert asyncio.get_running_loop().time() - begin < 4
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(PATIENCE_S):
         for reader, writer in slow:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
 
 
-def comes_into(log: Path, text: str, timeout_s: float = 10) -> bool:
+def comes_into(log: Path, text: str, timeout_s: float = PATIENCE_S) -> bool:
     """Whether a text appears in a file within a time."""
     deadline = time.monotonic() + timeout_s
     while text not in log.read_text() and time.monotonic() < deadline:
@@ -244,7 +245,7 @@ def worker_with_80_descriptors(token_file):
     with open(read_fd) as pipe:
         yield json.loads(pipe.readline())["port"]
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE_S)
 
 
 async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_with_80_descriptors, token_file):
@@ -260,7 +261,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
         with pytest.raises(ConnectError, match="no place for another connection; close other masters"):
             await connect()
         first.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not first_free:
                 with contextlib.suppress(ConnectError):
                     first_free.append(await connect())

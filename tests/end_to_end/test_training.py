@@ -5,12 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "ddlf.cli.main")
@@ -68,14 +69,12 @@ def start_workers(environment, tmp_path):
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(10)
+        process.wait(PATIENCE_S)
         process.stdout.close()
 
 
-def run(environment, *arguments, timeout=240):
-    return subprocess.run(
-        (*COMMAND, *map(str, arguments)), env=environment, text=True, capture_output=True, timeout=timeout, cwd=ROOT
-    )
+def run(environment, *arguments):
+    return subprocess.run((*COMMAND, *map(str, arguments)), env=environment, text=True, capture_output=True, cwd=ROOT)
 
 
 def started_with(environment) -> list[psutil.Process]:
@@ -136,12 +135,10 @@ def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(enviro
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4  # two daemons, two executors
     process.send_signal(number)
-    begin = time.monotonic()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
-    assert time.monotonic() - begin < 10
     assert "Traceback" not in errors
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -152,7 +149,6 @@ def test_an_app_runs_as_a_script_too(environment):
         cwd=ROOT,
         text=True,
         capture_output=True,
-        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     assert "batch 64 per worker x 1 workers" in result.stdout

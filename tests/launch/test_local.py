@@ -13,6 +13,7 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConnectError, WorkerLost
+from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -59,11 +60,9 @@ async def test_a_worker_whose_daemon_is_killed_is_lost_at_once_and_the_signal_is
         first, second = cluster.workers
         running = asyncio.ensure_future(first.run_method(sleep_long))
         pid = (await first.status())["pid"]
-        begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="its process was ended by SIGKILL; close the cluster and conn") as caught:
-            await running
-        assert time.monotonic() - begin < 0.5
+            await asyncio.wait_for(running, PATIENCE_S)
         assert caught.value.signal == "SIGKILL"
         assert first.state == "dead"
         assert await second.run_method(process_id) > 0
@@ -73,13 +72,14 @@ def sleep_long():
     time.sleep(60)
 
 
-async def test_a_busy_worker_does_not_delay_the_close(leftovers):
+async def test_a_busy_worker_does_not_delay_the_close(leftovers, monkeypatch):
+    monkeypatch.setattr("ddlf.launch.local.STOP_TIMEOUT_S", 1000)
     async with Cluster.local(1) as cluster:
         call = asyncio.ensure_future(cluster.run_code("while True: pass"))
         while not (await cluster.status())[0]["busy"]:
             pass
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 2
+        closing = asyncio.ensure_future(cluster.close())
+        await asyncio.wait_for(closing, PATIENCE_S)
     assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], ConnectionError)
     assert leftovers() == ([], [])
 
@@ -101,7 +101,7 @@ async def test_a_worker_that_cannot_start_says_why_and_the_others_end(tmp_path, 
     with pytest.raises(
         ConnectError, match=r"a local worker cannot start its executor[\s\S]*libopenblas.so.0 is missing"
     ):
-        await asyncio.wait_for(Cluster.local(2).connect(), 20)
+        await asyncio.wait_for(Cluster.local(2).connect(), PATIENCE_S)
     assert leftovers() == ([], [])
 
 
@@ -173,7 +173,7 @@ async def start(script):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_local_workers_end_with_their_master_however_it_ends(number, leftovers):
     master = await start(MASTER)
-    facts = json.loads(await asyncio.wait_for(master.stdout.readline(), 30))
+    facts = json.loads(await asyncio.wait_for(master.stdout.readline(), PATIENCE_S))
     assert all(psutil.pid_exists(pid) for pid in facts["pids"])
     master.send_signal(number)
     await master.communicate()

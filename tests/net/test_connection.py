@@ -17,6 +17,7 @@ from ddlf.net.connection import Connection
 from ddlf.net.memory import socket_pair
 from ddlf.wire.frame import PREFIX, Frame, Limits, encode_frame
 from ddlf.wire.values import dumps, loads
+from tests.patience import PATIENCE_S
 from tests.tls import encrypted_pair
 
 LIMITS = Limits()
@@ -44,7 +45,7 @@ class End:
 
     async def until(self, condition):
         """Wait until something came and ``condition`` holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -265,7 +266,7 @@ async def test_abort_resets_a_tcp_connection_instead_of_sending_what_is_queued()
 async def test_drain_returns_at_once_when_nothing_waits(ends):
     await ends[0].connection.drain()
     ends[0].connection.send(1, 1, "run", [b"small"])
-    await asyncio.wait_for(ends[0].connection.drain(), 1)
+    await asyncio.wait_for(ends[0].connection.drain(), PATIENCE_S)
 
 
 async def test_a_peer_that_stops_reading_stops_a_sender_that_drains(raw):
@@ -320,7 +321,7 @@ async def test_a_paused_receiver_makes_the_sender_wait(ends):
     await settle()
     assert not sending.done()
     right.connection.resume_reading()
-    await asyncio.wait_for(sending, 20)
+    await asyncio.wait_for(sending, PATIENCE_S)
     await right.receive(1)
 
 
@@ -502,7 +503,7 @@ async def test_a_peer_that_goes_while_a_message_waits_is_an_error_for_those_who_
     await settle()
     other.close()
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(sending, 20)
+        await asyncio.wait_for(sending, PATIENCE_S)
     assert len(end.ends) == 1
 
 

@@ -13,6 +13,7 @@ from ddlf.net.admission import RECEIVING
 from ddlf.net.connection import Connection
 from ddlf.net.memory import socket_pair
 from ddlf.wire.frame import Limits
+from tests.patience import PATIENCE_S
 
 LIMITS = Limits(max_body_bytes=4 * 1024**2)
 SIZES = st.sampled_from([0, 1, 100, 16 * 1024, 16 * 1024 + 1, 40_000, 1_000_000, 3_000_000])
@@ -114,7 +115,7 @@ class Connections(RuleBasedStateMachine):
         async def drained():
             for connection in self.connections:
                 connection.resume_reading()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(*(connection.drain() for connection in self.connections))
                 while [*map(len, self.received)] != [len(self.sent[1]), len(self.sent[0])]:
                     self.news.clear()
@@ -145,7 +146,6 @@ TestConnections = Connections.TestCase
 TestConnections.settings = settings(
     max_examples=60,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[
         phase for phase in Phase if phase is not Phase.shrink

@@ -22,6 +22,7 @@ from ddlf.net.listen import answer, listening_socket, refusal_of_preamble
 from ddlf.net.stream import ready, receive_exactly, send_all
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context, is_loopback, make_certificate, worker_tls
 from ddlf.wire.handshake import NO_CERTIFICATE, PREAMBLE, Role, read_preamble, short_answer
+from tests.patience import PATIENCE_S
 from tests.tls import Authority, Relay, encrypted_pair, far_apart, own_certificate
 
 TOKEN, OTHER = b"t" * 43, b"o" * 43
@@ -281,7 +282,7 @@ def test_a_worker_signs_its_own_certificate_once_for_ten_years_and_keeps_the_key
 def test_workers_that_start_at_once_agree_on_one_certificate(tmp_path):
     code = f"from pathlib import Path; from ddlf.net.tls import *; make_certificate(Path({str(tmp_path / 'c.pem')!r}))"
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
-    assert [process.wait(30) for process in processes] == [0] * 4
+    assert [process.wait(PATIENCE_S) for process in processes] == [0] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["c.pem"]
     worker_tls(tmp_path / "c.pem", TOKEN_ONLY)
 

@@ -27,6 +27,7 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.wire import code
+from tests.patience import PATIENCE_S
 from tests.training.conftest import two_workers  # noqa: F401  the same workers
 from tests.training.models import Blobs, app, small_model
 
@@ -43,22 +44,22 @@ def train(weights, epochs=1):
 
 def is_usable(cluster):
     """A call that any working cluster answers."""
-    return asyncio.wait_for(cluster.run_method(echo, value=1), 10)
+    return asyncio.wait_for(cluster.run_method(echo, value=1), PATIENCE_S)
 
 
 # -- B39-B42: connecting ------------------------------------------------------------------------------------------------
 
 
 async def test_B39_workers_that_cannot_be_reached_are_a_table_after_one_timeout_for_all(token_file, monkeypatch):
-    silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
+    silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(40)]
     ports = [9, *(sock.getsockname()[1] for sock in silent)]
     begin = time.monotonic()
     monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 0.5)
     with pytest.raises(ConnectError) as refused:
-        await ddlf.Cluster(["127.0.0.1"] * 6, ports, token_file=token_file, connect_timeout_s=0.5).connect()
-    assert time.monotonic() - begin < 3
+        await ddlf.Cluster(["127.0.0.1"] * 41, ports, token_file=token_file, connect_timeout_s=0.5).connect()
+    assert time.monotonic() - begin < 15
     head, *rows = str(refused.value).splitlines()
-    assert head == "6 of 6 workers could not be reached:"
+    assert head == "41 of 41 workers could not be reached:"
     assert [row.split()[1] for row in rows] == [f"127.0.0.1:{port}" for port in ports]
     assert "connection refused" in rows[0]
     assert refused.value.exit_code == 3
@@ -93,7 +94,7 @@ async def test_B41_a_call_before_connect_after_close_or_on_another_loop_says_whi
 
     def elsewhere():
         with pytest.raises(WorkerLost, match="connected on another event loop; connect and call inside one") as refused:
-            asyncio.run(asyncio.wait_for(cluster.run_method(echo, value=1), 5))
+            asyncio.run(asyncio.wait_for(cluster.run_method(echo, value=1), PATIENCE_S))
         assert not refused.value.may_have_run
 
     await asyncio.to_thread(elsewhere)
@@ -111,7 +112,7 @@ async def main():
         child = os.fork()
         if not child:
             try:
-                asyncio.run(asyncio.wait_for(cluster.run_method(len, obj=[]), 5))
+                asyncio.run(asyncio.wait_for(cluster.run_method(len, obj=[]), 120))
             except Exception as error:
                 print(error, flush=True)
             os._exit(0)
@@ -500,7 +501,7 @@ async def test_B59_cancelling_twice_and_waiting_twice_are_harmless(cluster):
     call.cancel()
     call.cancel()
     waiting = [asyncio.ensure_future(asyncio.wait({call})) for _ in range(2)]
-    await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
     assert call.cancelled()
     answer = asyncio.ensure_future(cluster.run_method(echo, value=3))
     assert await asyncio.gather(answer, answer) == [[3, 3], [3, 3]]

@@ -12,6 +12,7 @@ from ddlf.cli import main as ddlf
 from ddlf.cli import worker
 from ddlf.errors import ListenError
 from ddlf.net.listen import listening_socket
+from tests.patience import PATIENCE_S
 from tests.processes import command
 
 SECRET = "hunter2-hunter2-hunter2-hunter2-hunter2"
@@ -167,7 +168,7 @@ def test_B17_root_is_warned_in_one_line_and_others_are_not(tmp_path, user, lines
         while not process.stdout.readline().startswith("ready on"):
             pass
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [line for line in errors.splitlines() if "root" in line] == lines * [
         "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own"

@@ -38,6 +38,7 @@ from ddlf.wire.handshake import (
 from ddlf.wire.messages import Kind
 from ddlf.wire.values import dumps
 from tests.daemons import TOKEN, RunningDaemon
+from tests.patience import PATIENCE_S
 from tests.tls import far_apart
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -91,7 +92,7 @@ async def visit(port, first, then=None, *, leave=False):
         if leave:
             sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while data := await loop.sock_recv(sock, 4096):
                     said += data
     return said
@@ -291,7 +292,7 @@ async def test_B70_a_frame_in_the_same_segment_as_the_right_proof_is_the_first_o
 async def test_of_connections_that_say_nothing_the_oldest_go_and_a_master_still_gets_in(running):
     idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(MAX_HALF_OPEN_PER_ADDRESS + 3)]
     for reader, _ in idle[:3]:
-        assert await asyncio.wait_for(reader.read(), 2) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     assert not any(reader.at_eof() for reader, _ in idle[3:])
     assert await lets_in_who_has_the_token(running)
     await running.line_with("too many handshakes at once, the oldest had to go")

@@ -21,6 +21,7 @@ from ddlf.wire.handshake import Role
 from ddlf.wire.messages import Kind
 from ddlf.wire.values import Tag, dumps, loads
 from tests.daemons import TOKEN, connected
+from tests.patience import PATIENCE_S
 from tests.wire.test_frame import REFUSED, header, raw
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,7 +55,7 @@ class Peer:
     async def hear(self):
         """The next frame; None when the worker has closed the connection."""
         while not self._frames:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 try:
                     count = await asyncio.get_running_loop().sock_recv_into(self.sock, self._decoder.wants())
                 except ConnectionResetError:  # it had not read all that was said
@@ -210,7 +211,7 @@ async def test_B92_B93_who_floods_a_daemon_and_reads_no_answer_waits_and_stops_n
 ):
     monkeypatch.setattr("ddlf.worker.daemon.MAX_QUEUED_BYTES", 10_000)
     peer = await Peer.on(running.port, Role.CONTROL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await peer.say(frame(NOTHING))
         await peer.hear()
         (session,) = running.daemon._sessions
@@ -239,7 +240,7 @@ async def test_B92_thousands_of_tiny_requests_are_all_answered_in_order(running,
     count = 20_000
     one = [frame(NOTHING, id=id, name="list_variables") for id in range(1, count + 1)]
     saying = asyncio.create_task(peer.say(b"".join(one)))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         assert [(await peer.hear()).id for _ in range(count)] == list(range(1, count + 1))
         await saying
     peer.sock.close()
@@ -267,7 +268,7 @@ async def test_what_a_worker_may_not_send_is_not_unpickled_and_ends_the_connecti
         with pytest.raises(ProtocolError, match=sentence):
             await master.run_code(result)
         with pytest.raises(WorkerLost, match=sentence):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, PATIENCE_S)
         assert await master.run_code("1 + 1") == 2, "on a new connection"
         await master.restart()
 

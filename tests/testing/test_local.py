@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from ddlf.errors import ConfigError, ExecutorCrashed, WorkerLost
 from ddlf.testing.local import local_cluster
+from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,7 +38,7 @@ def process_ids():
 
 async def stopped(process):
     """Wait until a signal to stop has arrived."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0)
 
@@ -83,7 +84,7 @@ async def test_a_frozen_part_does_not_answer_and_goes_on_when_thawed(cluster, pa
         if part in (name, "both"):
             await stopped(getattr(machine, name))
     asking = asyncio.ensure_future(cluster.workers[1].ping())
-    await asyncio.wait([asking], timeout=5 if answers else 0.3)
+    await asyncio.wait([asking], timeout=PATIENCE_S if answers else 0.3)
     assert asking.done() == answers
     machine.thaw()
     await asking

@@ -13,6 +13,7 @@ from ddlf.net.dial import open_socket, receive_exactly
 from ddlf.net.listen import listening_socket
 from ddlf.testing.network import Fault, FaultProxy
 from ddlf.wire.handshake import Role, new_hello
+from tests.patience import PATIENCE_S
 
 PREAMBLE = b"x" * 8
 RESET = "ECONNRESET"
@@ -32,7 +33,7 @@ class Line:
         """A new connection through the proxy: the master's end and the worker's."""
         master = await open_socket("127.0.0.1", self.proxy.port)
         await self.loop.sock_sendall(master, first)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             worker, _ = await self.loop.sock_accept(self.listener)
             assert await receive_exactly(worker, len(first)) == first
         self.sockets += [master, worker]
@@ -41,7 +42,7 @@ class Line:
     async def carry(self, sender, receiver, data):
         """Send all of it and return what arrived, and the seconds that took."""
         begin = time.monotonic()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             _, got = await asyncio.gather(self.loop.sock_sendall(sender, data), receive_exactly(receiver, len(data)))
         return got, time.monotonic() - begin
 
@@ -55,7 +56,7 @@ class Line:
     async def rest(self, sock):
         """All that still comes, and how it ends: with b"" or a reset."""
         data = b""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 while chunk := await self.loop.sock_recv(sock, 65536):
                     data += chunk
@@ -124,7 +125,7 @@ async def test_throttle_bounds_the_bytes_per_second(line):
     line.proxy.set(Fault(bytes_per_s=1_000_000), "to_worker")
     got, seconds = await line.carry(master, worker, random_bytes(500_000))
     assert got == random_bytes(500_000)
-    assert 0.45 < seconds < 5
+    assert seconds > 0.45
 
 
 async def test_a_slow_drip_sends_single_bytes(line):
@@ -178,7 +179,7 @@ async def test_a_new_connection_through_a_partition_hears_nothing_until_it_heals
     with pytest.raises(BlockingIOError):
         line.listener.accept()
     line.proxy.heal()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         worker, _ = await line.loop.sock_accept(line.listener)
     line.sockets.append(worker)
     assert await receive_exactly(worker, 8) == PREAMBLE

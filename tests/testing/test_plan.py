@@ -15,6 +15,7 @@ from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
 from ddlf.training.record import TrainingEvent
+from tests.patience import PATIENCE_S
 from tests.processes import end_of
 from tests.training.models import app as blobs_app
 from tests.training.models import equal
@@ -54,7 +55,7 @@ async def app(shared):
     await shared.connect()
 
 
-async def until(condition, seconds=10):
+async def until(condition, seconds=PATIENCE_S):
     """Wait for what comes from outside."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - other processes tell nobody

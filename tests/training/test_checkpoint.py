@@ -23,6 +23,7 @@ from ddlf.training import checkpoint as module
 from ddlf.training import tensors
 from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.training.durable import seal, unseal
+from tests.patience import PATIENCE_S
 from tests.processes import command
 from tests.training.test_tensors import arrays, names
 
@@ -47,7 +48,7 @@ def listed(folder):
 # What is saved comes back
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True), st.dictionaries(names(), arrays()), max_size=3
@@ -423,7 +424,7 @@ def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
     # A file system of 1 MB of its own: real, and gone with the process.
     script = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     first, second, after = done.stdout.splitlines()
@@ -452,7 +453,7 @@ assert same(folder.newest(), state(1, 0.3))
 
 def test_a_limit_on_the_size_of_files_is_told(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"no space: need 901 kB in {tmp_path}, more than a file may have here; see ulimit -f")
@@ -504,7 +505,7 @@ def test_a_folder_that_cannot_be_written_is_told_when_it_is_opened(tmp_path):
         ["unshare", "-rm", "sh", "-c", f'{mount} && exec {sys.executable} -c "{script}" {tmp_path}'],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert f"{tmp_path}: Read-only file system; use another folder" in done.stderr.splitlines()[-1]

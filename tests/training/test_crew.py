@@ -6,6 +6,7 @@ import pytest
 
 from ddlf.errors import AppMissing, AuthError, ClusterTooSmall, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
 from ddlf.training.crew import Crew
+from tests.patience import PATIENCE_S
 
 
 class FakeWorker:
@@ -207,4 +208,4 @@ async def test_nothing_runs_after_the_end():
 
 async def wait_for(story, event):
     """Until an event has come."""
-    await asyncio.wait_for(story.seen(event).wait(), 5)
+    await asyncio.wait_for(story.seen(event).wait(), PATIENCE_S)

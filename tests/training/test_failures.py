@@ -13,6 +13,7 @@ import pytest
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate
+from tests.patience import PATIENCE_S
 from tests.training.models import WIDE, Blobs, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -111,7 +112,7 @@ async def test_a_worker_that_joins_and_one_that_is_killed_change_no_bit(two_work
             if record.round == 2:
                 await cluster.add("127.0.0.1", second.port)
             elif record.round == 3:
-                await asyncio.wait_for(trained._joined.wait(), 60)
+                await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
             elif record.round == 4:
                 first.end(signal.SIGKILL)
 
@@ -135,7 +136,7 @@ async def test_a_worker_that_was_missing_at_the_start_comes_later(two_workers, s
             if record.round == 1:
                 late.append(start_worker(port=free_port))
             elif record.round == 3:
-                await asyncio.wait_for(trained._joined.wait(), 60)
+                await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
 
         trained.on_round = on_round
         records = await trained.train_model()

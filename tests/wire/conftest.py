@@ -4,11 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# Machines that test are often busy: a time limit for each example would fail at random.
-settings.register_profile("busy machine", deadline=None)
-settings.load_profile("busy machine")
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 

@@ -34,6 +34,7 @@ from ddlf.wire.code import (
     unpickle,
 )
 from ddlf.wire.values import Tag, dumps, loads
+from tests.patience import PATIENCE_S
 
 LOCK = threading.Lock()
 NOISE = "n" * 10_000
@@ -328,7 +329,13 @@ print(method(10), child().size, scale(1), "neighbour" in sys.modules)
 def run_python(source: Path, folder: Path, **more) -> bytes:
     environment = {"PYTHONPATH": str(Path(ddlf.__file__).parents[1]), "PATH": ""}
     return subprocess.run(
-        [sys.executable, source], cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, timeout=60, **more
+        [sys.executable, source],
+        cwd=folder,
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        **more,
     ).stdout
 
 

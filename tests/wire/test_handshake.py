@@ -29,6 +29,7 @@ from ddlf.wire.handshake import (
     read_preamble,
     short_answer,
 )
+from tests.patience import PATIENCE_S
 
 TOKEN, OTHER = b"t" * 43, b"o" * 43
 LIMIT = 4 * 1024**3
@@ -241,7 +242,7 @@ def test_nothing_that_parses_is_imported_with_the_handshake():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     ).stdout.split()
     assert "ddlf.wire.handshake" in found
     assert not {

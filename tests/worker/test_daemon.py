@@ -17,6 +17,7 @@ from ddlf.net.dial import dial
 from ddlf.wire.handshake import Role
 from ddlf.worker.daemon import MAX_START_FAILURES, Daemon, Options
 from tests.daemons import TOKEN, RunningDaemon, connected
+from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening, python
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,7 +97,7 @@ def broken_numpy(tmp_path, monkeypatch):
 
 async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last_words(tmp_path, broken_numpy):
     one = RunningDaemon(tmp_path)
-    await asyncio.wait_for(one.ready.wait(), 30)
+    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
     assert one.daemon.status()["executor"] == "failed"
     assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1
     assert "libopenblas.so.0 is missing" in one.daemon.failure
@@ -124,7 +125,7 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_tha
     monkeypatch.setattr("ddlf.worker.daemon.START_RETRY_S", 0)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
     one = RunningDaemon(tmp_path)
-    await asyncio.wait_for(one.ready.wait(), 20)
+    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
     assert one.daemon.status()["executor"] == "ready"
     assert [line for line in one.lines if "could not be started: no more processes" in line] == one.lines
     await one.end()
@@ -178,7 +179,7 @@ asyncio.run(main())
 
 async def test_a_worker_whose_master_was_killed_while_a_method_looped_serves_the_next_master(running):
     master = await asyncio.create_subprocess_exec(sys.executable, "-c", MASTER, str(running.port), TOKEN.decode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         async with connected(running.port, guest=True) as looker:
             while not (await looker.status())["busy"]:
                 pass
@@ -197,7 +198,7 @@ async def test_a_master_that_leaves_does_not_end_what_another_one_runs(running):
         async with connected(running.port, guest=True) as second:
             assert await second.run_method(add_concurrently, a=1, b=2) == 3
         opened = asyncio.ensure_future(first.run_method(open_gate))
-        assert await asyncio.wait_for(waiting, 5) == "through"
+        assert await asyncio.wait_for(waiting, PATIENCE_S) == "through"
         await opened
 
 
@@ -258,7 +259,7 @@ async def test_a_daemon_that_is_killed_takes_its_executor_along_and_the_master_i
         await worker.ping()
         process.end(signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the connection was lost") as caught:
-            await asyncio.wait_for(waiting, 2)
+            await asyncio.wait_for(waiting, PATIENCE_S)
         assert caught.value.may_have_run
         with pytest.raises(WorkerLost, match="the connection was lost; connect again") as caught:
             await worker.run_method(add, a=1, b=2)
@@ -278,7 +279,7 @@ async def test_a_worker_that_is_frozen_is_noticed(start_worker, token_file):
         await cluster.ping()
         process.process.send_signal(signal.SIGSTOP)
         with pytest.raises(WorkerLost, match=r"no heartbeat for 0\.5 s"):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, PATIENCE_S)
         process.process.send_signal(signal.SIGCONT)
         await cluster.connect()
         assert await cluster.run_method(add, a=1, b=2) == [3]
@@ -301,7 +302,7 @@ async def test_nobody_answers_on_the_port_of_a_daemon_that_ended(start_worker, t
     process = start_worker()
     async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
         await cluster.shutdown()
-    assert process.process.wait(10) == 0
+    assert process.process.wait(PATIENCE_S) == 0
     with pytest.raises(ConnectError, match="connection refused"):
         await dial("127.0.0.1", process.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
 

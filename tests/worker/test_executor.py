@@ -14,11 +14,11 @@ import pytest
 
 from ddlf.errors import ExecutorCrashed, RemoteError, RequestTimeout
 from ddlf.wire.messages import Request
+from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SOON_S = 1.0
 """What ends a request at once must do so within this time."""
 
 
@@ -86,7 +86,7 @@ async def await_stubbornly():
 
 async def busy(worker, method=None):
     """Wait until the worker runs something."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = (await worker.status())["busy"]
             if found and method in (None, found["method"]):
@@ -107,10 +107,8 @@ async def test_a_crash_is_an_error_at_once_and_the_worker_goes_on(cluster, metho
     first, second = cluster.workers
     before = await first.status()
     others = await second.run_method(process_id)
-    begin = time.monotonic()
     with pytest.raises(ExecutorCrashed) as caught:
-        await first.run_method(method)
-    assert time.monotonic() - begin < SOON_S
+        await asyncio.wait_for(first.run_method(method), PATIENCE_S)
     error = caught.value
     assert (error.signal, error.exit_code_of_process) == (signal_name, exit_code)
     assert words in error.stderr_tail
@@ -154,7 +152,7 @@ async def test_an_executor_that_is_killed_from_outside_is_an_error_too(cluster):
     await busy(worker)
     os.kill((await worker.status())["executor_pid"], signal.SIGKILL)
     with pytest.raises(ExecutorCrashed, match=r"SIGKILL while it ran 'loop_for_ever'.*memory"):
-        await asyncio.wait_for(running, SOON_S)
+        await asyncio.wait_for(running, PATIENCE_S)
     assert await worker.run_method(add, a=1, b=2) == 3
 
 
@@ -174,7 +172,7 @@ async def test_all_open_requests_of_a_crashed_executor_end(cluster):
     await worker.run_method(look)
     with contextlib.suppress(ExecutorCrashed):
         await worker.run_method(open_gate)
-    outcomes = await asyncio.wait_for(open_requests, 5)
+    outcomes = await asyncio.wait_for(open_requests, PATIENCE_S)
     assert {type(outcome) for outcome in outcomes} == {ExecutorCrashed}
 
 
@@ -257,26 +255,22 @@ async def test_ping_and_status_answer_while_a_method_blocks_and_a_cancelled_call
     pid = await worker.run_method(process_id)
     running = asyncio.ensure_future(worker.run_method(method))
     assert (await busy(worker))["method"] == method.__name__
-    begin = time.monotonic()
     await worker.ping()
-    await worker.status()
-    assert time.monotonic() - begin < 0.2
+    assert (await worker.status())["busy"], "it is the daemon that answers, and does not wait for the method"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert await asyncio.wait_for(worker.run_method(process_id), 3) == pid
+    assert await asyncio.wait_for(worker.run_method(process_id), PATIENCE_S) == pid
 
 
 @pytest.mark.parametrize("method", [loop_for_ever, await_then_loop])
 async def test_a_call_whose_time_is_over_is_ended_by_an_interrupt(cluster, method):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
-    begin = time.monotonic()
     with pytest.raises(RequestTimeout, match=f"'{method.__name__}' did not end within 0.2 s") as caught:
-        await worker.rpc(Request("run_method", method), timeout_s=0.2)
-    assert time.monotonic() - begin < 0.2 + SOON_S
+        await asyncio.wait_for(worker.rpc(Request("run_method", method), timeout_s=0.2), PATIENCE_S)
     assert caught.value.may_have_run
-    assert await asyncio.wait_for(worker.run_method(process_id), 3) == pid
+    assert await asyncio.wait_for(worker.run_method(process_id), PATIENCE_S) == pid
 
 
 async def test_code_that_loops_is_ended_too(cluster):
@@ -284,7 +278,7 @@ async def test_code_that_loops_is_ended_too(cluster):
     running = asyncio.ensure_future(worker.run_code("while True: pass"))
     assert (await busy(worker))["method"] == "run_code"
     running.cancel()
-    assert await asyncio.wait_for(worker.run_code("1 + 1"), 3) == 2
+    assert await asyncio.wait_for(worker.run_code("1 + 1"), PATIENCE_S) == 2
 
 
 async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
@@ -293,7 +287,7 @@ async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
     running = asyncio.ensure_future(worker.run("loop_for_ever"))
     assert (await busy(worker))["method"] == "loop_for_ever"
     running.cancel()
-    assert await asyncio.wait_for(worker.run_code("1 + 1"), 3) == 2
+    assert await asyncio.wait_for(worker.run_code("1 + 1"), PATIENCE_S) == 2
     assert (await worker.status())["busy"] is None
 
 
@@ -320,7 +314,7 @@ async def test_a_call_that_is_cancelled_while_another_one_blocks_never_starts(cl
     second.cancel()
     await worker.ping()  # and so is its end
     first.cancel()
-    assert await asyncio.wait_for(third, 3) == 3
+    assert await asyncio.wait_for(third, PATIENCE_S) == 3
     assert await worker.run_method(starts) == []
 
 
@@ -356,7 +350,7 @@ async def test_a_cleanup_after_an_interrupt_has_time_to_finish(cluster):
     running = asyncio.ensure_future(worker.run_method(loop_and_clean_up))
     await busy(worker)
     running.cancel()
-    assert await asyncio.wait_for(worker.run_code("self.cleaned_up"), 3) is True
+    assert await asyncio.wait_for(worker.run_code("self.cleaned_up"), PATIENCE_S) is True
 
 
 def loop_and_clean_up(self):

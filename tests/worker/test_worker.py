@@ -16,6 +16,7 @@ from ddlf.wire.messages import Kind, Request
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.methods import concurrent
 from ddlf.worker.worker import Job, Worker
+from tests.patience import PATIENCE_S
 
 LIMITS = Limits()
 
@@ -49,7 +50,7 @@ class Master:
 
     async def answer(self, id):
         """The kind of an answer, and its value or the name of the error's type."""
-        kind, value = await asyncio.wait_for(self.future(id), 5)
+        kind, value = await asyncio.wait_for(self.future(id), PATIENCE_S)
         return (kind, value) if kind == Kind.RESULT else (kind, value["chain"][0][0].rpartition(".")[2])
 
 
@@ -61,7 +62,7 @@ async def master(worker):
     master = Master(mine)
     yield master
     master.connection.close()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, PATIENCE_S)
 
 
 async def run(worker, function, /, *args, **kwargs):
@@ -203,7 +204,7 @@ async def test_a_concurrent_method_runs_while_another_one_does(worker):
     opened = asyncio.Event()
 
     async def wait():
-        await asyncio.wait_for(opened.wait(), 5)
+        await asyncio.wait_for(opened.wait(), PATIENCE_S)
         return "opened"
 
     waiting = asyncio.ensure_future(run(worker, wait))
@@ -266,8 +267,8 @@ async def test_when_the_connection_ends_its_requests_are_cancelled(worker):
     master.send(1, "run_method", wait_for_ever)
     master.send(2, "run_method", wait_for_ever)
     master.connection.close()
-    await asyncio.wait_for(serving, 5)
-    assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
+    await asyncio.wait_for(serving, PATIENCE_S)
+    assert await asyncio.wait_for(run(worker, lambda: "free"), PATIENCE_S) == "free"
 
 
 async def test_a_cancel_of_an_unknown_request_is_ignored(master):
@@ -279,14 +280,14 @@ async def test_a_cancel_of_an_unknown_request_is_ignored(master):
 async def test_a_request_number_that_is_open_already_ends_the_connection(master):
     master.send(1, "run_method", wait_for_ever)
     master.send(1, "run_method", wait_for_ever)
-    await asyncio.wait_for(master.closed.wait(), 5)
+    await asyncio.wait_for(master.closed.wait(), PATIENCE_S)
 
 
 async def test_two_connections_are_served_and_one_ends_without_the_other(worker, master):
     mine, theirs = socket_pair()
     other = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
     Master(mine).connection.close()
-    await asyncio.wait_for(other, 5)
+    await asyncio.wait_for(other, PATIENCE_S)
     master.send(1, "run_method", double, 3)
     assert await master.answer(1) == (Kind.RESULT, 6)
 
@@ -314,7 +315,7 @@ async def test_handle_can_be_cancelled_by_its_caller(worker):
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
         await waiting
-    assert await asyncio.wait_for(run(worker, lambda: "free"), 5) == "free"
+    assert await asyncio.wait_for(run(worker, lambda: "free"), PATIENCE_S) == "free"
 
 
 async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(worker):
@@ -382,7 +383,7 @@ async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(wor
     other.send(2, "run_method", return_an_object)
     assert (await other.answer(2))[0] == Kind.RESULT
     other.connection.close()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, PATIENCE_S)
 
 
 def return_an_object():
@@ -445,5 +446,5 @@ async def test_a_master_that_reads_nothing_at_all_loses_the_connection(worker, m
     master.send(1, "run_code", "bytes(5_000_000)")
     await asyncio.sleep(0)
     (session,) = worker._sessions
-    await asyncio.wait_for(session.closed, 5)
+    await asyncio.wait_for(session.closed, PATIENCE_S)
     assert "its master has read nothing for 0.1 s" in capfd.readouterr().err
