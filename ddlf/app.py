@@ -6,6 +6,7 @@ data and model, goes to every worker, where ``load_dataset``, ``create_model`` a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,8 +39,9 @@ MASTER_ONLY = frozenset(
         "ledger",
     }
     | {"on_round", "on_event", "is_convergent"}
+    | {"_run", "_content", "_opening", "_made"}
 )
-"""Attributes that do not travel from the master to the workers; nor do those that begin with an underscore."""
+"""Attributes that do not travel from the master to the workers; nor does what ``load_dataset`` and ``create_model`` set here."""
 
 
 class IApp:
@@ -127,6 +129,8 @@ class IApp:
 
     _run = ""
     _content = ""
+    # What load_dataset and create_model set here: the value, and the one before if there was one.
+    _made: Mapping[str, tuple[Any, ...]] = {}
 
     model: Any
     x_train: Any
@@ -148,6 +152,8 @@ class IApp:
     async def load_dataset(self) -> None:
         """Set ``x_train``, ``y_train`` and, for the test, ``x_test``, ``y_test``. Runs on the master and on every worker; must be written.
 
+        What else it sets is there for ``create_model`` and ``train`` of the same node. It never travels; what ``__init__`` sets does.
+
         Arrays, or lists or dicts of arrays for a model of several inputs. All nodes must get equal training data.
         """
         raise AppError(
@@ -155,7 +161,9 @@ class IApp:
         )
 
     async def create_model(self) -> None:
-        """Set ``model`` to a compiled Keras model. Runs on the master and on every worker; must be written."""
+        """Set ``model`` to a compiled Keras model. Runs on the master and on every worker, after ``load_dataset``, so it may use the data;
+        must be written.
+        """
         raise AppError(
             f"{type(self).__name__} has no create_model",
             hint="write one that sets self.model to a compiled Keras model",
@@ -333,9 +341,13 @@ class IApp:
         await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name not in MASTER_ONLY and not name.startswith("_")
-        }
+        state = {}
+        for name, value in vars(self).items():
+            made = self._made.get(name)
+            if name in MASTER_ONLY or (made is not None and made[0] is value and len(made) == 1):
+                continue
+            state[name] = made[1] if made is not None and made[0] is value else value
+        return state
 
 
 def default_cluster() -> Cluster:

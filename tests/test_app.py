@@ -181,5 +181,5 @@ async def test_data_model_and_cluster_do_not_travel_with_the_app():
     made = app(None, mine=3)
     await made.load_dataset()
     await made.create_model()
-    made._private = object()
-    assert made.__getstate__() == {"mine": 3}
+    made._private = 4
+    assert made.__getstate__() == {"mine": 3, "_private": 4}

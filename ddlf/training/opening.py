@@ -1,10 +1,15 @@
-"""Bringing nodes to where training can begin: connected, model built, data loaded and the same everywhere. Runs on the master."""
+"""Bringing nodes to where training can begin: connected, data loaded and the same everywhere, model built. Runs on the master.
+
+Every node does the same in the same order: ``load_dataset``, then ``create_model``. The workers begin as soon as they have the app, which is pickled
+before this side begins: so all work at the same time, and nothing that ``load_dataset`` or ``create_model`` set here travels.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
@@ -12,9 +17,112 @@ from ddlf.errors import AppError, DatasetMismatch
 from ddlf.training import replica
 from ddlf.training.evaluation import maybe_await
 from ddlf.training.precision import WORTH_SAYING
-from ddlf.training.replica import describe_weights
+from ddlf.training.replica import describe_weights, fingerprint_of
+from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
-from ddlf.worker.datasets import fingerprint, not_finite
+from ddlf.worker.datasets import not_finite
+
+ASKED_S = 10.0
+"""How long this side waits with its own work for workers to say that they have the app."""
+
+
+class Opening:
+    """What a run gives to each of its workers, made once: a worker that comes back gets the same.
+
+    Args:
+        app: The user's ``IApp``, as it is before this side loads and builds.
+
+    Attributes:
+        run: Names the training run on the workers.
+        content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
+        opened: What each worker has, by its number.
+        checked: Whether they have been compared with this side; from then on each is when it is opened.
+
+    Raises:
+        NotPicklable: The app holds something that cannot be sent.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.run = secrets.token_hex(8)
+        self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.opened: dict[int, dict[str, Any]] = {}
+        self.checked = False
+        self._asked: set[int] = set()
+        self._news = asyncio.Event()
+        self._pickle = PickleOnce()
+        self._pickle(app)
+
+    async def open(self, worker: ProxyWorker) -> None:
+        """Bring one worker to where training is: app, data and model. After a loss all of it is to be done again.
+
+        Raises:
+            RemoteError: The app raised there.
+            AppError: The model there is another one.
+            DatasetMismatch: The data there is other data.
+        """
+        self.opened.pop(worker.id, None)
+        take = Request("run_method", replica.take_app, app=self.app, run=self.run)
+        take.pickle = self._pickle
+        try:
+            await worker.rpc(take)
+            wanted = self.content.result() if self.content.done() else None
+            asking = asyncio.ensure_future(worker.rpc(Request("run_method", replica.open_app, self.run, wanted)))
+            await asyncio.sleep(0)  # in which it is sent
+        finally:
+            self._asked.add(worker.id)
+            self._news.set()
+        try:
+            facts = await asking
+        except BaseException:
+            asking.cancel()
+            raise
+        if facts is None:
+            facts = await worker.rpc(Request("run_method", replica.open_app, self.run, await self.content))
+        if self.checked:
+            _check_models(self.app, {worker.id: facts})
+            _check_data(self.app._content, {worker.id: facts})
+        self.opened[worker.id] = facts
+
+    async def have_asked(self, workers: list[ProxyWorker]) -> None:
+        """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
+        try:
+            async with asyncio.timeout(ASKED_S):
+                while not self._asked.issuperset(worker.id for worker in workers):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def here(self, seed: int) -> None:
+        """Load the data and build the model on this side."""
+        app = self.app
+        if not hasattr(app, "x_train"):
+            await _make(app, app.load_dataset)
+        content = await asyncio.to_thread(fingerprint_of, app) if hasattr(app, "x_train") else ""
+        self.content.set_result(content)
+        if not hasattr(app, "model"):
+            import keras
+
+            keras.utils.set_random_seed(seed)
+            await _make(app, app.create_model)
+            if not hasattr(app, "model"):
+                raise AppError("create_model set no self.model", hint="end it with self.model = ...")
+
+    def check(self) -> int:
+        """Compare what all opened workers have with this side, and say what there is.
+
+        Returns:
+            The number of training samples.
+        """
+        app, opened = self.app, dict(sorted(self.opened.items()))
+        _check_models(app, opened)
+        _check_data(self.content.result(), opened)
+        self.checked = True
+        first = next(iter(opened.values()))
+        app._content = first["fingerprint"]
+        samples: int = first["samples"]
+        return samples
 
 
 async def prepare(app: Any, seed: int | None = None) -> int:
@@ -26,70 +134,76 @@ async def prepare(app: Any, seed: int | None = None) -> int:
     Returns:
         The number of training samples.
     """
-    await app.connect()
     begin = time.perf_counter()
-    # The workers import Keras and build their models while this side does.
-    app._run = secrets.token_hex(8)
-    again = app.cluster.options(idempotent=True)  # a worker that dies meanwhile gets it once more
-    opening = asyncio.ensure_future(again.run_method(replica.open_app, app=app, run=app._run))
-    await asyncio.sleep(0)
+    opening = Opening(app)
+    await app.connect()
+    app._run, app._opening = opening.run, opening
+    workers = app.cluster.workers
+    there = asyncio.ensure_future(app.cluster.gather([opening.open(worker) for worker in workers]))
     try:
-        if not hasattr(app, "x_train"):
-            await maybe_await(app.load_dataset())
-        if not hasattr(app, "model"):
-            import keras
-
-            keras.utils.set_random_seed(app.seed if seed is None else seed)
-            await maybe_await(app.create_model())
-            if not hasattr(app, "model"):
-                raise AppError("create_model set no self.model", hint="end it with self.model = ...")
+        await opening.have_asked(workers)
+        await opening.here(app.seed if seed is None else seed)
+        await there
     except BaseException:
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
+        there.cancel()
+        await asyncio.gather(there, return_exceptions=True)
         raise
-    opened = await opening
-    _check_models(app, [facts["weights"] for facts in opened])
-    threads = sorted({worker.facts["threads"] for worker in app.cluster.workers})
-    app.say(
-        f"model     {app.model.name}: {app.model.count_params():,} parameters, Keras {opened[0]['keras']} on "
-        f"{opened[0]['backend']}, threads per worker {'-'.join(map(str, threads))}, "
-        f"ready in {time.perf_counter() - begin:.1f} s"
-    )
-    if opened[0]["gain"] > WORTH_SAYING:
-        app.say(
-            f"precision float32; matrix products are {opened[0]['gain']:.1f}x as fast in bfloat16 here: try mixed_bfloat16"
-        )
-    mine = fingerprint(app.x_train, app.y_train) if hasattr(app, "x_train") else ""
-    for name in ("x_train", "y_train") if mine else ():
-        if found := not_finite(getattr(app, name)):
-            app.say(f"data      WARNING {found} of {name} are NaN or infinite")
-    loaded = await again.run_method(replica.load_data, wanted=mine)
-    _check_data(mine, loaded)
-    app._content = loaded[0]["fingerprint"]
-    samples: int = loaded[0]["samples"]
-    news = sum(facts["loaded"] for facts in loaded)
-    how = (
-        f"loaded on {news} workers in {max(facts['seconds'] for facts in loaded):.1f} s"
-        if news
-        else f"already on all {len(loaded)} workers, nothing loaded"
-    )
-    app.say(
-        f"data      {samples:,} samples of shape {tuple(loaded[0]['shape'])}, content {loaded[0]['fingerprint']}: {how}"
-    )
+    samples = opening.check()
+    _say(app, opening.opened, time.perf_counter() - begin)
     return samples
 
 
 async def open_worker(app: Any, worker: ProxyWorker) -> None:
     """Bring one worker to where training is: app, model and data, checked as at the beginning."""
-    facts = await worker.rpc(Request("run_method", replica.open_app, app=app, run=app._run))
-    _check_models(app, [facts["weights"]], worker.id)
-    loaded = await worker.rpc(Request("run_method", replica.load_data, wanted=app._content))
-    _check_data(app._content, [loaded], worker.id)
+    await app._opening.open(worker)
 
 
-def _check_models(app: Any, weights: list[list[list[Any]]], first: int = 1) -> None:
+async def _make(app: Any, method: Callable[[], Any]) -> None:
+    """Run a method of the user's that sets attributes, and note which: the workers make their own."""
+    before, nothing = dict(vars(app)), object()
+    try:
+        await maybe_await(method())
+    finally:
+        made = dict(app._made)
+        for name in app.__getstate__():  # the others do not travel anyway
+            value, old = vars(app)[name], before.get(name, nothing)
+            if old is not value:
+                known = made.get(name)
+                if known is not None and known[0] is old:  # set for the second time: before the first time it was
+                    made[name] = (value, *known[1:])
+                else:
+                    made[name] = (value,) if old is nothing else (value, old)
+        app._made = made
+
+
+def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
+    first = next(iter(opened.values()))
+    threads = sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})
+    app.say(
+        f"model     {app.model.name}: {app.model.count_params():,} parameters, Keras {first['keras']} on "
+        f"{first['backend']}, threads per worker {'-'.join(map(str, threads))}, ready in {seconds:.1f} s"
+    )
+    gain = max(facts["gain"] for facts in opened.values())
+    if gain > WORTH_SAYING:
+        app.say(f"precision float32; matrix products are {gain:.1f}x as fast in bfloat16 here: try mixed_bfloat16")
+    for name in ("x_train", "y_train"):
+        if hasattr(app, name) and (found := not_finite(getattr(app, name))):
+            app.say(f"data      WARNING {found} of {name} are NaN or infinite")
+    news = sum(facts["loaded"] for facts in opened.values())
+    how = (
+        f"loaded on {news} workers in {max(facts['seconds'] for facts in opened.values()):.1f} s"
+        if news
+        else f"already on all {len(opened)} workers, nothing loaded"
+    )
+    app.say(
+        f"data      {first['samples']:,} samples of shape {tuple(first['shape'])}, content {first['fingerprint']}: {how}"
+    )
+
+
+def _check_models(app: Any, opened: dict[int, dict[str, Any]]) -> None:
     mine = [tuple(row[1:]) for row in describe_weights(app.model)]
-    for number, theirs in enumerate(weights, first):
+    for number, facts in opened.items():
+        theirs = facts["weights"]
         if [tuple(row[1:]) for row in theirs] != mine:
             raise AppError(
                 f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",
@@ -97,14 +211,14 @@ def _check_models(app: Any, weights: list[list[list[Any]]], first: int = 1) -> N
             )
 
 
-def _check_data(mine: str, loaded: list[dict[str, Any]], first: int = 1) -> None:
-    contents = {facts["fingerprint"] for facts in loaded} | ({mine} if mine else set())
+def _check_data(mine: str, opened: dict[int, dict[str, Any]]) -> None:
+    contents = {facts["fingerprint"] for facts in opened.values()} | ({mine} if mine else set())
     if len(contents) == 1:
         return
     rows = [("master", mine, "", "", "")] if mine else []
     rows += [
         (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-        for n, f in enumerate(loaded, first)
+        for n, f in opened.items()
     ]
     table = "\n".join(f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows)
     raise DatasetMismatch(

@@ -81,11 +81,14 @@ class Replica:
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Import Keras and set what has to be set before anything is made with it."""
+        set_precision(self.app.precision)
+
     def build(self) -> dict[str, Any]:
         """Create the model and say what it is."""
         import keras
 
-        set_precision(self.app.precision)
         call(self.app.create_model)
         model = getattr(self.app, "model", None)
         if model is None:
@@ -307,8 +310,9 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 # -- methods that the master runs on a worker -----------------------------------------------------------------------
 
 
-async def open_app(self: Worker, app: App, run: str) -> dict[str, Any]:
-    """Take an app and build its model.
+@concurrent
+def take_app(self: Worker, app: App, run: str) -> None:
+    """Take an app; answered at once, so that the master knows that it came before it begins to load its own data.
 
     Args:
         self: The worker.
@@ -317,30 +321,38 @@ async def open_app(self: Worker, app: App, run: str) -> dict[str, Any]:
     """
     app.worker = self
     self.replica = app.replica = Replica(app, run)  # type: ignore[attr-defined]
-    facts: dict[str, Any] = await self.compute(self.replica.build)  # type: ignore[attr-defined]
-    return facts
 
 
-async def load_data(self: Worker, wanted: str) -> dict[str, Any]:
-    """Give the app its data: what an earlier run left here if the content is the wanted one, else by ``load_dataset``.
+async def open_app(self: Worker, run: str, wanted: str | None = None) -> dict[str, Any] | None:
+    """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
 
     Args:
         self: The worker.
-        wanted: Fingerprint of the master's training data; empty when the master has none.
+        run: Names the training run.
+        wanted: Fingerprint of the master's training data; empty when the master has none, None when it does not know it yet.
+
+    Returns:
+        What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
+
+    Raises:
+        AppMissing: ``take_app`` did not come before.
     """
+    replica = replica_of(self, run)
+    await self.compute(replica.begin)
+    if wanted is None and self.datasets:
+        return None
     begin = time.perf_counter()
-    replica: Replica = self.replica  # type: ignore[attr-defined]
     held = wanted in self.datasets
     if held:
-        replica.attributes = self.datasets[wanted]
+        content = str(wanted)
+        replica.attributes = self.datasets[content]
         vars(replica.app).update(replica.attributes)
-        content = wanted
     else:
         await self.compute(replica.load)
         content = await self.compute(fingerprint_of, replica.app)
         self.datasets[content] = replica.attributes
     x = first_array(replica.app.x_train)
-    return {
+    data = {
         "fingerprint": content,
         "samples": len(x),
         "shape": list(x.shape),
@@ -348,13 +360,25 @@ async def load_data(self: Worker, wanted: str) -> dict[str, Any]:
         "loaded": not held,
         "seconds": time.perf_counter() - begin,
     }
+    model: dict[str, Any] = await self.compute(replica.build)
+    return data | model
+
+
+def replica_of(worker: Worker, run: str) -> Replica:
+    """The replica of a run.
+
+    Raises:
+        AppMissing: This worker has none, or that of another run.
+    """
+    replica: Replica | None = getattr(worker, "replica", None)
+    if replica is None or replica.run != run:
+        raise AppMissing("it holds no app of this run")
+    return replica
 
 
 async def train_slot(self: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Carry one slot through one round."""
-    replica: Replica | None = getattr(self, "replica", None)
-    if replica is None or replica.run != task["run"]:
-        raise AppMissing("it holds no app of this run")
+    replica = replica_of(self, task["run"])
     computing = asyncio.ensure_future(self.compute(replica.train, task))
     try:
         result: dict[str, Any] = await asyncio.shield(computing)

@@ -21,8 +21,9 @@ def make_replica():
             setattr(app, name, value)
         app.worker = FakeWorker()
         replica = app.replica = Replica(app, "a run")
-        replica.build()
+        replica.begin()
         replica.load()
+        replica.build()
         return replica
 
     return make
