@@ -131,6 +131,7 @@ class IApp:
     _content = ""
     # What load_dataset and create_model set here: the value, and the one before if there was one.
     _made: Mapping[str, tuple[Any, ...]] = {}
+    _stop: bool | None = None  # whether to end after this round; None while there is none
 
     model: Any
     x_train: Any
@@ -230,8 +231,7 @@ class IApp:
 
     async def train_model(self) -> list[RoundRecord]:
         """Train as the attributes say, ``mode`` among them."""
-        if self.mode not in ("sync", "async"):
-            raise ConfigError(f"mode must be 'sync' or 'async', got {self.mode!r}")
+        self._check_mode()
         return await (self.train_sync() if self.mode == "sync" else self.train_async())
 
     async def train_sync(
@@ -282,6 +282,29 @@ class IApp:
 
         await self._check_written()
         return await train(self, algorithm, backups, *given)
+
+    def stop_training(self) -> bool:
+        """End training after the round that goes on (in asynchronous training the next update), as if it had converged.
+
+        Returns:
+            Whether there is one: before the first round and after the last there is nothing to end.
+        """
+        if self._stop is None:
+            return False
+        self._stop = True
+        return True
+
+    async def _check(self) -> None:
+        """Refuse what can be seen to be wrong before anything is started."""
+        from ddlf.training.run import check
+
+        self._check_mode()
+        await self._check_written()
+        check(self, self.mode)
+
+    def _check_mode(self) -> None:
+        if self.mode not in ("sync", "async"):
+            raise ConfigError(f"mode must be 'sync' or 'async', got {self.mode!r}")
 
     async def _check_written(self) -> None:
         for name in ("load_dataset", "create_model"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ async def save(app: Any, path: str | Path) -> None:
         path: Ends with ``.keras``.
     """
     path = Path(path)
-    if path.suffix != ".keras":
-        raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
+    check_path(path)
     temporary = path.with_name(f".{path.stem}.new.keras")
     try:
         await compute(app.model.save, temporary)
@@ -45,6 +45,23 @@ async def save(app: Any, path: str | Path) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
     app.say(f"saved     {path}")
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that no model can be saved to, before there is one.
+
+    Raises:
+        ConfigError: It does not end with ``.keras``, or its folder is missing or cannot be written to.
+    """
+    folder = path.parent
+    if path.suffix != ".keras":
+        raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
+    if path.is_dir():
+        raise ConfigError(f"a model is saved as a file, but {str(path)!r} is a folder")
+    if not folder.is_dir():
+        raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"the folder of {str(path)!r} cannot be written to", hint="choose another one")
 
 
 async def load(app: Any, path: str | Path) -> None:

@@ -14,6 +14,7 @@ from ddlf.algorithms.outer import Subtract
 from ddlf.errors import ConfigError
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
+from ddlf.training.early import check_app, check_backend, check_folders
 from ddlf.training.evaluation import compute, evaluate, maybe_await
 from ddlf.training.exchange import WeightsOut, check_codecs
 from ddlf.training.ledger import Ledger
@@ -25,16 +26,24 @@ from ddlf.training.replica import describe_weights
 from ddlf.training.slots import Job
 
 
-async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
-    """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
+def check(app: Any, mode: str, *given: int | None) -> dict[str, int]:
+    """Refuse what can be seen to be wrong before anything is started: settings, methods, folders.
 
     Args:
         app: The user's ``IApp``.
-        algorithm: ``sync.train`` or ``asynchronous.train``.
-        backups: Whether stragglers' slots are given to a second worker; only synchronous training does.
+        mode: ``"sync"`` or ``"async"``.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
+
+    Returns:
+        These four by name.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        AppError: The app lacks something.
     """
+    check_app(app)
     names = ("master_epochs", "worker_epochs", "batch_size", "seed")
+    given = given or (None,) * len(names)
     settings = {name: getattr(app, name) if value is None else value for name, value in zip(names, given, strict=True)}
     for name, value in settings.items():
         low = 0 if name == "seed" else 1
@@ -46,19 +55,35 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
     check_policy(app.update_policy)
     check_codecs(app.codec, app.weights_codec)
     check_precision(app.precision)
+    check_folders(app)
+    check_backend()
+    return settings
+
+
+async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
+    """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
+
+    Args:
+        app: The user's ``IApp``.
+        algorithm: ``sync.train`` or ``asynchronous.train``.
+        backups: Whether stragglers' slots are given to a second worker; only synchronous training does.
+        given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
+    """
+    mode = "sync" if backups else "async"
+    settings = check(app, mode, *given)
     samples = await prepare(app, settings["seed"])
     async with _crew(app, backups) as crew:
-        job = await _job(app, samples, crew, "sync" if backups else "async", settings)
+        job = await _job(app, samples, crew, mode, settings)
+        app._stop = False  # a wish to stop that can be heard now
         try:
-            app.history = await algorithm(job)
+            return list(await algorithm(job))
         finally:
+            app._stop = None
             progress = job.progress
             app.model.set_weights(progress.weights)
-            app.optimizers, app.ledger = progress.optimizers, progress.ledger
+            app.optimizers, app.ledger, app.history = progress.optimizers, progress.ledger, progress.records
             if job.keeper is not None:
                 await job.keeper.last(progress)
-    records: list[RoundRecord] = app.history
-    return records
 
 
 def _crew(app: Any, backups: bool) -> Crew:
@@ -84,7 +109,7 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
 
     async def report(record: RoundRecord) -> bool:
         await maybe_await(app.on_round(record))
-        return bool(app.is_convergent(record))
+        return bool(app.is_convergent(record)) or bool(app._stop)
 
     keeper, progress = await _open_checkpoints(app, mode, samples, settings)
     if progress is None:

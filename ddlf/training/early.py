@@ -1,0 +1,114 @@
+"""What can be seen to be wrong with an app before anything is started. Runs on the master; imports nothing of Keras."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from ddlf.errors import AppError, ConfigError
+
+TRAINING = ("tensorflow", "jax", "torch")
+SIMILAR = 0.84
+"""How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
+CHECKPOINT = re.compile(r"round-\d+")
+
+
+def check_app(app: Any) -> None:
+    """Refuse an app whose parts do not fit.
+
+    Raises:
+        ConfigError: It has an attribute that looks like a setting, but is none.
+        AppError: A method cannot be called as it will be.
+    """
+    base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
+    _check_misspelt(app, base)
+    _check_train(app)
+
+
+def _check_misspelt(app: Any, base: type) -> None:
+    settings = {name: value for name, value in vars(base).items() if not name.startswith("_") and not callable(value)}
+    settings.pop("callbacks", None)
+    own = {
+        name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
+    }
+    for name, value in {**own, **vars(app)}.items():
+        if name.startswith("_") or hasattr(base, name) or callable(value) or isinstance(value, property):
+            continue
+        near = difflib.get_close_matches(name, settings, 1, SIMILAR)
+        # One that is of another type, or that the app's own methods read, is theirs.
+        if near and _alike(value, settings[near[0]]) and not _is_read(type(app), base, name):
+            raise ConfigError(
+                f"{type(app).__name__}.{name} is no setting, so it would have no effect; did you mean {near[0]}?",
+                hint=f"give it a name of another kind if it is something else than {near[0]}",
+            )
+
+
+def _alike(value: Any, setting: Any) -> bool:
+    return setting is None or type(value) is type(setting)
+
+
+def _is_read(cls: type, base: type, name: str) -> bool:
+    functions = [vars(part).values() for part in cls.__mro__ if issubclass(part, base) and part is not base]
+    codes = [function.__code__ for values in functions for function in values if inspect.isfunction(function)]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names or name in code.co_consts:
+            return True
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return False
+
+
+def _check_train(app: Any) -> None:
+    try:
+        inspect.signature(app.train).bind([], 1, 1)
+    except TypeError:
+        raise AppError(
+            f"{type(app).__name__}.train cannot be called with what it gets",
+            hint="write train(self, weights, worker_epochs, batch_size)",
+        ) from None
+
+
+def check_folders(app: Any) -> None:
+    """Refuse to begin where another run has been, and to go on from nowhere. Nothing is made or claimed.
+
+    Raises:
+        ConfigError: The text says what to do.
+    """
+    if app.resume == "auto" and app.checkpoint is None:
+        raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too (--checkpoint DIR)")
+    for name in ("checkpoint", "resume"):
+        where = getattr(app, name)
+        if where not in (None, "auto") and Path(where).is_file():
+            raise ConfigError(f"{name} must be a folder, but {str(where)!r} is a file")
+    if app.checkpoint is None or app.resume:
+        return
+    rounds = [path.name for path in Path(app.checkpoint).glob("round-*") if CHECKPOINT.fullmatch(path.name)]
+    if rounds:
+        raise ConfigError(
+            f"{app.checkpoint} has checkpoints already, the newest of round {max(int(name[6:]) for name in rounds)}",
+            hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+        )
+
+
+def check_backend() -> None:
+    """Refuse a Keras backend that cannot train here.
+
+    Raises:
+        ConfigError: With those there are.
+    """
+    name = os.environ.get("KERAS_BACKEND")
+    if name and name not in TRAINING:
+        near = difflib.get_close_matches(name, TRAINING, 1)
+        guess = f", did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(TRAINING)}, got {name!r}{guess}")
+    for package in ("keras", name):
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{package} is not installed, which trains Keras models", hint=f"install it: pip install {package}"
+            )

@@ -1,0 +1,129 @@
+"""What is refused before anything is started: no worker is reached in any of these, there is none."""
+
+import pytest
+
+import ddlf
+from ddlf.errors import AppError, ConfigError
+from ddlf.training.early import check_backend
+from ddlf.training.evaluation import check_path
+from ddlf.training.run import check
+
+
+class Plain(ddlf.IApp):
+    async def load_dataset(self): ...
+
+    async def create_model(self): ...
+
+
+def made(**attributes):
+    """An app whose class has these attributes."""
+    return type("Mine", (Plain,), attributes)()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "meant"),
+    [
+        (dict(master_epoch=3), "master_epochs"),
+        (dict(batchsize=3), "batch_size"),
+        (dict(batch_sizes=3), "batch_size"),
+        (dict(checkpoints="runs/a"), "checkpoint"),
+        (dict(evaluate_evry=1), "evaluate_every"),
+        (dict(worker_epochs=1, workers_epochs=2), "worker_epochs"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, meant):
+    with pytest.raises(ConfigError, match=f"is no setting, so it would have no effect; did you mean {meant}?"):
+        check(made(**attributes), "sync")
+    app = made()
+    vars(app).update(attributes)
+    with pytest.raises(ConfigError, match=f"did you mean {meant}?"):
+        check(app, "async")
+
+
+def own(self):
+    return self.seeds, self.batch_sizes
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        dict(learning_rate=0.1, epochs=3, layers=2, optimizer="adam", width=3, model_name="x"),
+        dict(seeds=[1, 2]),  # of another type than a seed
+        dict(batch_sizes=3, seeds=4, name_of_it=own),  # read by a method
+        dict(_master_epoch=3),
+    ],
+)
+def test_attributes_of_the_app_itself_are_left_alone(attributes):
+    assert check(made(**attributes), "sync")["batch_size"] == 32
+
+
+def test_a_train_that_cannot_be_called_is_told_what_to_write():
+    with pytest.raises(
+        AppError, match=r"Mine.train cannot be .*; write train\(self, weights, worker_epochs, batch_size\)"
+    ):
+        check(made(train=lambda self, worker_epochs, batch_size: None), "sync")
+    check(made(train=lambda self, weights, *rest, **more: None), "sync")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        (dict(codec="int9"), "unknown codec 'int9'"),
+        (dict(merge="avg"), "avg"),
+        (dict(resume="auto"), r"needs a folder of checkpoints; set checkpoint, too \(--checkpoint DIR\)"),
+        (dict(checkpoint=__file__), "checkpoint must be a folder, but .* is a file"),
+        (dict(resume=__file__), "resume must be a folder, but .* is a file"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(attributes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        check(made(**attributes), "sync")
+
+
+def test_a_folder_with_checkpoints_of_another_run_is_refused_and_only_looked_at(tmp_path):
+    for number in (7, 12):
+        (tmp_path / f"round-{number:06d}").mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(
+        ConfigError, match=r"has checkpoints already, the newest of round 12; go on from there with resu"
+    ):
+        check(made(checkpoint=tmp_path), "sync")
+    check(made(checkpoint=tmp_path, resume="auto"), "sync")
+    check(made(checkpoint=tmp_path / "new"), "sync")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_backend_of_keras_that_there_is_not_is_refused_with_those_there_are(monkeypatch):
+    for name, guess in (("jx", ", did you mean 'jax'"), ("xyz", "")):
+        monkeypatch.setenv("KERAS_BACKEND", name)
+        with pytest.raises(ConfigError) as refused:
+            check_backend()
+        assert str(refused.value).startswith(
+            f"KERAS_BACKEND must be one of tensorflow, jax, torch, got {name!r}{guess}"
+        )
+    for name in ("tensorflow", ""):
+        monkeypatch.setenv("KERAS_BACKEND", name)
+        check_backend()
+
+
+def test_a_path_that_no_model_can_be_saved_to_is_refused(tmp_path):
+    (tmp_path / "folder.keras").mkdir()
+    for name, sentence in (
+        ("model.h5", "a model is saved as a .keras file, got"),
+        ("missing/model.keras", "does not exist; make it first"),
+        ("folder.keras", "is a folder"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            check_path(tmp_path / name)
+    check_path(tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.keras"]
+
+
+async def test_the_methods_that_must_be_written_are_missed_first():
+    class Half(ddlf.IApp):
+        master_epoch = 3
+
+        async def load_dataset(self): ...
+
+    with pytest.raises(AppError, match="Half has no create_model; write one that sets"):
+        await Half()._check()

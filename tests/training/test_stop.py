@@ -1,0 +1,45 @@
+"""Ending a run before its time: what it has come to is there."""
+
+import asyncio
+
+import pytest
+
+from tests.training.conftest import two_workers  # noqa: F401  the same workers
+from tests.training.models import Blobs, equal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Stopping(Blobs):
+    master_epochs = 5
+
+    def on_round(self, record):
+        if record.version == 2:
+            self.answers = [self.stop_training(), self.stop_training()]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stopped(two_workers, mode):  # noqa: F811
+    app = Stopping(two_workers)
+    app.mode = mode
+    assert not app.stop_training()
+    records = await app.train_model()
+    assert (len(records), app.answers) == (2, [True, True])
+    assert not app.stop_training()
+    app.on_round = lambda record: None
+    assert len(await app.train_sync()) == 5
+
+
+async def test_a_run_that_is_cancelled_keeps_weights_and_history_of_its_complete_rounds(two_workers):  # noqa: F811
+    app = Blobs(two_workers)
+    app.master_epochs = 50
+    app.on_round = lambda record: record.round == 2 and running.cancel()
+    await app.prepare()
+    first = app.model.get_weights()
+    running = asyncio.ensure_future(app.train_sync())
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [record.round for record in app.history] == [1, 2]
+    assert not equal(app.model.get_weights(), first)
+    assert app.ledger.is_exact(2)
+    assert len(await app.train_sync(master_epochs=1)) == 1
