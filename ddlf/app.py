@@ -185,9 +185,11 @@ class IApp:
         Returns:
             The update, weights before minus weights after, one array each; or a tuple of it and a dict of metrics.
         """
+        from ddlf.algorithms.weights import difference
+
         self.model.set_weights(weights)
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.callbacks))
-        return [before - after for before, after in zip(weights, self.model.get_weights(), strict=True)], metrics
+        return difference(weights, self.model.get_weights()), metrics
 
     def is_convergent(self, record: RoundRecord) -> bool:
         """Whether training can stop. Called on the master after every round (every update in asynchronous training)."""

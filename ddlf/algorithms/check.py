@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.weights import is_float
 from ddlf.errors import BadUpdate, ConfigError
 
 Tensor = npt.NDArray[Any]
@@ -313,11 +314,6 @@ def _groups(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int
     floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
     trained = [i for i in floats if not trainable or trainable[i]]
     return trained, [i for i in floats if i not in trained]
-
-
-def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor is merged at all; those of integers or booleans (counters, seeds) are not."""
-    return bool(np.issubdtype(tensor.dtype, np.floating))
 
 
 def _name(index: int, names: Sequence[str]) -> str:

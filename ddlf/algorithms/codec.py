@@ -21,12 +21,13 @@ Rules that hold for every codec:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, prod, sqrt
+from math import ceil, frexp, inf, isfinite, prod, sqrt
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
 Tensor = npt.NDArray[Any]
@@ -116,16 +117,20 @@ class Float32(Codec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float16(Codec):
-    """Round to IEEE half precision: 2 bytes per value, 11 significant bits, up to 65504, steps of 6e-8 below 6e-5.
+    """Round to IEEE half precision, in units of a power of two: 2 bytes per value, 11 significant bits.
 
-    Larger values become infinite. Measured: 0.02% relative L2 error on updates of a small CNN, which is why it is not
-    run with error feedback.
+    The unit brings the largest magnitude of the tensor to 2**14 .. 2**15, so that updates of 1e-8 are kept as well as those
+    of 1; by itself a half has steps of 6e-8 below 6e-5 and ends at 65504. A value keeps its 11 bits down to 2**-29 of
+    the largest one. Since the unit is a power of two, it changes no bit of a value that a half holds well anyway. In a
+    tensor that holds a NaN or an infinity the unit is 1, and values above 65504 become infinite.
+    Measured: 0.02% relative L2 error on updates of a small CNN, which is why it is not run with error feedback.
 
     Source:
-        No loss of quality for DiLoCo in OpenDiLoCo, arXiv:2407.07852.
+        No loss of quality for DiLoCo in OpenDiLoCo, arXiv:2407.07852; a scale as in mixed precision training,
+        Micikevicius et al. 2017, arXiv:1710.03740, here for each tensor.
     """
 
-    largest: ClassVar[float] = float(np.finfo(np.float16).max)
+    largest: ClassVar[float] = (2 - 2**-10) * 2.0**127  # what is above rounds to 2**128
 
     @property
     def name(self) -> str:
@@ -133,16 +138,28 @@ class Float16(Codec):
 
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
+        unit = _half_unit(values)
+        values = values * (np.float32(1) / unit)
         # Below the smallest normal half, 2**-14, halves are multiples of 2**-24, and so are float32 values near 0.75.
         # NumPy's cast of what lies between them takes 20 ns per value, and updates are full of it, so round it first.
         rounded = values + np.float32(0.75)
         rounded -= np.float32(0.75)
         np.copyto(rounded, values, where=~(np.abs(values) < np.float32(2**-14)))
         with np.errstate(over="ignore"):  # becomes infinite, as documented
-            return {"values": rounded.astype(np.float16)}
+            return {"halves": rounded.astype(np.float16), "unit": unit}
 
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
-        return _values(payload, "values", np.float16, prod(shape)).astype(np.float32).reshape(shape)
+        values = _values(payload, "halves", np.float16, prod(shape)).astype(np.float32)
+        with np.errstate(over="ignore"):  # of a payload that was made up
+            values *= _values(payload, "unit", np.float32, 1)
+        return values.reshape(shape)
+
+
+def _half_unit(values: Float32s) -> Float32s:
+    """The power of two, shape (1,), in units of which the largest magnitude is 2**14 .. 2**15, or as near as float32 allows."""
+    largest = float(max(values.max(), -values.min())) if values.size else 0.0
+    exponent = frexp(largest)[1] - 15 if isfinite(largest) and largest else 0
+    return np.array([2.0 ** max(exponent, -126)], np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,7 +503,7 @@ def payload_bytes(encoded: EncodedUpdate) -> int:
 
 def relative_error(exact: Sequence[Tensor], decoded: Sequence[Tensor]) -> float:
     """Return ``norm(exact - decoded) / norm(exact)`` (L2 over all float tensors together); 0 if both norms are 0."""
-    floats = [(x, y) for x, y in zip(exact, decoded, strict=True) if np.issubdtype(x.dtype, np.floating)]
+    floats = [(x, y) for x, y in zip(exact, decoded, strict=True) if is_float(x)]
     difference = sum(_squared_norm(np.subtract(x, y, dtype=np.float64)) for x, y in floats)
     size = sum(_squared_norm(x.astype(np.float64)) for x, _ in floats)
     if size == 0:

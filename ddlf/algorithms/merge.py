@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.check import fault, is_float
+from ddlf.algorithms.check import fault
+from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
 Tensor = npt.NDArray[Any]

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
 Tensor = npt.NDArray[Any]
@@ -136,7 +137,7 @@ class Nesterov:
 
 def _minus(w: Tensor, g: Tensor) -> Tensor:
     """Return ``w - g`` for floats, and a copy of ``w`` for integers and booleans, which are never merged."""
-    return np.asarray(w - g, w.dtype) if np.issubdtype(w.dtype, np.floating) else w.copy()
+    return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
 
 
 def _check_learning_rate(rate: float) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from ddlf.algorithms.check import Verdict, scaled
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.algorithms.weights import is_float
 from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
@@ -78,8 +79,7 @@ async def train(job: Job) -> list[RoundRecord]:
             one = RunningMerge(1, like=weights)
             one.add(0, scaled(result.update, verdict.factor), result.samples, checked=True)
             share = [
-                np.asarray(update / job.slots, update.dtype) if np.issubdtype(update.dtype, np.floating) else update
-                for update in one.result()
+                np.asarray(update / job.slots, update.dtype) if is_float(update) else update for update in one.result()
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.

@@ -8,10 +8,13 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ddlf.algorithms.check import check_policy
 from ddlf.algorithms.merge import rule
 from ddlf.algorithms.outer import Subtract
-from ddlf.errors import ConfigError
+from ddlf.algorithms.weights import is_float_type
+from ddlf.errors import AppError, ConfigError
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_folders
@@ -97,6 +100,12 @@ def _crew(app: Any, backups: bool) -> Crew:
 
 
 async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:
+    for weight in app.model.trainable_weights:
+        if not is_float_type(np.dtype(weight.dtype)):
+            raise AppError(
+                f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
+                hint="make it a float, or add it with trainable=False: then it stays what it is on the master",
+            )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
     job: Job

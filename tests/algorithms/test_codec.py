@@ -177,9 +177,31 @@ def test_a_nan_with_only_low_bits_stays_a_nan_in_bfloat16():
 @given(tensor=hnp.arrays(np.uint32, 200, elements=st.integers(0, 2**32 - 1)))
 def test_float16_rounds_as_numpy_does_for_every_bit_pattern(tensor):
     values = tensor.view(np.float32)
+    payload = Float16().pack(values)
     with np.errstate(all="ignore"):
-        expected = values.astype(np.float16)
-    assert np.array_equal(Float16().pack(values)["values"], expected, equal_nan=True)
+        expected = (values / payload["unit"]).astype(np.float16)
+    assert np.array_equal(payload["halves"], expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-38, 1e-30, 1e-12, 1e-8, 1e-6, 1e-3, 1.0, 1e4, 1e6, 1e37])
+def test_float16_keeps_small_and_large_tensors_alike(size):
+    tensor = np.float32(np.random.default_rng(0).normal(size=10_000) * size)
+    limit = 1e-3 if size > 1e-38 else 1e-2  # float32 itself has few bits down there
+    assert relative_error([tensor], [there_and_back(Float16(), tensor)]) < limit
+
+
+def test_the_unit_of_float16_changes_no_bit_of_what_a_half_holds_well():
+    tensor = np.float32(np.random.default_rng(0).normal(size=10_000))
+    tensor = tensor[np.abs(tensor) > 2.0**-14]
+    assert np.array_equal(there_and_back(Float16(), tensor), tensor.astype(np.float16).astype(np.float32))
+
+
+def test_float16_has_the_largest_magnitude_near_the_end_of_its_range():
+    payload = Float16().pack(np.float32([1e-8, -3e-9, 0]))
+    assert payload["unit"].tolist() == [2.0**-41]
+    assert payload["halves"].tolist() == [21984.0, -6596.0, 0.0]
+    assert Float16().pack(np.float32([]))["unit"].tolist() == [1]
+    assert Float16().pack(np.float32([0, 0]))["unit"].tolist() == [1]
 
 
 def test_float16_rounds_as_numpy_does_around_all_its_subnormals():
@@ -189,7 +211,10 @@ def test_float16_rounds_as_numpy_does_around_all_its_subnormals():
         [halves, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(1))]
     )
     values = np.concatenate([values, -values])
-    assert np.array_equal(Float16().pack(values)["values"], values.astype(np.float16))
+    values = np.append(values, np.float32(2.0**14))  # so that the unit is 1
+    payload = Float16().pack(values)
+    assert payload["unit"].tolist() == [1]
+    assert np.array_equal(payload["halves"], values.astype(np.float16))
 
 
 @pytest.mark.parametrize("block", [None, 7])
@@ -362,7 +387,7 @@ def test_a_broken_update_arrives_broken_and_leaves_no_trace(code, value):
 
 
 def test_a_value_beyond_the_range_of_a_codec_arrives_exactly():
-    tensors = [np.full(1000, 70_000, np.float32)]
+    tensors = [np.full(1000, 3.402e38, np.float32)]
     encoded, _ = encode_update(Float16(), tensors, [False])
     assert relative_error(tensors, decode_update(encoded, like=tensors)) == 0
 

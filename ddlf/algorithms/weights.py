@@ -1,0 +1,40 @@
+"""Arrays as weights: which are trained at all, and how one list differs from another. Runs on master and workers.
+
+Weights are floats of any kind, those of ``ml_dtypes`` among them (bfloat16, float8), which NumPy itself does not know as floats. Integers and
+booleans (counters, seeds, masks) and complex numbers are never merged.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tensor = npt.NDArray[Any]
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Whether a tensor is merged at all."""
+    return is_float_type(tensor.dtype)
+
+
+@lru_cache(maxsize=256)
+def is_float_type(dtype: np.dtype[Any]) -> bool:
+    """Whether tensors of a type are merged at all."""
+    if dtype.kind != "V" or dtype.names is not None:
+        return dtype.kind == "f"
+    try:
+        import ml_dtypes
+    except ImportError:  # then no array has such a type
+        return False
+    try:
+        ml_dtypes.finfo(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged."""
+    return [np.asarray(b - a, b.dtype) if is_float(b) else np.zeros_like(b) for b, a in zip(before, after, strict=True)]

@@ -1,0 +1,62 @@
+"""Weights of every type: which are trained, and that those of few bits are trained like others."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ddlf.algorithms.check import judge, norm, scaled
+from ddlf.algorithms.codec import Float32, decode_update, encode_delta, encode_update, relative_error
+from ddlf.algorithms.merge import merged, rule
+from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.algorithms.weights import difference, is_float
+
+FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+OTHERS = [np.int8, np.int64, np.uint32, np.bool_, np.complex64, ml_dtypes.int4, [("a", "f4")], "S3"]
+few_bits = pytest.mark.parametrize("kind", FLOATS, ids=lambda kind: np.dtype(kind).name)
+
+
+@few_bits
+def test_every_float_is_a_float(kind):
+    assert is_float(np.zeros(3, kind))
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=str)
+def test_nothing_else_is(kind):
+    assert not is_float(np.zeros(3, kind))
+
+
+@few_bits
+@pytest.mark.parametrize("shape", [(2,), ()])
+def test_floats_of_any_kind_are_merged_and_applied(kind, shape):
+    before = [np.full(shape, 8, kind)]
+    updates = [difference(before, [np.full(shape, value, kind)]) for value in (4, 6)]
+    for name in ("mean", "median", "trimmed:0.2"):
+        mean = merged(rule(name), updates, [1, 1])
+        assert (mean[0].dtype, mean[0].shape) == (kind, shape)
+        assert np.all(mean[0] == 3)
+    _, after = Subtract().update([], before, mean, [True])
+    assert after[0].dtype == kind
+    assert np.all(after[0] == 5)
+    outer = Nesterov(learning_rate=1.0, momentum=0.5)
+    velocity, after = outer.update(outer.init(before), before, mean, [True])
+    assert after[0].dtype == velocity[0].dtype == kind
+    assert np.all(after[0] == 3.5)
+
+
+@few_bits
+def test_floats_of_any_kind_are_compared_and_travel(kind):
+    update = [np.array([3, 4], kind)]
+    assert norm(update) == 5
+    assert scaled(update, 0.5)[0].tolist() == [1.5, 2]
+    verdicts = judge({0: (update, 1), 1: (update, 1), 2: ([update[0] * 0], 1)}, update, "reject")
+    assert [verdict.action for verdict in verdicts.values()] == ["accept", "accept", "reject"]
+    encoded, _ = encode_update(Float32(), update, [False])
+    assert relative_error(update, decode_update(encoded, update)) == 0
+    assert relative_error(update, [update[0] * 0]) == 1
+    _, held = encode_delta(update, [update[0] * 0], Float32(), [False])
+    assert held[0].tolist() == [3, 4]
+
+
+def test_integers_and_booleans_never_differ():
+    before = [np.array([True, False]), np.uint8([1, 2])]
+    assert [array.tolist() for array in difference(before, [~before[0], before[1] + 1])] == [[False, False], [0, 0]]
