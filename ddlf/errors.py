@@ -6,6 +6,9 @@ error says what happened, where, and what to do next (``hint``); the facts are a
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +36,6 @@ __all__ = [
     "RequestCancelled",
     "RequestTimeout",
     "ResultNotData",
-    "SeveralErrors",
     "VersionError",
     "WorkerLost",
 ]
@@ -46,19 +48,69 @@ class DDLFError(Exception):
         message: What happened and where, without a full stop at the end.
         hint: What to do next, as an imperative clause.
         worker: The worker it happened on, as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
+
+    Attributes:
+        others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
     """
 
     exit_code = 1
+    others: Sequence[Exception] = ()
+    _of = 0  # workers in that call
+    _base: type[Exception] | None = None
 
     def __init__(self, message: str, *, hint: str = "", worker: str = "") -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # not super(): the class that was raised on a worker may come next
         self.message = message
         self.hint = hint
         self.worker = worker
 
     def __str__(self) -> str:
+        return self._text() if not self.others else _several([self, *self.others], self._of)
+
+    def _text(self) -> str:
         where = f"{self.worker}: " if self.worker else ""
         return f"{where}{self.message}; {self.hint}" if self.hint else f"{where}{self.message}"
+
+    def join(self, others: Sequence[Exception], of: int) -> None:
+        """Stand for the errors of several workers.
+
+        Args:
+            others: The other ones.
+            of: How many workers were asked.
+        """
+        self.others, self._of = tuple(others), of
+        self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *others))
+
+    def __reduce__(self) -> Any:
+        return _remake, (type(self) if self._base is None else RemoteError, self._base, self.args, self.__dict__.copy())
+
+
+def _several(errors: Sequence[Exception], of: int) -> str:
+    """What failed on several workers: each text once, with the workers it came from, then each traceback once."""
+    said: dict[str, list[str]] = {}
+    tracebacks: dict[str, str] = {}
+    for error in errors:
+        worker = getattr(error, "worker", "")
+        text = DDLFError._text(error) if isinstance(error, RemoteError) else _alone(error)
+        said.setdefault(text.removeprefix(f"{worker}: "), []).append(worker)
+        if isinstance(error, RemoteError) and error.remote_traceback:
+            # The same lines with another text, as of a file name that has the worker's number, are the same traceback.
+            lines = error.remote_traceback.rstrip().removesuffix(error.message)
+            tracebacks.setdefault(lines, error.remote_traceback.rstrip())
+    rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in said.items()]
+    more = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
+    return "\n".join(
+        [f"{len(errors)} of {of} workers failed", *rows[:MANY], *more]
+        + [f"\n{traceback}" for traceback in list(tracebacks.values())[:MANY]]
+    )
+
+
+def _alone(error: Exception) -> str:
+    return error._text() if isinstance(error, DDLFError) else f"{type(error).__name__}: {error}"
+
+
+MANY = 8
+"""Different texts of one error: what fails everywhere in another way each is not read to its end."""
 
 
 class ConfigError(DDLFError, ValueError):
@@ -187,9 +239,9 @@ class ExecutorCrashed(DDLFError, RuntimeError):
         self.may_have_run = True
         self.attempts = 1
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         tail = f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
-        return super().__str__() + tail
+        return super()._text() + tail
 
 
 class RequestTimeout(DDLFError, TimeoutError):
@@ -277,13 +329,16 @@ class BadUpdate(DDLFError, ValueError):
 class RemoteError(DDLFError):
     """A method raised on a worker.
 
-    When the type is a builtin exception, the error raised on the master is also an instance of it, so that
-    ``except ValueError`` works across machines. The text ends with the worker's own traceback.
+    The error raised on the master is also an instance of the class that was raised on the worker, if this side knows it: a builtin
+    exception, or one of a module that is imported here, as the user's script is. So ``except ValueError`` and ``except MyError`` work across
+    machines. The text ends with the worker's own traceback.
 
     Attributes:
-        type_name: Qualified name of the type raised on the worker, as ``"ValueError"`` or ``"my_app.BadBatch"``.
+        type: The class that was raised on the worker; None if this side does not know it.
+        type_name: Its qualified name, as ``"ValueError"`` or ``"my_app.BadBatch"``.
         remote_message: ``str()`` of the exception on the worker.
-        remote_traceback: The worker's own traceback, with the worker's files and lines.
+        remote_traceback: The worker's own traceback, with the worker's files and lines; empty when the error comes from none of the user's lines.
+        attributes: What the exception had as attributes, as far as it is data. ``args`` and those whose names are free are attributes here, too.
     """
 
     def __init__(self, type_name: str, remote_message: str, remote_traceback: str, *, worker: str = "") -> None:
@@ -291,34 +346,117 @@ class RemoteError(DDLFError):
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
+        self.attributes: dict[str, Any] = {}
 
-    def __str__(self) -> str:
+    @property
+    def type(self) -> builtins.type[BaseException] | None:
+        """See above."""
+        mine = (kind for kind in builtins.type(self).__mro__ if _name(kind) == self.type_name)
+        return next(mine, None) or known_class(self.type_name)
+
+    @classmethod
+    def of(cls, name: str, *arguments: Any, worker: str = "") -> RemoteError:
+        """The error for what was raised on a worker.
+
+        Args:
+            name: Of its class; nothing is imported to find it, and no code of it is run.
+            arguments: As the constructor's, after ``type_name``.
+            worker: As the constructor's.
+        """
+        kind = known_class(name)
+        error: RemoteError = _bare(cls if kind is None or not issubclass(kind, Exception) else _remote(kind))
+        RemoteError.__init__(error, name, *arguments, worker=worker)
+        return error
+
+    def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...] | None) -> None:
+        """Take over what the exception on the worker had."""
+        self.attributes = attributes
+        for name, value in attributes.items():
+            # Into the object itself: a property of the class would be code.
+            if not hasattr(RemoteError, name) and name not in self.__dict__ and not name.startswith("__"):
+                self.__dict__[name] = value
+        if args is not None:
+            self.args = args
+        self._fill()
+
+    def _fill(self) -> None:
+        """Set what a builtin exception keeps elsewhere than in its attributes, as the numbers of an OSError."""
+        error: Any = self
+        with contextlib.suppress(Exception):
+            _builtin(builtins.type(self)).__init__(self, *self.args)
+        if isinstance(error, OSError):
+            error.errno, error.strerror, error.filename = (self.attributes.get(name) for name in OS_ERROR)
+
+    def _text(self) -> str:
         # Not super(): a builtin in between (KeyError) may print itself in its own way.
-        text = DDLFError.__str__(self)
+        text = DDLFError._text(self)
         return f"{text}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
 
 
-class SeveralErrors(DDLFError, ExceptionGroup[Exception]):
-    """More than one worker failed in one call; ``exceptions`` holds an error for each, in worker order."""
+OS_ERROR = ("errno", "strerror", "filename")
 
-    def __new__(cls, message: str, exceptions: Sequence[Exception]) -> SeveralErrors:
-        """Make the group; ExceptionGroup takes its arguments here."""
-        return ExceptionGroup.__new__(cls, message, exceptions)
 
-    def __init__(self, message: str, exceptions: Sequence[Exception]) -> None:
-        # Not super(): ``message`` is read-only in an ExceptionGroup, which has set it already.
-        self.hint = self.worker = ""
-        self.exit_code = max(getattr(error, "exit_code", 1) for error in exceptions)
+def known_class(name: str) -> type[BaseException] | None:
+    """The exception class of that qualified name, if it is a builtin or its module is imported already."""
+    found: Any = vars(builtins).get(name)
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:cut]))
+        if module is not None:
+            found = module
+            for part in parts[cut:]:
+                found = getattr(found, "__dict__", {}).get(
+                    part
+                )  # not getattr, which a module may answer with an import
+            break
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
-    def __str__(self) -> str:
-        """The distinct texts, each once, with the workers they came from."""
-        seen: dict[str, list[str]] = {}
-        for error in self.exceptions:
-            worker = getattr(error, "worker", "")
-            text = str(error).removeprefix(f"{worker}: ")
-            seen.setdefault(text, []).append(worker)
-        return "\n".join([self.message, *(f"{', '.join(filter(None, who))}: {text}" for text, who in seen.items())])
 
-    def derive(self, excs: Sequence[Any]) -> Any:
-        """Keep the type when ``except*`` splits the group."""
-        return SeveralErrors(self.message, excs)
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _remote(kind: type[Exception]) -> type[RemoteError]:
+    """``RemoteError`` that is also of a class, or of the next one above it: some cannot be combined with any other one."""
+    if kind not in _made:
+        _made[kind] = _make(kind)
+    return _made[kind]
+
+
+_made: dict[type[Exception], type[RemoteError]] = {}
+
+
+def _make(kind: type[Exception]) -> type[RemoteError]:
+    for base in kind.__mro__:
+        # A group needs its members; the other two cannot leave a coroutine. What a method says of its own connections is not said of this one.
+        if issubclass(base, ExceptionGroup | StopIteration | StopAsyncIteration | DDLFError):
+            return RemoteError
+        with contextlib.suppress(Exception):
+            made = type("RemoteError", (RemoteError, base), {"__module__": __name__, "_base": base})
+            _bare(made)
+            return made
+    return RemoteError
+
+
+def _bare(kind: type[Any]) -> Any:
+    """An error of that class whose constructor has not run, nor any code of a user's class."""
+    builtin: Any
+    for builtin in kind.__mro__:
+        if builtin.__module__ == "builtins":
+            with contextlib.suppress(TypeError):  # another one of them lays out the memory of this class
+                return builtin.__new__(kind)
+    raise TypeError(f"no {kind.__name__} can be made")
+
+
+def _builtin(kind: type[Any]) -> Any:
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+def _remake(kind: type[Any], base: type[Exception] | None, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """The inverse of ``DDLFError.__reduce__``."""
+    error = _bare(kind if base is None else _remote(base))
+    error.__dict__.update(state)
+    error.args = args
+    if isinstance(error, RemoteError):
+        error._fill()
+    return error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, checked_function, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, SeveralErrors
+from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, RemoteError
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
@@ -421,8 +421,7 @@ class Cluster:
         """Wait for all calls, then return their results in order or raise what failed.
 
         Raises:
-            DDLFError: Of the one that failed.
-            SeveralErrors: More than one failed; it holds all of them.
+            DDLFError: Of the first that failed, in worker order; those of the others are its ``others``.
         """
         results = await asyncio.gather(*calls, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -430,11 +429,13 @@ class Cluster:
             if not isinstance(failure, Exception):
                 raise failure
         if failures and self._on_error == "raise":
-            if len(failures) == 1 or all(isinstance(failure, NotPicklable) for failure in failures):
-                raise failures[0]  # what cannot be sent fails on this side, the same way for each worker
-            raise SeveralErrors(
-                f"{len(failures)} of {len(results)} workers failed", [f for f in failures if isinstance(f, Exception)]
-            )
+            first, *others = (failure for failure in failures if isinstance(failure, Exception))
+            # What cannot be sent fails on this side, the same way for each worker.
+            if others and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
+                first.join(others, len(results))
+            if isinstance(first, RemoteError):
+                first = first.with_traceback(None)  # it has the worker's; how the answer was received says nothing
+            raise first
         return results
 
     def _for_each(self, value: Any) -> dict[int | None, Any]:
@@ -486,8 +487,8 @@ class Cluster:
             The results in worker order.
 
         Raises:
-            RemoteError: The method raised on one worker; the message ends with that worker's own traceback.
-            SeveralErrors: More than one worker failed.
+            RemoteError: The method raised; the text ends with the worker's own traceback. It is also of the class that was raised there, if
+                this side knows it. When several workers failed it is the error of the first; ``others`` has the rest.
             NotPicklable: The function or an argument holds something that cannot be sent; nothing ran.
             ValueError: More sets of arguments than workers.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import linecache
 import os.path
 import traceback
 from collections.abc import Callable
@@ -10,10 +10,13 @@ from enum import IntEnum
 from typing import Any
 
 import ddlf.errors
-from ddlf.errors import DDLFError, ProtocolError, RemoteError, SeveralErrors
+from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError
+from ddlf.wire.values import dumps
 
 MAX_ERROR_TEXT = 64 * 1024
 """Characters of an exception's text: the rest is cut."""
+MAX_ATTRIBUTES_BYTES = 64 * 1024
+"""Of what an exception carries: more is data, which is no message."""
 MAX_CHAIN = 20
 """Causes and members of groups that are sent with an exception."""
 
@@ -99,8 +102,8 @@ def read_arguments(value: Any) -> tuple[list[Any], dict[str, Any]]:
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as data: type name, message and frames, with its causes.
 
-    Nothing of the exception itself is sent, so one that cannot be pickled, or whose ``__str__`` raises, arrives like any other. Frames of
-    DDLF itself before the first one of the user are left out.
+    Of the exception itself only data is sent, so one that cannot be pickled, or whose ``__str__`` raises, arrives like any other. Frames
+    of DDLF itself before the first one of the user are left out.
     """
     chain: list[list[Any]] = []
     seen: set[int] = set()
@@ -128,13 +131,40 @@ def describe(error: BaseException) -> dict[str, Any]:
     may_have_run = getattr(error, "may_have_run", None)
     if isinstance(may_have_run, bool):
         facts["may_have_run"] = may_have_run
+    if not isinstance(error, DDLFError):
+        facts |= _carried(error)
     return facts
+
+
+def _carried(error: BaseException) -> dict[str, Any]:
+    """The arguments and attributes of an exception that are data."""
+    facts: dict[str, Any] = {}
+    if error.args and _is_data(list(error.args)) and error.args != (_text(error),):
+        facts["args"] = list(error.args)
+    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__") and _is_data(value)}
+    if isinstance(error, OSError):
+        given = {name: getattr(error, name) for name in OS_ERROR}
+        attributes |= {name: value for name, value in given.items() if value is not None and _is_data(value)}
+    if attributes and _is_data(attributes):
+        facts["attributes"] = attributes
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list) and notes:
+        facts["notes"] = [str(note)[:MAX_ERROR_TEXT] for note in notes[:MAX_CHAIN] if isinstance(note, str)]
+    return facts
+
+
+def _is_data(value: Any) -> bool:
+    try:
+        buffers = dumps(value)
+    except Exception:  # whatever it is: it stays where it is
+        return False
+    return len(buffers) == 1 and len(buffers[0]) <= MAX_ATTRIBUTES_BYTES
 
 
 def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:
     """The error that the master raises for what ``describe`` returned on a worker.
 
-    DDLF's own errors come back as themselves; a builtin exception as a ``RemoteError`` that is also an instance of it.
+    DDLF's own errors come back as themselves; others as a ``RemoteError`` that is also of their class, if this side knows it.
     """
     try:
         return _rebuild(facts, worker)
@@ -147,13 +177,21 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     name, message, frames, _ = chain[0]
     hint = str(facts.get("hint", ""))
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
-    if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own not in _REMOTE:
+    if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own is not RemoteError:
         error = own(message, hint=hint, worker=worker)
         if hasattr(error, "may_have_run"):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error
-    remote = _remote_class(name)(name, message, _format(chain), worker=worker)
+    # Without lines of the user it would only say the same again.
+    lines = _format(chain) if any(entry[2] for entry in chain) or len(chain) > 1 else ""
+    remote = RemoteError.of(name, message, lines, worker=worker)
     remote.hint = hint
+    attributes, args = facts.get("attributes", {}), facts.get("args")
+    if not all(type(key) is str for key in attributes):
+        raise TypeError("names are text")
+    remote.adopt(dict(attributes), None if args is None else tuple(args))
+    for note in facts.get("notes", ()):
+        remote.add_note(note)
     return remote
 
 
@@ -167,14 +205,13 @@ def _is_machinery(filename: str) -> bool:
     return filename.startswith(_HERE) or "/asyncio/" in filename or "/concurrent/futures/" in filename
 
 
-_REMOTE = (RemoteError, SeveralErrors)
 _HERE = __file__.removesuffix("wire/messages.py")
 
 
 def _text(error: BaseException) -> str:
     try:
         # A hint travels beside the text. A RemoteError keeps the traceback of the worker that it came from.
-        text = error.message if isinstance(error, DDLFError) and not isinstance(error, _REMOTE) else str(error)
+        text = error.message if isinstance(error, DDLFError) and not isinstance(error, RemoteError) else str(error)
     except Exception as broken:
         text = f"<its text cannot be made: {type(broken).__name__}>"
     return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + " [cut]"
@@ -198,29 +235,6 @@ def _format(chain: list[Any]) -> str:
 
 
 def _line(file: str, text: str) -> str | None:
-    """The source line, or None to look it up in this side's file, which must be a plain one: reading a device could never end."""
-    return None if not text and os.path.isfile(file) else text
-
-
-def _remote_class(name: str) -> type[RemoteError]:
-    builtin = getattr(builtins, name, None)
-    if not (isinstance(builtin, type) and issubclass(builtin, Exception)) or issubclass(builtin, _NOT_REBUILT):
-        return RemoteError
-    if name not in _classes:
-        # A builtin that wants arguments of its own, as UnicodeDecodeError does, is represented by the next one above it.
-        _classes[name] = next(made for base in builtin.__mro__ if (made := _derive(base)) is not None)
-    return _classes[name]
-
-
-def _derive(builtin: type) -> type[RemoteError] | None:
-    try:
-        made = type("RemoteError", (RemoteError, builtin), {"__module__": "ddlf.errors"})
-        made("", "", "")
-    except TypeError:
-        return None
-    return made
-
-
-_NOT_REBUILT = (ExceptionGroup, StopIteration, StopAsyncIteration)
-"""A group needs its members; the other two cannot leave a coroutine."""
-_classes: dict[str, type[RemoteError]] = {}
+    """The source line, or None to look it up on this side: in a notebook's cell, or in a file, which must be a plain one: reading a device
+    could never end."""
+    return None if not text and (file in linecache.cache or os.path.isfile(file)) else text

@@ -1,9 +1,14 @@
 """Errors as data: whatever a method raises arrives with its type, text, causes and lines, and can be caught as what it is."""
 
 import asyncio
+import copy
 import json
+import linecache
+import pickle
+import sys
 import threading
 import traceback
+import types
 
 import pytest
 from hypothesis import given
@@ -16,7 +21,6 @@ from ddlf.errors import (
     ProtocolError,
     RemoteError,
     RequestTimeout,
-    SeveralErrors,
     WorkerLost,
 )
 from ddlf.wire import messages
@@ -110,7 +114,7 @@ def test_frames_of_ddlf_before_the_users_first_are_left_out(monkeypatch):
     monkeypatch.setattr(messages, "_HERE", __file__.removesuffix("test_messages.py"))
     error = raised(ValueError("mine"))
     assert describe(error)["chain"][0][2] == []
-    assert str(arrive(error)) == "worker 2 (10.0.0.7:9000): ValueError: mine\n\nValueError: mine"
+    assert str(arrive(error)) == "worker 2 (10.0.0.7:9000): ValueError: mine"
 
 
 def test_source_lines_that_the_worker_does_not_have_come_from_the_masters_file():
@@ -183,7 +187,8 @@ def test_awkward_exceptions_arrive_like_any_other():
     assert arrive(raised(Silent())).remote_message == "<its text cannot be made: RuntimeError>"
     assert arrive(raised(NoText())).remote_message == "<its text cannot be made: TypeError>"
     arrived = arrive(raised(TwoArguments(5, "why")))
-    assert type(arrived) is RemoteError
+    assert isinstance(arrived, TwoArguments)
+    assert not hasattr(arrived, "callback"), "it is no data"
     assert (arrived.type_name, arrived.remote_message) == (f"{__name__}.TwoArguments", "5: why")
     assert arrive(raised(ValueError("\ud800"))).remote_message == "\ud800"
 
@@ -225,15 +230,19 @@ def test_a_builtin_exception_can_be_caught_as_itself(error):
 
 
 def test_a_key_error_is_printed_as_a_sentence_and_not_in_quotes():
-    assert str(arrive(KeyError("weights"))) == "worker 2 (10.0.0.7:9000): KeyError: 'weights'\n\nKeyError: 'weights'"
+    assert str(arrive(KeyError("weights"))) == "worker 2 (10.0.0.7:9000): KeyError: 'weights'"
 
 
-def test_a_builtin_with_arguments_of_its_own_can_be_caught_as_the_one_above_it():
+def test_an_error_of_the_workers_own_commands_says_it_once():
+    error = LookupError("no method 'f' here; it has none")
+    assert str(arrive(error)).count("no method 'f' here") == 1
+
+
+def test_a_builtin_with_arguments_of_its_own_can_be_caught_as_itself():
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     arrived = arrive(raised(error))
     assert isinstance(arrived, RemoteError)
-    assert isinstance(arrived, UnicodeError)
-    assert isinstance(arrived, ValueError)
+    assert isinstance(arrived, UnicodeDecodeError)
     assert arrived.remote_message == "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
 
 
@@ -260,7 +269,7 @@ def test_errors_of_ddlf_itself_arrive_as_themselves_with_their_advice():
 def test_every_error_class_of_ddlf_arrives_as_itself():
     for name in errors.__all__:
         kind = getattr(errors, name)
-        if kind not in (RemoteError, SeveralErrors):
+        if kind is not RemoteError:
             assert type(arrive(kind("text"))) is kind
 
 
@@ -285,6 +294,182 @@ def test_a_name_from_the_worker_makes_no_class_that_is_no_exception():
 )
 def test_error_data_that_is_none_gives_an_error_all_the_same(facts):
     assert isinstance(rebuild(facts, worker="worker 2"), ProtocolError | RemoteError)
+
+
+# --- Errors of the user's own classes ---------------------------------------------------------------------------------
+
+
+class BadBatch(ValueError):
+    """Its constructor and its text are code of the user, which makes nothing of what comes from a worker."""
+
+    made = 0
+
+    def __new__(cls, *args, **kwargs):
+        cls.made += 1
+        return super().__new__(cls)
+
+    def __init__(self, batch, *, where, message="text"):
+        BadBatch.made += 1
+        super().__init__(batch, where)
+        self.batch, self.where, self.message, self.lock = batch, where, message, threading.Lock()
+
+    def __str__(self):
+        return f"batch {self.batch}"
+
+    @property
+    def worker_of(self):
+        return self.where
+
+
+class Nested:
+    class Refused(BadBatch): ...
+
+
+class Frozen(OSError, ValueError):
+    __slots__ = ("x",)
+
+
+def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_what_it_carries():
+    for kind in (BadBatch, Nested.Refused):
+        error = raised(kind(7, where=("gpu", 1)))
+        before = BadBatch.made
+        arrived = arrive(error)
+        assert BadBatch.made == before
+        assert isinstance(arrived, kind)
+        assert isinstance(arrived, RemoteError)
+        assert arrived.type is kind
+        assert (arrived.batch, arrived.where, arrived.args, arrived.worker_of) == (
+            7,
+            ("gpu", 1),
+            (7, ("gpu", 1)),
+            ("gpu", 1),
+        )
+        assert arrived.attributes == {"batch": 7, "where": ("gpu", 1), "message": "text"}
+        assert str(arrived).startswith(f"worker 2 (10.0.0.7:9000): {__name__}.{kind.__qualname__}: batch 7\n")
+
+
+def test_a_class_is_known_without_an_import_and_without_asking_the_module(monkeypatch):
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            raise AssertionError("asked")
+
+    monkeypatch.setitem(sys.modules, "lazy_module", Lazy("lazy_module"))
+    for name in (
+        "lazy_module.MyError",
+        "this.Error",
+        "xml.dom.minidom.Error",
+        f"{__name__}.raised",
+        f"{__name__}.gone.X",
+    ):
+        arrived = rebuild({"chain": [[name, "text", [], ""]]})
+        assert type(arrived) is RemoteError
+        assert arrived.type is None
+    assert "this" not in sys.modules
+
+
+def test_builtins_have_what_they_keep_for_themselves():
+    arrived = arrive(raised(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")))
+    assert arrived.type is UnicodeDecodeError
+    assert (arrived.encoding, arrived.start, arrived.reason) == ("utf-8", 0, "bad")
+    arrived = arrive(raised(Frozen(2, "no such file")))
+    assert isinstance(arrived, OSError)
+    assert (arrived.type, arrived.errno, arrived.strerror) == (Frozen, 2, "no such file")
+
+
+def test_attributes_hide_nothing_of_the_error_itself():
+    error = ValueError("no")
+    taken = ("message", "hint", "worker", "type", "others", "exit_code", "join", "_text", "_base", "__class__", "args")
+    facts = describe(error) | {"attributes": dict.fromkeys(taken, 5) | {"code": 404}}
+    arrived = rebuild(facts, worker="worker 2")
+    assert (arrived.code, arrived.attributes["hint"]) == (404, 5)
+    assert str(arrived) == "worker 2: ValueError: no"
+    assert (arrived.exit_code, arrived.type, arrived.others) == (1, ValueError, ())
+
+
+def test_notes_arrive_and_a_lot_of_data_does_not():
+    error = ValueError("no")
+    error.add_note("in file 3")
+    error.table = list(range(100_000))
+    arrived = arrive(raised(error))
+    assert arrived.__notes__ == ["in file 3"]
+    assert arrived.attributes == {}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"attributes": 5}, {"attributes": {5: 5}}, {"args": 5}, {"notes": 5}, {"notes": [5]}, {"attributes": None}],
+)
+def test_what_an_error_carries_may_be_anything(facts):
+    assert isinstance(rebuild(describe(ValueError("no")) | facts), ProtocolError)
+
+
+def test_a_line_of_a_notebooks_cell_is_shown():
+    cell = "<ipython-input-7>"
+    linecache.cache[cell] = (10, None, ["1 / 0\n"], cell)
+    facts = {"chain": [["ZeroDivisionError", "division by zero", [[cell, 1, "f", ""]], ""]]}
+    assert "    1 / 0" in str(rebuild(facts))
+    del linecache.cache[cell]
+
+
+# --- Copies ------------------------------------------------------------------------------------------------------------
+
+
+def samples():
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        yield kind("E", "text", "lines") if kind is RemoteError else kind("text", hint="do this", worker="worker 1")
+    yield errors.CheckpointCorrupt("text", file="f", expected="a", got="b")
+    yield errors.ExecutorCrashed("text", signal="SIGKILL", stderr_tail="last")
+    for error in (ValueError("v"), OSError(2, "o"), KeyError("k"), BadBatch(3, where=1), Nested.Refused(4, where=None)):
+        yield arrive(raised(error))
+
+
+@pytest.mark.parametrize("error", [*samples()], ids=lambda error: getattr(error, "type_name", type(error).__name__))
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_every_error_can_be_copied_and_pickled(error, again):
+    error.may_have_run = False
+    made = again(error)
+    assert type(made) is type(error)
+    assert (str(made), made.args, vars(made)) == (str(error), error.args, vars(error))
+    if isinstance(error, OSError):
+        assert made.errno == error.errno
+
+
+# --- Several workers ---------------------------------------------------------------------------------------------------
+
+
+def several(*found):
+    first, *others = (rebuild(describe(error), worker=f"worker {number}") for number, error in enumerate(found, 1))
+    first.join(others, len(found) + 1)
+    return first
+
+
+def test_equal_failures_are_told_once():
+    text = str(several(*(raised(ValueError("no")) for _ in range(3))))
+    assert text.startswith("3 of 4 workers failed\nworker 1, worker 2, worker 3: ValueError: no\n\nTraceback")
+    assert text.count("ValueError: no") == 2
+    assert text.count("Traceback") == 1
+
+
+def test_failures_on_the_same_line_have_one_traceback_and_a_text_each():
+    text = str(several(*(raised(ValueError(f"file {number}")) for number in (1, 2))))
+    assert text.startswith("2 of 3 workers failed\nworker 1: ValueError: file 1\nworker 2: ValueError: file 2\n\n")
+    assert text.count("Traceback") == 1
+
+
+def test_failures_of_several_kinds_are_all_told_and_the_first_can_be_caught():
+    found = several(raised(KeyError("k")), WorkerLost("gone", hint="look"), ValueError("no"))
+    assert isinstance(found, KeyError)
+    assert type(found.others[0]) is WorkerLost
+    assert found.exit_code == WorkerLost.exit_code
+    assert "worker 1: KeyError: 'k'\nworker 2: gone; look\nworker 3: ValueError: no\n\nTrace" in str(found)
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+
+
+def test_a_thousand_different_texts_are_not_all_told():
+    text = str(several(*(raised(ValueError(str(number))) for number in range(1000))))
+    assert "and 992 other texts" in text
+    assert len(text) < 2000
 
 
 # --- Requests and responses ------------------------------------------------------------------------------------------
