@@ -44,7 +44,7 @@ class IWorker(ABC):
             method: A function; if its first parameter is named ``self`` it gets the ``Worker`` that runs it.
             name: To call it by; the function's own by default.
             persist: Keep it on disk, so that it is there after a restart of the worker.
-            concurrent: Let it run while another method does.
+            concurrent: Let it run while another method does; see ``ddlf.concurrent``.
         """
 
     @abstractmethod

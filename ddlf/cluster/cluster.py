@@ -21,7 +21,7 @@ from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPic
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
-from ddlf.wire.code import PickleOnce
+from ddlf.wire.code import PickleOnce, pickle_object
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -498,8 +498,21 @@ class Cluster:
         return await self._each("run_method", checked_function(method), per_worker, kwargs)
 
     async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``."""
+        """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``.
+
+        A function that was defined anew since ``add_method`` takes the place of the one that was added.
+        """
+        await self._renew(method, self._workers)
         return await self._each("run", method_name(method), per_worker, kwargs)
+
+    async def _renew(self, method: str | Callable[..., Any], workers: Sequence[ProxyWorker]) -> None:
+        requests = {} if isinstance(method, str) else self._hosted.renewals(method, workers)
+        if requests:
+            await self.gather([self._rpc(worker, request) for worker, request in requests.items()])
+            values: dict[int | None, Any] = {worker.id: request for worker, request in requests.items()}
+            if len(requests) == len((self._whole or self)._workers):
+                values = {None: next(iter(requests.values()))}
+            self._hosted.keep(self._hosted.methods, method_name(method), values)
 
     async def run_at(
         self, worker: ProxyWorker | int, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -511,7 +524,9 @@ class Cluster:
             method: By function or by name.
             args: For the method; so are ``kwargs``.
         """
-        return await self._rpc(self._find(worker), Request("run", method_name(method), *args, **kwargs))
+        found = self._find(worker)
+        await self._renew(method, [found])
+        return await self._rpc(found, Request("run", method_name(method), *args, **kwargs))
 
     run_on = run_at
 
@@ -519,8 +534,9 @@ class Cluster:
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
-        request = Request("add_method", method, name=name, persist=persist, concurrent=concurrent)
-        await self._send([request] * len(self._workers))
+        options = dict(name=name, persist=persist, concurrent=concurrent)
+        await self._all("add_method", method, **options)
+        request = Request("add_method", method, **options)  # another one: it outlives the call
         self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
@@ -613,6 +629,19 @@ class _Hosted:
             what.pop(name, None)
         elif name in what:
             what[name] |= dict.fromkeys(numbers, _GONE)
+
+    def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
+        """What gives a function to those of the workers that were given another one under its name."""
+        hosted = self.methods.get(method_name(method), {})
+        found = {}
+        for worker in workers:
+            old = hosted.get(worker.id, hosted.get(None, _GONE))
+            if old is not _GONE and old.args[0] is not method:
+                if pickle_object(old.args[0]) == pickle_object(method):
+                    old.args = (method,)  # so that the next comparison takes no time
+                else:
+                    found[worker] = Request("add_method", method, **old.kwargs)
+        return found
 
     def requests_for(self, worker: ProxyWorker) -> list[Request]:
         """What gives a worker's new executor what the one before had.

@@ -105,7 +105,7 @@ class CodeSender:
     """What one connection's other side holds. ``dump`` is the ``dump_object`` for ``values.dumps``."""
 
     def __init__(self) -> None:
-        self._held: set[bytes] = set()
+        self._held: OrderedDict[bytes, None] = OrderedDict()
 
     def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
         """Functions and classes by content address, other objects pickled."""
@@ -114,8 +114,11 @@ class CodeSender:
             return Tag.OBJECT, data
         address = hashlib.sha256(data).digest()
         if address in self._held:
+            self._held.move_to_end(address)
             return Tag.CODE, address
-        self._held.add(address)
+        self._held[address] = None
+        if len(self._held) > CACHE_ENTRIES:  # the other side has dropped it, too
+            self._held.popitem(last=False)
         return Tag.CODE, address + data
 
     def forget(self) -> None:
@@ -248,11 +251,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         own = ((name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType))
         yield from ((f".{name}", item) for name, item in own)
     else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
-        for name in [name for kind in type(value).__mro__ for name in _slots(kind)]:
-            with contextlib.suppress(AttributeError):  # not set
-                yield f".{name}", getattr(value, name)
+        yield from _parts_of_object(value)
         yield " -> class", type(value)
+
+
+def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    """Its state, which is not what it has: ``__getstate__`` and ``__reduce__`` may leave things out."""
+    try:
+        kind: Any = type(value)
+        reduces = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
+        reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduces else None
+        state = reduced[2:3] if isinstance(reduced, tuple) else (value.__getstate__(),)
+    except Exception:  # it will not be pickled at all
+        return
+    if isinstance(reduced, tuple):
+        yield from ((f" -> argument {place}", item) for place, item in enumerate(reduced[1], 1))
+    for part in state:
+        for names in part if isinstance(part, tuple) else (part,):  # attributes, slots
+            if isinstance(names, dict):
+                yield from ((f".{name}", item) for name, item in names.items())
+            elif names is not None:
+                yield " -> state", names
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -273,11 +292,6 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _global_names(constant)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _name_of(value: Any) -> str:

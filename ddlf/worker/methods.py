@@ -47,21 +47,40 @@ def once(function: Callable[..., Any]) -> Method:
 
 
 def concurrent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function: it may run on a worker while another method does."""
+    """Mark a function: it may run on a worker while another method does.
+
+    An async function runs on the worker's event loop, in turns with others where they await. A plain one gets a thread of its own, so it
+    must not touch what belongs to the event loop; cancelled, it ends at its next line of Python, and the caller does not wait for that.
+    """
     function.concurrent = True  # type: ignore[attr-defined]
     return function
 
 
 def takes_self(function: Callable[..., Any]) -> bool:
-    """Whether the function's first parameter is ``self``, so that it is called with the worker."""
+    """Whether the function's first parameter is ``self``, so that it is called with the worker.
+
+    Of a decorated function it is that of the function inside, unless what is around it takes fewer arguments: then it gives ``self`` itself.
+    """
     # An object's own method has its ``self`` already.
     code = None if inspect.ismethod(function) else getattr(function, "__code__", None)
-    if code is not None:
-        return bool(code.co_argcount + code.co_posonlyargcount and code.co_varnames[0] == "self")
+    if code is not None and not hasattr(function, "__wrapped__"):
+        return bool(code.co_argcount and code.co_varnames[0] == "self")
+    around, inside = _positional(function, follow_wrapped=False), _positional(function, follow_wrapped=True)
+    return around[:1] == ["self"] or (inside[:1] == ["self"] and ("*" in around or len(around) >= len(inside)))
+
+
+def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[str]:
+    """Names of the parameters that can be given by position; ``"*"`` for any number, also of what does not say."""
     try:
-        return next(iter(inspect.signature(function).parameters), "") == "self"
+        signature = inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
-        return False
+        return ["*"]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        name if parameter.kind in by_position else "*"
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (*by_position, inspect.Parameter.VAR_POSITIONAL)
+    ]
 
 
 class Methods:

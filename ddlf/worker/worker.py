@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import ctypes
 import difflib
 import gc
 import inspect
@@ -19,6 +20,7 @@ import platform
 import signal
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -248,7 +250,10 @@ class Worker(IWorker):
         try:
             try:
                 self._blocking_id = job.id
-                result = function(*args, **job.request.kwargs)
+                if job.method is not None and job.method.concurrent and not inspect.iscoroutinefunction(function):
+                    result: Any = self._in_thread(job, function, args)
+                else:
+                    result = function(*args, **job.request.kwargs)
             finally:
                 self._blocking_id = 0  # in here, so that a signal just before it is caught below
         except Interrupted:
@@ -282,6 +287,30 @@ class Worker(IWorker):
         except BaseException as error:
             response = Response(error=error)
         self._finish(job, response)
+
+    async def _in_thread(self, job: Job, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a plain function beside others. Each has a thread of its own: what is raised into it when it is cancelled hits nobody else."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Response] = loop.create_future()
+
+        def run() -> None:
+            try:
+                response = Response(function(*args, **job.request.kwargs))
+            except BaseException as error:  # also what cannot be raised into a future, as StopIteration
+                response = Response(error=error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(response))
+
+        thread = threading.Thread(target=run, name=f"concurrent {job.method.name if job.method else ''}", daemon=True)
+        thread.start()
+        try:
+            response = await ended
+        except asyncio.CancelledError:
+            if thread.ident is not None and thread.is_alive():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
+            raise
+        result = response.unwrap()
+        return await result if inspect.isawaitable(result) else result
 
     def _finish(self, job: Job, response: Response) -> None:
         if job is self._running:

@@ -158,6 +158,39 @@ async def test_a_hosted_method_is_run_by_function_or_name_on_all_or_one_until_it
     assert str(caught.value).count("no method 'calculate' here") == 1
 
 
+async def test_a_function_that_is_defined_anew_is_sent_anew(cluster):
+    def scaled(x, by):
+        return x * by
+
+    old, (by_ten, by_two) = scaled, (dict(x=1, by=10), dict(x=1, by=2))
+    await cluster.add_method(scaled)
+
+    def scaled(x, by):
+        return x * by * 100
+
+    assert await cluster.run("scaled", **by_ten) == [10, 10]
+    assert await cluster.run(scaled, by_ten, by_two) == [1000, 200]
+    assert await cluster.run_at(1, old, **by_ten) == 10
+    assert await cluster.run("scaled", **by_ten) == [10, 1000]
+    assert await cluster.options(workers=[1]).run(scaled, **by_ten) == [1000]
+    await cluster.workers[0].restart()
+    assert await cluster.run("scaled", **by_ten) == [1000, 1000]
+
+
+async def test_the_same_function_made_again_is_not_sent_again(cluster):
+    def make():
+        def same(x):
+            return bytes(x)
+
+        return same
+
+    await cluster.add_method(make())
+    await cluster.run(make(), x=1)
+    before = [worker.bytes_sent for worker in cluster.workers]
+    await cluster.run(make(), x=1)
+    assert all(worker.bytes_sent - sent < 200 for worker, sent in zip(cluster.workers, before, strict=True))
+
+
 async def test_a_method_is_hosted_under_another_name_and_replaced_by_the_next_of_that_name(cluster):
     await cluster.add_method(lambda: 1, name="number")
     await cluster.add_method(lambda: 2, name="number")

@@ -145,6 +145,17 @@ def test_the_cache_is_bounded_in_bytes(monkeypatch):
         assert len(cache._loaded) == 1
 
 
+def test_what_a_sender_remembers_is_bounded_as_the_cache_is(monkeypatch):
+    monkeypatch.setattr(code, "CACHE_ENTRIES", 3)
+    sender, cache = CodeSender(), CodeCache()
+    functions = [eval(f"lambda: {number}") for number in range(5)]
+    for function in functions:
+        cache.load(*sender.dump(function))
+    assert len(sender._held) == len(cache._loaded) == 3
+    assert len(sender.dump(functions[4])[1]) == code.HASH_BYTES
+    assert cache.load(*sender.dump(functions[0]))() == 0, "sent in full again"
+
+
 # --- What cannot be sent ---------------------------------------------------------------------------------------------
 
 
@@ -193,6 +204,19 @@ def with_an_attribute():
 with_an_attribute.lock = LOCK
 
 
+class LeavesOut:
+    def __init__(self):
+        self.left_out, self.sent = LOCK, {"log": LOCK}
+
+    def __getstate__(self):
+        return {"sent": self.sent}
+
+
+class Reduces:
+    def __reduce__(self):
+        return Reduces, (), {"x": LOCK}
+
+
 class Unwilling:
     def __reduce__(self):
         raise ValueError("not me")
@@ -207,6 +231,8 @@ UNSENDABLE = {
     "lambda over a global": (lambda: lambda: LOCK, "<lambda>.<locals>.<lambda> -> global 'LOCK' (a _thread.lock)"),
     "lambda over a variable": (over_a_variable, "<lambda> -> variable 'inner' (a _thread.lock)"),
     "attribute deep inside": (Trainer, "Trainer.steps[1]['lock'] (a _thread.lock)"),
+    "attribute that is not left out": (LeavesOut, "LeavesOut.sent['log'] (a _thread.lock)"),
+    "state": (Reduces, "Reduces.x (a _thread.lock)"),
     "method of an object": (lambda: Trainer().__init__, "__init__.__self__.steps[1]['lock'] (a _thread.lock)"),
     "slot": (Slotted, "Slotted.handle (a _thread.lock)"),
     "class attribute": (lambda: Shared, "Shared.lock (a _thread.lock)"),

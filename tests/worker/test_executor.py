@@ -57,6 +57,15 @@ def loop_for_ever():
         pass
 
 
+def loop_and_say_so(self):
+    self.data["state"] = "loops"
+    try:
+        while True:
+            pass
+    finally:
+        self.data["state"] = "ended"
+
+
 def loop_stubbornly():
     while True:
         try:
@@ -283,12 +292,14 @@ async def test_code_that_loops_is_ended_too(cluster):
 
 async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
     worker = cluster.workers[0]
-    await worker.add_method(loop_for_ever, concurrent=True)
-    running = asyncio.ensure_future(worker.run("loop_for_ever"))
-    assert (await busy(worker))["method"] == "loop_for_ever"
+    await worker.add_method(loop_and_say_so, concurrent=True)
+    running = asyncio.ensure_future(worker.run("loop_and_say_so"))
+    while await worker.run_code("self.data.get('state')") != "loops":
+        pass
+    assert (await worker.status())["busy"] is None, "others can run"
     running.cancel()
-    assert await asyncio.wait_for(worker.run_code("1 + 1"), PATIENCE_S) == 2
-    assert (await worker.status())["busy"] is None
+    while await worker.run_code("self.data['state']") != "ended":
+        pass
 
 
 @pytest.mark.parametrize("method", [loop_stubbornly, await_stubbornly])

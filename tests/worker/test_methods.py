@@ -1,5 +1,6 @@
 """Hosting functions: names, files, and what survives."""
 
+import functools
 import stat
 
 import pytest
@@ -23,6 +24,42 @@ class Counter:
         return x
 
 
+def passes_all_on(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def passes_one_on(function):
+    @functools.wraps(function)
+    def wrapper(this, x):
+        return function(this, x)
+
+    return wrapper
+
+
+def gives_self_itself(function):
+    @functools.wraps(function)
+    def wrapper(x):
+        return function(None, x)
+
+    return wrapper
+
+
+def takes_another_one(function):
+    @functools.wraps(function)
+    def wrapper(self, x):
+        return function(x)
+
+    return wrapper
+
+
+def with_self(self, x):
+    return self, x
+
+
 @pytest.fixture
 def folders(tmp_path):
     """The folder of a daemon's life, and the one that outlives it."""
@@ -42,6 +79,16 @@ def folders(tmp_path):
         (Counter().count, False),
         (print, False),
         (max, False),
+        (passes_all_on(with_self), True),
+        (passes_all_on(passes_all_on(double)), True),
+        (passes_all_on(add), False),
+        (passes_one_on(with_self), True),
+        (gives_self_itself(with_self), False),
+        (takes_another_one(add), True),
+        (functools.lru_cache(with_self), True),
+        (functools.partial(with_self), True),
+        (functools.partial(with_self, 1), False),
+        (functools.partial(with_self, x=1), True),
     ],
 )
 def test_only_a_function_whose_first_parameter_is_called_self_gets_the_worker(function, expected):

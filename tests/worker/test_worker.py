@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import traceback
 
 import numpy as np
@@ -211,6 +212,49 @@ async def test_a_concurrent_method_runs_while_another_one_does(worker):
     await asyncio.sleep(0)
     await run(worker, concurrent(lambda: opened.set()))
     assert await waiting == "opened"
+
+
+async def test_plain_concurrent_functions_run_at_the_same_time(worker):
+    barrier = threading.Barrier(3, timeout=30)
+    await asyncio.gather(*(run(worker, concurrent(lambda: barrier.wait())) for _ in range(3)))
+
+
+async def test_what_a_plain_concurrent_function_raises_or_returns_comes_as_from_any_other(worker):
+    async def later():
+        return 5
+
+    assert await run(worker, concurrent(lambda self: self.id)) == worker.id
+    assert await run(worker, concurrent(lambda: later())) == 5
+    for kind in (ValueError, SystemExit, KeyboardInterrupt):
+
+        def fail(kind=kind):
+            raise kind("no")
+
+        with pytest.raises(kind):
+            await run(worker, concurrent(fail))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await run(worker, concurrent(lambda: next(iter(()))))
+
+
+async def test_a_plain_concurrent_function_that_loops_ends_when_it_is_cancelled(worker):
+    begun, ended = threading.Event(), threading.Event()
+
+    @concurrent
+    def loop():
+        begun.set()
+        try:
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    running = asyncio.ensure_future(run(worker, loop))
+    assert await asyncio.to_thread(begun.wait, 30)
+    assert await run(worker, lambda: "others run") == "others run"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(ended.wait, 30)
 
 
 async def test_a_request_whose_time_is_over_before_its_turn_does_not_start(worker):
@@ -426,7 +470,11 @@ async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_t
     await worker.add_method(
         lambda self, n: (self.data.setdefault("ran", []).append(n), bytes(1_000_000))[1], name="big"
     )
-    await worker.add_method(lambda self, n: self.data["ran"].append(n), name="beside", concurrent=True)
+
+    async def beside(self, n):
+        self.data["ran"].append(n)
+
+    await worker.add_method(beside, concurrent=True)
     master.connection.pause_reading()
     for number in range(1, 11):
         master.send(number, "run", "beside" if number == 5 else "big", number)
