@@ -41,10 +41,10 @@ class Contender:
 LIMIT = "limit"
 OURS, BASELINES = "benchmarks.ours", "benchmarks.baselines"
 CONTENDERS = {
-    LIMIT: Contender(f"{BASELINES}.limit", "bare fit in single-threaded processes, tf.data without autotuning"),
-    "limit-arrays": Contender(f"{BASELINES}.limit", "the same, arrays", {"feed": "arrays"}),
-    "plain": Contender(f"{BASELINES}.plain", "model.fit, one process, all cores, arrays"),
-    "plain-dataset": Contender(f"{BASELINES}.plain", "the same, tf.data without autotuning", {"feed": "dataset"}),
+    LIMIT: Contender(f"{BASELINES}.limit", "bare fit in single-threaded processes, as fast as fit can be"),
+    "limit-arrays": Contender(f"{BASELINES}.limit", "the same on arrays: fit can stall", {"feed": "arrays"}),
+    "plain": Contender(f"{BASELINES}.plain", "model.fit on arrays, one process, all cores: can stall"),
+    "plain-dataset": Contender(f"{BASELINES}.plain", "the same, as fast as fit can be", {"feed": "dataset"}),
     "sync": Contender(OURS, "DDLF, synchronous", {"mode": "sync"}),
     "async": Contender(OURS, "DDLF, asynchronous", {"mode": "async"}),
     "sync-bfloat16": Contender(OURS, "DDLF, computing in bfloat16", {"mode": "sync", "precision": "mixed_bfloat16"}),
@@ -54,16 +54,19 @@ CONTENDERS = {
         {"mode": "sync", "codec": "int8", "weights_codec": "float16"},
     ),
     "published-sync": Contender(
-        f"{BASELINES}.published", "Phan and Do 2023, Algorithm 2, on 90 % of the samples", {"mode": "sync"}
+        f"{BASELINES}.published", "Phan and Do 2023, Algorithm 2, on 90 % of the samples: can stall", {"mode": "sync"}
     ),
     "published-async": Contender(
-        f"{BASELINES}.published", "Phan and Do 2023, Algorithm 3, on 90 % of the samples", {"mode": "async"}
+        f"{BASELINES}.published", "Phan and Do 2023, Algorithm 3, on 90 % of the samples: can stall", {"mode": "async"}
     ),
     "spark": Contender(
-        f"{BASELINES}.spark", "an RDD of samples, Keras in mapPartitions", {"tuned": False, "threads": None}, True
+        f"{BASELINES}.spark",
+        "an RDD of samples, Keras in mapPartitions: can stall",
+        {"tuned": False, "threads": None},
+        True,
     ),
     "spark-tuned": Contender(
-        f"{BASELINES}.spark", "all that Spark allows, one thread per worker", {"tuned": True, "threads": 1}, True
+        f"{BASELINES}.spark", "blocks, a kept model, as fast as fit can be", {"tuned": True, "threads": 1}, True
     ),
     "sync-1": Contender(OURS, "DDLF, one worker of one thread", {"mode": "sync", "workers": 1, "threads": 1}),
 }

@@ -3,7 +3,7 @@
 Phan and Do 2023 train for 10 to 100 epochs with Spark, with their synchronous and with their asynchronous algorithm, and give time and accuracy
 of each. This does the same with today's DDLF (``sync``, ``async``), with the algorithms as the authors coded them (``published-sync``,
 ``published-async``) and with Spark, interleaved and repeated with a seed each. Times are those of ``benchmarks.training``. A row is measured,
-whatever comes out.
+whatever comes out. Spark here is the usual form, whose ``fit`` on arrays can stall; ``--systems spark-tuned,sync,async`` takes the other one.
 """
 
 from __future__ import annotations

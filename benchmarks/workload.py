@@ -28,6 +28,9 @@ APPS = {
 SINGLE_THREADED = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Environment of a process that is to compute on one thread; must be set before TensorFlow is imported."""
 
+STEPS_PER_EXECUTION = 16
+"""Batches in one call of the compiled step, for those contenders that are as fast as ``fit`` can be made. The weights stay the same bits."""
+
 Weights = list[np.ndarray[Any, Any]]
 
 
@@ -122,7 +125,8 @@ def batches(x: Any, y: Any, batch_size: int, *, shuffle_seed: int | None = None)
     """A ``tf.data`` pipeline without autotuning.
 
     With arrays Keras makes one with autotuning, and then the end of ``fit`` can wait for the tuning thread's next wake-up, as long again as the
-    training itself took (TensorFlow 2.21). This is the stricter way to say how fast ``fit`` is.
+    training itself took (TensorFlow 2.21): a *stall*. Contenders that are as fast as they can be made use this; those that do what most users do
+    give arrays to ``fit``, and have the stall.
     """
     import tensorflow as tf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.workload import Outcome, Workload, batches
+from benchmarks.workload import STEPS_PER_EXECUTION, Outcome, Workload, batches
 
 
 def run(workload: Workload, *, feed: str = "arrays") -> Outcome:
@@ -12,7 +12,8 @@ def run(workload: Workload, *, feed: str = "arrays") -> Outcome:
 
     Args:
         workload: What to train.
-        feed: ``"arrays"`` gives NumPy arrays to ``fit``, as most users do, ``"dataset"`` a ``tf.data`` pipeline without autotuning.
+        feed: ``"arrays"`` gives NumPy arrays to ``fit``, as most users do, so it can stall at its end; ``"dataset"`` a ``tf.data`` pipeline without
+            autotuning, which cannot, and several batches in one call of the step.
     """
     import keras
 
@@ -35,6 +36,7 @@ def run(workload: Workload, *, feed: str = "arrays") -> Outcome:
             callbacks=callbacks,
         )
     else:
+        model.steps_per_execution = STEPS_PER_EXECUTION
         data = batches(app.x_train, app.y_train, workload.batch_size, shuffle_seed=workload.seed)
         model.fit(data, shuffle=False, epochs=workload.epochs, verbose=0, callbacks=callbacks)
     outcome.end = time.monotonic()

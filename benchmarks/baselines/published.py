@@ -4,7 +4,7 @@ What it does as they do, and DDLF does not:
 
 - a message is a zlib-compressed pickle behind its length of 4 bytes, over asyncio streams; the worker computes on its event loop;
 - each round sends the whole permutation of the n samples to every worker, which copies the whole data set in that order to take its part;
-- data is float64; ``fit`` gets it as arrays;
+- data is float64; ``fit`` gets it as arrays, and can stall at its end (see ``benchmarks.workload.batches``);
 - ``validation_split=0.1``: a tenth of each part is evaluated, not trained on; n mod K samples are in no part;
 - workers divide their update by K and the master subtracts the quotients: an unweighted mean;
 - asynchronous workers get a permutation each, so their parts of a round overlap;

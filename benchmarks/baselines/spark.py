@@ -3,8 +3,10 @@
 In each round the driver broadcasts the weights, every partition is fitted, and the driver averages the updates that ``collect`` brings. The data is a
 cached RDD whose partitions stay the same in all rounds, as usual with Spark; ``fit`` shuffles within them. Python workers are reused.
 
-There are two forms. The usual one (elephas does it so) has an RDD of samples and builds the model in every task. ``tuned`` does all that Spark
-allows: one block of arrays for each partition, and a compiled model that stays in the Python worker between tasks.
+There are two forms. The usual one (elephas does it so) has an RDD of samples, builds the model in every task and gives arrays to ``fit``, which can
+stall at its end (see ``benchmarks.workload.batches``): that is what a user gets. ``tuned`` has one block of arrays for each partition, a compiled
+model that stays in the Python worker between tasks, a ``tf.data`` pipeline that does not stall, several batches in one call of the step, and one
+thread per worker.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.workload import SINGLE_THREADED, Outcome, Weights, Workload
+from benchmarks.workload import SINGLE_THREADED, STEPS_PER_EXECUTION, Outcome, Weights, Workload, batches
 
 _models: dict[str, Any] = {}
 """In a Python worker of Spark: its model by workload, kept between tasks."""
@@ -79,48 +81,56 @@ def _train(context: Any, workload: Workload, tuned: bool) -> Outcome:
         data = context.parallelize(list(zip(app.x_train[order], app.y_train[order], strict=True)), workload.workers)
     data = data.cache()
     text = workload.dump()
-    data.foreachPartition(lambda elements: _model(text) and sum(1 for _ in elements))
+    data.foreachPartition(lambda elements: _model(text, tuned) and sum(1 for _ in elements))
     weights: Weights = app.model.get_weights()
-    bytes_out = bytes_back = 0
     snapshots = []
 
     ready = time.monotonic()
-    for _ in range(workload.rounds):
+    for number in range(workload.rounds):
         broadcast = context.broadcast(weights)
-        updates = data.mapPartitions(lambda part, sent=broadcast: _fit(text, tuned, part, sent.value)).collect()
+        updates = data.mapPartitions(
+            lambda part, sent=broadcast, number=number: _fit(text, tuned, number, part, sent.value)
+        ).collect()
         weights = [w - np.mean(part, axis=0) for w, *part in zip(weights, *updates, strict=True)]
         broadcast.destroy()
-        bytes_out += workload.workers * len(pickle.dumps(weights))
-        bytes_back += sum(len(pickle.dumps(update)) for update in updates)
         if workload.curve:
             snapshots.append((time.monotonic(), weights))
+    end = time.monotonic()
     return Outcome(
         ready=ready,
-        end=time.monotonic(),
+        end=end,
         weights=weights,
-        bytes_out=bytes_out,
-        bytes_back=bytes_back,
+        # They are as large in every round.
+        bytes_out=workload.rounds * workload.workers * len(pickle.dumps(weights)),
+        bytes_back=workload.rounds * sum(len(pickle.dumps(update)) for update in updates),
         snapshots=snapshots,
     )
 
 
-def _model(text: str) -> Any:
+def _model(text: str, tuned: bool) -> Any:
     """This Python worker's model."""
     if text not in _models:
         app = Workload.parse(text).app_class()()
         asyncio.run(app.create_model())
+        if tuned:
+            app.model.steps_per_execution = STEPS_PER_EXECUTION
         _models[text] = app.model
     return _models[text]
 
 
-def _fit(text: str, tuned: bool, part: Iterator[Any], weights: Weights) -> Iterator[Weights]:
-    """Train on a partition; yield its update."""
+def _fit(text: str, tuned: bool, number: int, part: Iterator[Any], weights: Weights) -> Iterator[Weights]:
+    """Train on a partition in the round of this number, from 0; yield its update."""
+    workload = Workload.parse(text)
     if tuned:
         ((x, y),) = part
+        model = _model(text, tuned)
+        data = batches(x, y, workload.batch_size, shuffle_seed=workload.seed + number)
+        model.set_weights(weights)
+        model.fit(data, shuffle=False, epochs=workload.local_epochs, verbose=0)
     else:
         x, y = map(np.stack, zip(*part, strict=True))
         _models.clear()
-    workload, model = Workload.parse(text), _model(text)
-    model.set_weights(weights)
-    model.fit(x, y, batch_size=workload.batch_size, epochs=workload.local_epochs, verbose=0)
+        model = _model(text, tuned)
+        model.set_weights(weights)
+        model.fit(x, y, batch_size=workload.batch_size, epochs=workload.local_epochs, verbose=0)
     yield [before - after for before, after in zip(weights, model.get_weights(), strict=True)]

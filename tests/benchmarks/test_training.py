@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks import compressors, published, training
+from benchmarks.baselines import spark
 from benchmarks.measure import Spread, mean_and_deviation, run_child, table, turns
+from benchmarks.workload import STEPS_PER_EXECUTION, Workload
 
 TINY = ["--data", "digits", "--samples", "64", "--batch-size", "16", "--repeats", "1"]
 
@@ -53,6 +56,28 @@ def test_training_is_measured_for_ddlf_the_published_algorithm_and_the_limit(tmp
     assert 0 <= runs["sync"]["accuracy"] <= 1
     assert runs["published-sync"]["bytes_out"] > runs["published-sync"]["bytes_back"] > 0
     assert "sync reaches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["usual", "tuned"])
+def test_spark_trains_a_partition_with_arrays_as_usual_and_tuned_with_what_cannot_stall(monkeypatch, tuned):
+    import keras
+
+    seen, fit = [], keras.Model.fit
+    monkeypatch.setattr(
+        keras.Model,
+        "fit",
+        lambda model, data, *rest, **more: (seen.append((model, data)), fit(model, data, *rest, **more)),
+    )
+    monkeypatch.setattr(spark, "_models", {})
+    workload = Workload(data="digits", samples=64, batch_size=16)
+    app = workload.load()
+    part = [(app.x_train, app.y_train)] if tuned else zip(app.x_train, app.y_train, strict=True)
+    (update,) = spark._fit(workload.dump(), tuned, 0, iter(part), app.model.get_weights())
+    assert any(array.any() for array in update)
+    ((model, data),) = seen
+    assert isinstance(data, np.ndarray) != tuned
+    assert not tuned or not data.options().autotune.enabled
+    assert model.steps_per_execution == (STEPS_PER_EXECUTION if tuned else 1)
 
 
 def test_the_published_comparison_has_a_row_for_each_number_of_epochs(capsys):
