@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddlf.errors import AppError, ConfigError
+from ddlf.errors import AppError
 from ddlf.training.record import RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ MASTER_ONLY = frozenset(
         "history",
         "optimizers",
         "ledger",
+        "outer",
     }
     | {"on_round", "on_event", "is_convergent"}
     | {"_run", "_content", "_opening", "_made"}
@@ -82,7 +83,8 @@ class IApp:
         update_policy: What an update that looks wrong leads to: ``"stop"`` ends training on NaN, infinity or a wrong shape, and names
             worker, tensor and count; ``"reject"`` also compares lengths and directions with the others, has a bad one computed again on
             another worker, and leaves it out if that does not help; ``"clip"`` scales what is only too long.
-        outer: How a merged update changes the weights; by default it is subtracted.
+        outer: How a merged update changes the weights; by default it is subtracted. An object of ``ddlf.algorithms.outer``, or ``"subtract"`` or
+            ``"nesterov"``.
         verbose: Whether to print a line for each step.
         history: The records of the last training.
         optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
@@ -124,7 +126,7 @@ class IApp:
     verbose: bool = True
     merge: str = "mean"
     update_policy: str = "stop"
-    outer: OuterOptimizer | None = None
+    outer: OuterOptimizer | str | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
 
     _run = ""
@@ -305,8 +307,9 @@ class IApp:
         check(self, self.mode)
 
     def _check_mode(self) -> None:
-        if self.mode not in ("sync", "async"):
-            raise ConfigError(f"mode must be 'sync' or 'async', got {self.mode!r}")
+        from ddlf.training.settings import MODES, choose
+
+        choose("mode", self.mode, MODES)
 
     async def _check_written(self) -> None:
         for name in ("load_dataset", "create_model"):

@@ -12,8 +12,9 @@ the plain mean of the workers' values: with momentum or another step size a vari
 integers or booleans stay as they are on the master.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Protocol
 
@@ -133,6 +134,23 @@ class Nesterov:
             velocities.append(v)
             stepped.append(_minus(w, g))
         return velocities, stepped
+
+
+def outer_optimizer(name: str) -> OuterOptimizer:
+    """Return the outer optimizer of a name, with its own defaults: subtract, nesterov.
+
+    Raises:
+        ConfigError: None has this name.
+    """
+    made = _NAMES.get(name)
+    if made is None:
+        near = get_close_matches(name, _NAMES, 1)
+        guess = f", did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown outer optimizer {name!r}{guess}", hint=f"choose one of {', '.join(_NAMES)}")
+    return made()
+
+
+_NAMES: dict[str, Callable[[], OuterOptimizer]] = {"subtract": Subtract, "nesterov": Nesterov}
 
 
 def _minus(w: Tensor, g: Tensor) -> Tensor:

@@ -3,7 +3,11 @@
 Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
 
     read the current weights w and their version; send them with the slot's partition of this round
-    on arrival of its update g:  w <- w - g / K,  version <- version + 1
+    on arrival of its update g:  w <- outer(w, g / K),  version <- version + 1
+
+By default ``outer`` subtracts. One with momentum has one velocity for all slots, which each update moves by its share of a round::
+
+    v <- m v + g / K,  w <- w - rate (g / K + m v)
 
 An update that is rejected is dropped: it is told by an event, its samples are not in the ledger, and its slot goes on with its next round.
 
@@ -47,6 +51,8 @@ async def train(job: Job) -> list[RoundRecord]:
     records = progress.records
     if not progress.slot_rounds:
         progress.slot_rounds = [0] * job.slots
+    if progress.round == 0:
+        progress.outer = job.outer.init(progress.weights)
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
     converged = False
     latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
@@ -83,7 +89,7 @@ async def train(job: Job) -> list[RoundRecord]:
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
-            _, progress.weights = job.outer.update([], progress.weights, share, job.trainable)
+            progress.outer, progress.weights = job.outer.update(progress.outer, progress.weights, share, job.trainable)
             progress.optimizers[slot] = result.optimizer
             progress.ledger.add(part, epochs)
             progress.held = job.weights_out.held

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import ConfigError
+from ddlf.errors import AppError, ConfigError
 from ddlf.training.feed import first_array, make_feed
 
 EVALUATION_BATCH = 512
@@ -25,6 +25,47 @@ def evaluate(app: Any, weights: list[Any] | None) -> dict[str, float]:
     feed.set_order(np.arange(len(first_array(app.x_test))))
     metrics = app.model.evaluate(feed.dataset, verbose=0, return_dict=True)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def check_test_data(app: Any) -> None:
+    """Refuse test data that cannot be evaluated, if ``evaluate_every`` asks for it; else say so, before hours are spent on training.
+
+    Raises:
+        AppError: Names what is missing or does not fit.
+    """
+    wrong = _wrong_with_test_data(app)
+    if wrong and app.evaluate_every:
+        raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
+    if wrong and hasattr(app, "x_test"):
+        app.say(f"data      WARNING {wrong}: it cannot be evaluated")
+
+
+def _wrong_with_test_data(app: Any) -> str:
+    import keras
+
+    present = [name for name in ("x_train", "y_train", "x_test", "y_test") if getattr(app, name, None) is not None]
+    for kind in ("x", "y"):
+        if f"{kind}_test" not in present and (kind == "x" or "y_train" in present):
+            return f"there is no {kind}_test"
+    arrays: dict[str, list[tuple[int, ...]]]
+    arrays = {name: [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, name))] for name in present}
+    lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}
+    if len(set.union(*lengths.values())) > 1:
+        return " and ".join(f"{name} has {_either(sizes)} rows" for name, sizes in lengths.items())
+    for kind in ("x", "y"):
+        train, test = arrays.get(f"{kind}_train"), arrays.get(f"{kind}_test")
+        if train and test and len(train) != len(test):
+            return f"{kind}_test is of {len(test)} arrays, {kind}_train of {len(train)}"
+    inputs: Any = getattr(app.model, "inputs", None) or ()
+    wanted = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
+    found = next(iter(arrays["x_test"]))[1:]
+    if len(wanted) == len(found) and any(a not in (None, b) for a, b in zip(wanted, found, strict=True)):
+        return f"samples of x_test are of shape {found}, the model's input is of {wanted}"
+    return ""
+
+
+def _either(sizes: set[int]) -> str:
+    return " or ".join(str(size) for size in sorted(sizes))
 
 
 async def save(app: Any, path: str | Path) -> None:

@@ -10,22 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import check_policy
 from ddlf.algorithms.merge import rule
-from ddlf.algorithms.outer import Subtract
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_folders
-from ddlf.training.evaluation import compute, evaluate, maybe_await
-from ddlf.training.exchange import WeightsOut, check_codecs
+from ddlf.training.evaluation import check_test_data, compute, evaluate, maybe_await
+from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
 from ddlf.training.opening import open_worker, prepare
-from ddlf.training.precision import check_precision
 from ddlf.training.progress import Keeper, Progress, check_settings
 from ddlf.training.record import RoundRecord, TrainingEvent
 from ddlf.training.replica import describe_weights
+from ddlf.training.settings import MAX_SEED, check_callbacks, check_values, outer_of, whole
 from ddlf.training.slots import Job
 
 
@@ -48,19 +46,12 @@ def check(app: Any, mode: str, *given: int | None) -> dict[str, int]:
     names = ("master_epochs", "worker_epochs", "batch_size", "seed")
     given = given or (None,) * len(names)
     settings = {name: getattr(app, name) if value is None else value for name, value in zip(names, given, strict=True)}
-    for name, value in settings.items():
-        low = 0 if name == "seed" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"{name} must be a whole number of {low} or more, got {value!r}")
-    if app.balance not in ("equal", "speed"):
-        raise ConfigError(f"balance must be 'equal' or 'speed', got {app.balance!r}")
-    rule(app.merge)
-    check_policy(app.update_policy)
-    check_codecs(app.codec, app.weights_codec)
-    check_precision(app.precision)
+    checked = {name: whole(name, value, 1) for name, value in settings.items() if name != "seed"}
+    checked["seed"] = whole("seed", settings["seed"], 0, MAX_SEED)
+    check_values(app, mode)
     check_folders(app)
     check_backend()
-    return settings
+    return checked
 
 
 async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
@@ -75,6 +66,8 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
     mode = "sync" if backups else "async"
     settings = check(app, mode, *given)
     samples = await prepare(app, settings["seed"])
+    check_callbacks(app)
+    check_test_data(app)
     async with _crew(app, backups) as crew:
         job = await _job(app, samples, crew, mode, settings)
         app._stop = False  # a wish to stop that can be heard now
@@ -140,7 +133,7 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         names=[weight.path for weight in app.model.weights],
         rule=rule(app.merge),
         update_policy=app.update_policy,
-        outer=app.outer or Subtract(),
+        outer=outer_of(app),
         codec=app.codec,
         weights_out=weights_out,
         balance=app.balance,
@@ -167,7 +160,7 @@ async def _open_checkpoints(
         "data": app._content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in described]).encode()).hexdigest()[:16],
         "optimizer": type(app.model.optimizer).__name__,
-        "outer": repr(app.outer),
+        "outer": repr(None if app.outer is None else outer_of(app)),
         **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
         **{
             name: getattr(app, name)

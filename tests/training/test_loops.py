@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError
 from ddlf.testing import in_process_cluster
-from tests.training.models import Blobs, equal
+from tests.training.models import Blobs, app, distance, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -84,3 +85,54 @@ async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, 
 async def test_a_weight_that_is_trainable_and_no_float_is_refused_by_name(cluster):
     with pytest.raises(AppError, match=r"'masked_?\d*/mask' is of type int32 and trainable, but only floats"):
         await with_mask(trainable_mask=True, kind="int32")(cluster).train_sync()
+
+
+# -- settings that both modes use or refuse ------------------------------------------------------------------------------
+
+
+async def test_an_outer_optimizer_of_asynchronous_training_keeps_its_state(cluster):
+    outer = Nesterov(learning_rate=0.7, momentum=0.9)
+    one = cluster.options(workers=[1])
+    runs = []
+    for mode in ("sync", "async"):  # with one slot they are the same
+        trained = app(one, mode=mode, outer=outer, master_epochs=3)
+        await trained.train_model()
+        runs.append(trained.model.get_weights())
+    assert equal(*runs)
+
+
+async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster):
+    seen = []
+
+    class Recorder:
+        def init(self, weights):
+            return Nesterov().init(weights)
+
+        def update(self, state, weights, merged, trainable):
+            after = Nesterov(learning_rate=0.5, momentum=0.8).update(state, weights, merged, trainable)
+            seen.append((weights, merged, after[1]))
+            return after
+
+    trained = app(cluster, mode="async", outer=Recorder())
+    await trained.train_model()
+    assert len(seen) == 4
+    velocity = [0 * array for array in seen[0][0]]
+    for before, share, after in seen:
+        velocity = [np.float32(0.8 * v + g) for v, g in zip(velocity, share, strict=True)]
+        expected = [w - 0.5 * (g + 0.8 * v) for w, g, v in zip(before, share, velocity, strict=True)]
+        assert distance(after, expected) < 1e-6
+    assert equal(seen[-1][2], trained.model.get_weights())
+
+
+async def test_evaluating_what_is_not_there_is_refused_before_anything_is_trained(cluster):
+    class App(Blobs):
+        evaluate_every = 1
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            del self.y_test
+
+    trained = App(cluster)
+    trained.on_event = lambda event: pytest.fail("training has begun")
+    with pytest.raises(AppError, match="evaluate_every=1, but there is no y_test"):
+        await trained.train_sync()

@@ -1,0 +1,62 @@
+"""The master's own model: what test data it takes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError
+from ddlf.training.evaluation import check_test_data
+
+
+def with_data(shape=(8,), **data):
+    """An app of one input of this shape, its data, and what it said."""
+    data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
+    said = []
+    model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
+    return SimpleNamespace(evaluate_every=0, say=said.append, said=said, model=model, **data)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (dict(x_test=np.zeros((9, 8))), "there is no y_test"),
+        (dict(x_test=np.zeros((9, 8)), y_test=np.zeros(8)), "x_test has 9 rows and y_test has 8 rows"),
+        (dict(x_test=np.zeros((9, 7)), y_test=np.zeros(9)), r"samples of x_test are of shape \(7,\), .* is of \(8,\)"),
+        (dict(x_test=[np.zeros((9, 8))] * 2, y_test=np.zeros(9)), "x_test is of 2 arrays, x_train of 1"),
+        (dict(x_test={"a": np.zeros((9, 8)), "b": np.zeros((8, 8))}, y_test=np.zeros(9)), "x_test has 8 or 9 rows"),
+    ],
+)
+def test_test_data_that_cannot_be_evaluated_is_told_and_refused_if_it_is_to_be(data, sentence):
+    app = with_data(**data)
+    check_test_data(app)
+    assert len(app.said) == 1
+    assert app.said[0].endswith("it cannot be evaluated")
+    app.evaluate_every = 2
+    with pytest.raises(AppError, match=f"evaluate_every=2, but {sentence}"):
+        check_test_data(app)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        dict(x_test=np.zeros((9, 8)), y_test=np.zeros(9)),
+        dict(x_test=np.zeros((9, 64, 3)), y_test=np.zeros(9), shape=(None, 3)),  # images of any size
+        dict(x_test=np.zeros((9, 8, 1)), y_test=np.zeros((9, 1))),  # Keras takes one dimension more or less
+        dict(x_test=np.zeros((9, 8)), y_train=None),  # a model without labels
+    ],
+)
+def test_test_data_that_can_be_evaluated_passes_without_a_word(data):
+    app = with_data(**data)
+    app.evaluate_every = 1
+    check_test_data(app)
+    assert not app.said
+
+
+def test_without_test_data_nothing_is_said_unless_it_is_to_be_evaluated():
+    app = with_data()
+    check_test_data(app)
+    assert not app.said
+    app.evaluate_every = 1
+    with pytest.raises(AppError, match="there is no x_test"):
+        check_test_data(app)

@@ -1,0 +1,118 @@
+"""Every setting is looked at before a worker is reached; there is none in these tests."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.errors import ConfigError
+from ddlf.training.run import check
+from ddlf.training.settings import outer_of
+
+
+class Plain(ddlf.IApp):
+    async def load_dataset(self): ...
+
+    async def create_model(self): ...
+
+
+def with_settings(**attributes):
+    app = Plain()
+    for name, value in attributes.items():
+        setattr(app, name, value)
+    return app
+
+
+class NoOptimizer:
+    def __repr__(self):
+        return "<no optimizer>"
+
+
+WRONG = [
+    (dict(mode="assync"), "mode must be 'sync' or 'async', got 'assync'; did you mean 'async'?"),
+    (dict(optimizer_state="keep"), "optimizer_state must be 'kept' or 'fresh', got 'keep'; did you mean 'kept'?"),
+    (dict(optimizer_state=None), "optimizer_state must be 'kept' or 'fresh', got None"),
+    (dict(balance="speedy"), "balance must be 'equal' or 'speed', got 'speedy'; did you mean 'speed'?"),
+    (dict(precision="bfloat16"), "got 'bfloat16'; did you mean 'mixed_bfloat16'?"),
+    (
+        dict(update_policy="rejct"),
+        "update_policy must be one of stop, reject, clip, got 'rejct'; did you mean 'reject'?",
+    ),
+    (dict(checkpoint_every=0), "checkpoint_every must be a whole number of 1 or more, got 0"),
+    (dict(checkpoint_every="2"), "checkpoint_every must be a whole number of 1 or more, got '2'"),
+    (dict(checkpoint_keep=0), "checkpoint_keep must be a whole number of 1 or more, got 0"),
+    (dict(checkpoint=3), "checkpoint must be a folder or None, got 3"),
+    (dict(resume=True), "resume must be a folder or None, got True"),
+    (dict(evaluate_every=-1), "evaluate_every must be a whole number of 0 or more, got -1"),
+    (dict(evaluate_every=True), "evaluate_every must be a whole number of 0 or more, got True"),
+    (dict(slots=0), "slots must be a whole number of 1 or more, or None for as many as workers, got 0"),
+    (dict(slots=1.5), "slots must be a whole number of 1 or more, or None for as many as workers, got 1.5"),
+    (dict(slots="3"), "slots must be a whole number of 1 or more, or None for as many as workers, got '3'"),
+    (dict(wait_for_workers_s=-1), "wait_for_workers_s must be a number of seconds, 0 or more, got -1"),
+    (dict(wait_for_workers_s=float("nan")), "wait_for_workers_s must be a number of seconds, 0 or more, got nan"),
+    (dict(wait_for_workers_s="60"), "wait_for_workers_s must be a number of seconds, 0 or more, got '60'"),
+    (dict(callbacks=None), "callbacks must be a list of Keras callbacks, got None"),
+    (dict(verbose="no"), "verbose must be True or False, got 'no'"),
+    (dict(takeover="yes"), "takeover must be True or False, got 'yes'"),
+    (dict(codec=None), "codec must be a name, got None"),
+    (dict(weights_codec=8), "weights_codec must be a name, got 8"),
+    (dict(merge=None), "merge must be a name, got None"),
+    (dict(outer="adam"), "unknown outer optimizer 'adam'; choose one of subtract, nesterov"),
+    (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),
+    (dict(outer=Nesterov), "outer must be an object, got the class Nesterov; write Nesterov()"),
+    (dict(outer=NoOptimizer()), "outer must be an outer optimizer or the name of one, got <no optimizer>"),
+    (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
+    (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "sentence"), WRONG, ids=[str(wrong) for wrong, _ in WRONG])
+async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attributes, sentence):
+    with pytest.raises(ConfigError) as refused:
+        await with_settings(**attributes)._check()
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+RIGHT = [
+    dict(slots=3),
+    dict(slots=np.int64(3)),
+    dict(evaluate_every=2, checkpoint="runs", resume=Path("runs"), wait_for_workers_s=0, verbose=0),
+    dict(callbacks=[], outer="nesterov", optimizer_state="fresh", balance="speed", merge="trimmed:0.1"),
+    dict(outer=Subtract(learning_rate=0.5), codec="topk:0.1", weights_codec="delta:int8"),
+    dict(mode="async", evaluate_every=3, outer=Nesterov(), update_policy="clip", slots=2, seed=np.uint32(7)),
+]
+
+
+@pytest.mark.parametrize("attributes", RIGHT, ids=str)
+async def test_what_can_be_used_passes(attributes):
+    await with_settings(**attributes)._check()
+
+
+@pytest.mark.parametrize("attributes", [dict(merge="median"), dict(balance="speed")], ids=str)
+async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
+    check(with_settings(**attributes), "sync")
+    name = next(iter(attributes))
+    with pytest.raises(ConfigError, match=f"{name}='.*' is for synchronous training: .*; leave {name} at '.*', or"):
+        check(with_settings(**attributes), "async")
+
+
+def test_every_setting_is_checked():
+    settings = {
+        name for name, value in vars(ddlf.IApp).items() if not (name.startswith("_") or inspect.isroutine(value))
+    } - {"model"}
+    assert settings == {name for wrong, _ in WRONG for name in wrong} | {"master_epochs", "worker_epochs"}
+
+
+def test_whole_numbers_of_numpy_are_taken_as_such():
+    numbers = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
+    assert numbers["batch_size"] == 8
+    assert all(type(number) is int for number in numbers.values())
+
+
+def test_an_outer_optimizer_may_be_named():
+    assert outer_of(with_settings(outer="nesterov")) == Nesterov()
+    assert outer_of(with_settings()) == outer_of(with_settings(outer="subtract")) == Subtract()
