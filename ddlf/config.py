@@ -212,6 +212,15 @@ class RunConfig(_Section):
     worker_epochs: Count | None = Field(default=None, description="Local epochs of a worker in one round.")
     batch_size: Count | None = Field(default=None, description="Samples in a batch of one worker.")
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = Field(default=None, description="Seed of all randomness.")
+    slots: Count | None = Field(
+        default=None, description="Parts of each round, which any worker can compute; as many as workers by default."
+    )
+    optimizer_state: Literal["kept", "fresh"] | None = Field(
+        default=None, description="Optimizers go on from round to round, or begin anew in each."
+    )
+    evaluate_every: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Evaluate the test data after every so many rounds; 0 for at the end only."
+    )
 
 
 class ClusterConfig(_Section):

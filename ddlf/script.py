@@ -7,8 +7,10 @@ runs inside an event loop: it uses one loop of its own on a background thread, s
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +33,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: Called from inside a coroutine that this function runs; use ``await`` there.
     """
+    target = sys.modules.get("ddlf.cli.target")
+    if target is not None and target.Importing.now is not None:  # `ddlf run` imports a script that runs by itself
+        target.Importing.now.check_runs_by_itself(coroutine)
     loop = _shared_loop()
     if _running_here() is loop:
         coroutine.close()
@@ -48,6 +53,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 def main(target: Any) -> None:
     """Run an app or a function as ``ddlf run`` would, with the same options from the command line, and exit with its code.
 
+    In a notebook there is no command line: it runs with the defaults, and returns.
+
     Args:
         target: A subclass of ``IApp``, or an async function that takes a ``Cluster``.
 
@@ -56,15 +63,37 @@ def main(target: Any) -> None:
         if __name__ == "__main__":
             ddlf.main(App)
     """
-    import sys
-
+    from ddlf.cli.options import add_options
     from ddlf.cli.parsing import Parser, reader_may_leave
-    from ddlf.cli.run import add_options, execute
+    from ddlf.cli.run import execute, run_target
+    from ddlf.cli.stopping import Stop
+    from ddlf.cli.target import Importing
 
+    if Importing.now is not None:  # `ddlf run` looks what there is to run in this file
+        Importing.now.named = target
+        return
     parser = Parser(prog=sys.argv[0], description=(target.__doc__ or "").partition("\n")[0])
     add_options(parser)
+    if in_notebook():
+        if isinstance(target, type):
+            name = target.__name__
+            print(
+                f"notebook  for another cluster, and to keep the app: app = {name}(Cluster.local(2)); await app.train_sync()"
+            )
+        run(run_target(target, parser.parse_args([]), Stop()))
+        return
     with reader_may_leave():
         sys.exit(execute(lambda: target, parser.parse_args()))
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook's cell or an IPython prompt: the command line is then that of the kernel, not of a script."""
+    import builtins
+
+    program = Path(sys.argv[0])
+    return hasattr(builtins, "get_ipython") and (
+        program.suffix != ".py" or "kernel" in program.name + program.parent.name
+    )
 
 
 def _shared_loop() -> asyncio.AbstractEventLoop:

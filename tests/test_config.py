@@ -70,7 +70,7 @@ def test_a_full_file_is_read_as_written():
               - host: pc04
             security: {token_file: token}
             run: {min_workers: 2, connect_timeout_s: 5, dead_after_s: 1.5, mode: async, master_epochs: 100, worker_epochs: 10,
-                  batch_size: 32, seed: 0}
+                  batch_size: 32, seed: 0, slots: 4, optimizer_state: fresh, evaluate_every: 0}
             """,
             "lab/cluster.yaml",
         )
@@ -94,6 +94,9 @@ def test_a_full_file_is_read_as_written():
         "worker_epochs": 10,
         "batch_size": 32,
         "seed": 0,
+        "slots": 4,
+        "optimizer_state": "fresh",
+        "evaluate_every": 0,
     }
 
 

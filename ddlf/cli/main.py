@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddlf import __version__
+from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser, number, reader_may_leave
-from ddlf.cli.run import add_options, run_file
 from ddlf.errors import DDLFError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def parser() -> Parser:
     run.add_argument(
         "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
     )
+    run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)
 
     status = commands.add_parser("status", help="show what the workers do", description="Show what the workers do.")
@@ -99,7 +100,9 @@ def _add_cluster(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)"
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
+    )
 
 
 def command() -> None:
@@ -117,6 +120,8 @@ def main(argv: list[str] | None = None) -> None:
 def _main(argv: list[str]) -> NoReturn:
     top = parser()
     names = ("run", "status", "bench", "stop", "token")
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         near = difflib.get_close_matches(argv[0], (*names, "worker"), 1)
         if near == ["worker"]:
@@ -133,6 +138,8 @@ def _main(argv: list[str]) -> NoReturn:
         top.print_help()
         sys.exit(2)
     if options.command == "run":
+        from ddlf.cli.run import run_file
+
         sys.exit(run_file(options.app, options))
     try:
         commands = {"status": _status, "bench": _bench, "stop": _stop}

@@ -15,23 +15,46 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that says what was meant: near misses, and what to use instead of options that must not exist."""
 
     INSTEAD = {"--token": "tokens on the command line are visible to other users; use --token-file"}  # noqa: RUF012
+    MEANT = {  # noqa: RUF012 - what other programs call it
+        "--epochs": "--master-epochs",
+        "--rounds": "--master-epochs",
+        "--workers": "--local",
+        "--num-workers": "--local",
+        "--batch": "--batch-size",
+        "--output": "--save",
+    }
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        self.may_stand_alone: dict[str, str] = {}
+        """Options whose value may be left out, and the value that they have then. Not argparse's "?", which takes the next argument for it."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but unknown options are explained, by the command that they were given to."""
+        args = self._with_values(list(sys.argv[1:] if args is None else args))
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.unknown(unknown[0])
         return found, unknown
+
+    def _with_values(self, args: list[str]) -> list[str]:
+        result: list[str] = []
+        for arg in [*args, "the end"]:
+            if result and (value := self.may_stand_alone.get(result[-1])) is not None:
+                result[-1] += f"={arg if arg.isdigit() else value}"
+                if arg.isdigit():
+                    continue
+            result.append(arg)
+        return result[:-1]
 
     def unknown(self, option: str) -> NoReturn:
         """End with exit code 2 because of an option that does not exist."""
         name = option.split("=")[0]
         if name in self.INSTEAD:
             self.error(f"unknown option {name}: {self.INSTEAD[name]}")
-        near = difflib.get_close_matches(name, self._option_string_actions, 1)
+        meant = self.MEANT.get(name)
+        near = [meant] if meant in self._option_string_actions else []
+        near = near or difflib.get_close_matches(name, self._option_string_actions, 1)
         kind = "option" if name.startswith("-") else "argument"
         self.error(f"unknown {kind} {name!r}" + (f", did you mean {near[0]}?" if near else ""))
 

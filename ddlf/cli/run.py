@@ -3,97 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
-import contextlib
-import difflib
-import importlib.util
 import inspect
+import math
 import os
-import signal
+import random
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Parser, number
-from ddlf.errors import AppError, ConfigError, DDLFError
+from ddlf.cli.options import check_cluster_options
+from ddlf.cli.output import native_output_to_log, show_error
+from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
+from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
+from ddlf.errors import DDLFError, LeaseError
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-SETTINGS = (
-    "mode",
-    "master_epochs",
-    "worker_epochs",
-    "batch_size",
-    "seed",
-    "precision",
-    "balance",
-    "codec",
-    "weights_codec",
-    "merge",
-    "update_policy",
-    "checkpoint",
-    "checkpoint_every",
-    "resume",
-)
+Say = Callable[[str], None]
 
-
-def add_options(parser: Parser) -> None:
-    """The options that ``ddlf run`` and an app's own script share."""
-    where = parser.add_argument_group("cluster (default: $DDLF_CONFIG, ./cluster.yaml, else 2 workers on this machine)")
-    one = where.add_mutually_exclusive_group()
-    one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
-    one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
-    one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
-    where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
-    where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
-    where.add_argument("--takeover", action="store_true", help="take workers and checkpoints from another master")
-    train = parser.add_argument_group("training (defaults are attributes of the app)")
-    train.add_argument("--mode", choices=("sync", "async"))
-    train.add_argument("--master-epochs", type=number("epochs", 1), metavar="N", help="local epochs of the whole run")
-    train.add_argument("--worker-epochs", type=number("epochs", 1), metavar="N", help="local epochs in a round")
-    train.add_argument(
-        "--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker"
-    )
-    train.add_argument("--seed", type=number("seed", 0, 2**32 - 1), metavar="N")
-    train.add_argument("--precision", choices=("auto", "float32", "mixed_bfloat16", "mixed_float16"))
-    train.add_argument("--balance", choices=("equal", "speed"), help="parts of the data equal, or as workers are fast")
-    train.add_argument(
-        "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
-    )
-    train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
-    train.add_argument("--merge", metavar="RULE", help="of updates: mean, median, trimmed:0.2")
-    train.add_argument("--update-policy", choices=("stop", "reject", "clip"), help="for an update that looks wrong")
-    train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write a checkpoint there after every round")
-    train.add_argument(
-        "--checkpoint-every", type=number("rounds", 1), metavar="N", help="only after every N rounds, and at the end"
-    )
-    train.add_argument(
-        "--resume",
-        metavar="auto|DIR",
-        help="go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
-    )
-    train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
-    parser.add_argument(
-        "-p",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set an attribute of the app; may be repeated",
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+ASK_AGAIN_S = 1.0
+"""Between two tries to get workers that another run uses, on average."""
 
 
 def run_file(path: Path, options: argparse.Namespace) -> int:
     """Run the app in a file; return the exit code."""
-    return execute(lambda: find_target(path), options)
+    return execute(lambda: find_target(path, options.target, options), options)
 
 
 def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
@@ -106,56 +44,39 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
     with native_output_to_log(), swallowed_quietly():
         try:
             target = interruptible(find)
-            return run_until_signal(_run(target, options))
+            return run_until_signal(lambda stop: run_target(target, options, stop))
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
             return 130
-        except DDLFError as error:
-            if options.debug:
-                traceback.print_exc()
-            print(f"error  {error}", file=sys.stderr, flush=True)
-            return error.exit_code
         except BrokenPipeError:
             raise  # nobody reads the output any more
-        except Exception:
-            # The user's own code raised on the master: its traceback is what helps.
-            traceback.print_exc()
-            return 1
+        except Exception as error:
+            # What is not DDLF's the user's own code raised on the master: its traceback is what helps.
+            show_error(error, whole=options.debug)
+            return error.exit_code if isinstance(error, DDLFError) else 1
 
 
-def interruptible(find: Callable[[], Any]) -> Any:
-    """Call what imports the user's file and all it needs, and raise ``KeyboardInterrupt`` whenever SIGINT came meanwhile.
-
-    Left alone, one can be lost in an import: a callback swallows it, or native code makes an ImportError of it.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return find()
-    came = False
-
-    def interrupt(*_: Any) -> None:
-        nonlocal came
-        came = True
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        return find()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
-            raise KeyboardInterrupt
-
-
-async def _run(target: Any, options: argparse.Namespace) -> int:
-    say: Callable[[str], None] = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    cluster, described = resolve_cluster(options)
+async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> int:
+    """Run an app or a function on the cluster that the options name; return the exit code."""
+    say: Say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
     is_app = inspect.isclass(target)
+    if not is_app:
+        arguments = function_arguments(target, options)
+        if not takes_a_cluster(target):
+            await target(**arguments)
+            return 0
+    check_cluster_options(options)
+    cluster, described = resolve_cluster(options)
     if is_app:
         app = prepare_app(target, cluster, options)
-    else:
-        arguments = function_arguments(target, options)
+        if options.save:
+            from ddlf.training.evaluation import check_path
+
+            check_path(options.save)
+        await app._check()
     say(f"cluster   {described}")
-    async with cluster:
+    await _connect(cluster, options.wait, say)
+    try:
         if not is_app:
             await target(cluster, **arguments)
             return 0
@@ -163,13 +84,90 @@ async def _run(target: Any, options: argparse.Namespace) -> int:
             f"training  {type(app).__name__}: {app.mode}, {app.master_epochs} epochs in rounds of {app.worker_epochs}, "
             f"batch {app.batch_size} per worker x {cluster.N} workers, seed {app.seed}"
         )
+        return await _train(app, options.save, stop)
+    finally:
+        await cluster.close()
+
+
+async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
+    """Train, save, evaluate; what complete rounds have come to is saved, however training ends."""
+    stop.gently = app.stop_training
+    stop.words = _what_an_interrupt_does(app, path)
+    try:
         await app.train_model()
-        if hasattr(app, "x_test"):
-            app.verbose = True
+    except BaseException as error:
+        stop.gently = lambda: False
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            raise
+        await _save_what_there_is(app, path)
+        raise
+    stop.gently = lambda: False
+    if path is not None:
+        await app.save_model(path)
+    if hasattr(app, "x_test"):
+        app.verbose = True
+        try:
             await app.evaluate_model()
-        if options.save:
-            await app.save_model(options.save)
+        except Exception:
+            if path is not None:
+                print(f"training ended well, and its model is in {path}; only the evaluation failed:", file=sys.stderr)
+            raise
+    if stop.asked:
+        print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
+        return 130
     return 0
+
+
+async def _save_what_there_is(app: IApp, path: Path | None) -> None:
+    if not app.history:
+        return
+    if path is not None:
+        try:
+            await app.save_model(path)
+        except Exception as error:  # the one that ended training matters more
+            print(f"the model could not be saved: {error}", file=sys.stderr)
+            return
+    if path is not None or app.checkpoint is not None:
+        kept = f"{path} has the model after it" if path is not None else f"{app.checkpoint} has it all"
+        print(f"kept      {_rounds(app)}: {kept}{_how_to_go_on(app)}", file=sys.stderr)
+
+
+def _rounds(app: IApp) -> str:
+    last = app.history[-1]
+    return f"round {last.round} of {last.rounds}" if last.slot is None else f"update {last.version}"
+
+
+def _how_to_go_on(app: IApp) -> str:
+    return "; the same command with --resume auto goes on" if app.checkpoint is not None else ""
+
+
+def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
+    one = "round" if app.mode == "sync" else "update"
+    saved = f"; then the model is saved in {path}" if path is not None else ""
+    kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
+    at_once = f"at once, {kept} keeping the {one} before" if kept else "at once, and keeps nothing: there is no --save"
+    return f"after this {one}{saved}. Ctrl-C again stops {at_once}"
+
+
+async def _connect(cluster: Cluster, wait_s: float | None, say: Say) -> None:
+    """Connect; while all workers that are missing are used by another master, try again if that is wanted."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + (wait_s or 0.0)
+    told = ""
+    while True:
+        try:
+            await cluster.connect()
+            return
+        except LeaseError as error:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise
+            if str(error) != told:
+                until = "" if math.isinf(left) else f" for {left:.0f} s"
+                say(f"waiting   {error.message}\n          asking again{until}; Ctrl-C ends it")
+                told = str(error)
+        # By chance, so that of two runs that wait for the same workers not each gets half of them again and again.
+        await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
 
 
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
@@ -197,224 +195,10 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
-    return Cluster.local(count), f"{why}{_workers(count)} on this machine"
+    cores = os.cpu_count() or 1
+    slow = f", which has {cores} cores: they take turns, and more than {cores} are no faster" if count > cores else ""
+    return Cluster.local(count), f"{why}{_workers(count)} on this machine{slow}"
 
 
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
-
-
-def prepare_app(target: type[IApp], cluster: Cluster, options: argparse.Namespace) -> IApp:
-    """Make the app and set on it what the options and the cluster file say."""
-    app = target(cluster)
-    file_settings: dict[str, Any] = {}
-    if not (options.local or options.hosts):
-        from ddlf.config import find_config, load_config
-
-        path = find_config(options.config)
-        file_settings = load_config(path).run.model_dump() if path is not None else {}
-    for name in SETTINGS:
-        value = getattr(options, name)
-        value = file_settings.get(name) if value is None else value
-        if value is not None:
-            setattr(app, name, value)
-    app.verbose = app.verbose and not options.quiet
-    app.takeover = app.takeover or options.takeover
-    for key, text in _parameters(options):
-        if key.startswith("_") or callable(getattr(app, key, None)) or not hasattr(target, key):
-            known = [name for name in dir(target) if not name.startswith("_") and not callable(getattr(target, name))]
-            raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_guess(key, known)}")
-        setattr(app, key, _value(key, text, getattr(target, key)))
-    return app
-
-
-def function_arguments(target: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for a function that is run on a cluster."""
-    parameters = list(inspect.signature(target).parameters.values())[1:]
-    known = {parameter.name: parameter.default for parameter in parameters}
-    arguments = {}
-    for key, text in _parameters(options):
-        if key not in known:
-            raise ConfigError(f"-p {key}: {target.__name__} has no parameter {key!r}{_guess(key, list(known))}")
-        arguments[key] = _value(key, text, known[key])
-    return arguments
-
-
-def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for pair in options.parameters:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"-p takes KEY=VALUE, got {pair!r}")
-        yield key, text
-
-
-def _guess(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
-    return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
-
-
-def _value(key: str, text: str, default: Any) -> Any:
-    """Read a value as the type of what it replaces."""
-    if isinstance(default, str):
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if default is not None and default is not inspect.Parameter.empty and type(value) is not type(default):
-        raise ConfigError(f"-p {key}={text}: expected a {type(default).__name__}")
-    return value
-
-
-def find_target(path: Path) -> Any:
-    """Load a file and find what to run in it: its one ``IApp`` subclass, or its async function ``main(cluster)``.
-
-    Raises:
-        ConfigError: There is no such file, or it is no Python file.
-        AppError: There is nothing to run in it, or more than one thing.
-    """
-    from ddlf.app import IApp
-
-    if not path.is_file():
-        raise ConfigError(f"there is no file {str(path)!r}" + (" (it is a folder)" if path.is_dir() else ""))
-    if path.suffix != ".py":
-        raise ConfigError(f"{str(path)!r} is no Python file", hint="give the .py file of an app")
-    # As `python file.py` does: modules beside it are importable.
-    sys.path.insert(0, str(path.parent.resolve()))
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"app_{abs(hash(str(path))):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    apps = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, IApp) and value.__module__ == name
-    ]
-    # A subclass of another app in the file is the one that is meant.
-    apps = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
-    if len(apps) > 1:
-        raise AppError(f"{path} has several apps: {', '.join(app.__name__ for app in apps)}", hint="keep one in a file")
-    if apps:
-        return apps[0]
-    main = getattr(module, "main", None)
-    if not inspect.iscoroutinefunction(main):
-        raise AppError(
-            f"{path} has nothing to run", hint="write a subclass of ddlf.IApp, or an async function main(cluster)"
-        )
-    return main
-
-
-@contextlib.contextmanager
-def swallowed_quietly() -> Iterator[None]:
-    """Do not print the traceback of an interrupt that came while Python called a finalizer or a callback, where it cannot be raised."""
-    usual = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if unraisable.exc_type is not KeyboardInterrupt:
-            usual(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
-
-
-BLOCKED_S = 2.0
-"""How long code may hold up the event loop after Ctrl-C before it is ended: shorter than a person waits before pressing again."""
-
-
-@contextlib.contextmanager
-def ending_what_blocks() -> Iterator[None]:
-    """Let SIGINT also end code that holds up the event loop: an import, a download, a computation on the master.
-
-    asyncio only cancels its task, which such code does not notice. When the loop does not run soon, the signal is sent again, as a person would,
-    until it does: each raises ``KeyboardInterrupt``, which an import may swallow.
-    """
-    loop = asyncio.get_running_loop()
-    usual = signal.getsignal(signal.SIGINT)
-    if not callable(usual) or usual is signal.default_int_handler:
-        yield
-        return
-    noticed = threading.Event()
-    insisting = threading.Thread(target=_insist, args=(noticed,), daemon=True)
-
-    def interrupt(number: int, frame: Any) -> None:
-        if not insisting.ident:
-            loop.call_soon_threadsafe(noticed.set)
-            insisting.start()
-        usual(number, frame)
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        noticed.set()
-        signal.signal(signal.SIGINT, usual)
-
-
-def _insist(noticed: threading.Event) -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    while not noticed.wait(BLOCKED_S):
-        signal.pthread_kill(main, signal.SIGINT)
-
-
-def run_until_signal(coroutine: Any) -> int:
-    """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up."""
-
-    async def supervised() -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        terminated = False
-
-        def terminate() -> None:
-            nonlocal terminated
-            terminated = True
-            task.cancel()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
-        try:
-            with ending_what_blocks():
-                result: int = await coroutine
-                return result
-        except asyncio.CancelledError:
-            if terminated:
-                return 143
-            raise
-
-    return asyncio.run(supervised())
-
-
-@contextlib.contextmanager
-def native_output_to_log() -> Iterator[None]:
-    """Send what native code writes to standard error into a log file; Python's own errors still reach the terminal.
-
-    TensorFlow writes lines about processors and drivers that no setting silences; they would bury the one line that matters.
-    """
-    import platformdirs
-
-    try:
-        folder = Path(platformdirs.user_log_dir("ddlf"))
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = open(folder / "master.log", "wb")  # noqa: SIM115
-        sys.stderr.flush()
-        terminal = os.dup(2)
-    except OSError:
-        yield
-        return
-    before, sys.stderr = sys.stderr, os.fdopen(terminal, "w", buffering=1, errors="backslashreplace")
-    os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(terminal, 2)
-        sys.stderr.close()
-        sys.stderr = before
-        log.close()

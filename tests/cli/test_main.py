@@ -82,6 +82,20 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(arguments, sentenc
     assert len(ended.stderr.splitlines()) <= 3
 
 
+def test_help_is_a_command_too():
+    assert ddlf("help").stdout == ddlf("--help").stdout
+    assert ddlf("help", "run").stdout == ddlf("run", "--help").stdout
+    assert "did you mean 'run'" in ddlf("help", "rnu").stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("--epochs", "--master-epochs"), ("--workers=3", "--local"), ("--batch", "--batch-size"), ("--slotz", "--slots")],
+)
+def test_what_others_call_an_option_is_understood(given, meant):
+    assert f"did you mean {meant}?" in ddlf("run", "a.py", given, "3").stderr
+
+
 def test_without_a_command_the_help_is_shown():
     ended = ddlf()
     assert ended.returncode == 2

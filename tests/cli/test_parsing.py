@@ -57,3 +57,23 @@ def test_a_token_on_the_command_line_is_never_repeated(parser, capsys):
 def test_numbers_in_their_range_are_taken(parser):
     options = parser.parse_args(["--port", "0", "--workers", "1024", "--seed", "12345678901"])
     assert (options.port, options.workers, options.seed) == (0, 1024, 12345678901)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wait", "files"),
+    [
+        (["--wait", "a.py"], "for-ever", ["a.py"]),
+        (["--wait", "5", "a.py"], "5", ["a.py"]),
+        (["a.py", "--wait"], "for-ever", ["a.py"]),
+        (["--wait=7", "a.py", ""], "7", ["a.py", ""]),
+        (["--wait", "--wait", "8"], "8", []),
+        (["a.py"], None, ["a.py"]),
+    ],
+)
+def test_an_option_that_may_stand_alone_does_not_take_the_next_argument_for_its_value(arguments, wait, files):
+    parser = Parser(prog="tool")
+    parser.add_argument("--wait")
+    parser.add_argument("files", nargs="*")
+    parser.may_stand_alone["--wait"] = "for-ever"
+    found = parser.parse_args(arguments)
+    assert (found.wait, found.files) == (wait, files)

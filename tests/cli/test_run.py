@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from ddlf.app import IApp
+from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
-from ddlf.cli.run import add_options, find_target, function_arguments, prepare_app
+from ddlf.cli.run import resolve_cluster
+from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from ddlf.tokens import new_token
 from tests.patience import PATIENCE_S
@@ -68,7 +70,7 @@ def test_an_async_main_is_found_where_there_is_no_app(app):
         ("from ddlf import IApp\n", "has nothing to run"),
         (
             "import ddlf\nclass A(ddlf.IApp): pass\nclass B(ddlf.IApp): pass\n",
-            "has several apps: A, B; keep one in a fi",
+            "has several apps: A, B; say which with --target, as in --target A",
         ),
     ],
 )
@@ -131,8 +133,8 @@ def test_options_win_over_attributes_and_are_read_as_their_type():
         ("raet=1", "-p raet: Settings has no attribute 'raet', did you mean 'rate'?"),
         ("train=1", "-p train: Settings has no attribute 'train'"),
         ("_x=1", "-p _x: Settings has no attribute '_x'"),
-        ("layers=many", "-p layers=many: expected a int"),
-        ("layers=1.5", "-p layers=1.5: expected a int"),
+        ("layers=many", "-p layers=many: expected an int"),
+        ("layers=1.5", "-p layers=1.5: expected an int"),
         ("fast=1", "-p fast=1: expected a bool"),
     ],
 )
@@ -148,7 +150,7 @@ def test_parameters_of_a_function_are_its_arguments():
     )
     with pytest.raises(ConfigError, match="-p pionts: function has no parameter 'pionts', did you mean 'points'"):
         function_arguments(function, options("pionts=1"))
-    with pytest.raises(ConfigError, match="-p points=x: expected a int"):
+    with pytest.raises(ConfigError, match="-p points=x: expected an int"):
         function_arguments(function, options("points=x"))
 
 
@@ -523,3 +525,196 @@ def test_a_reader_that_closes_early_ends_the_run_without_a_traceback(app, descen
     os.close(writing)
     assert (ended.stderr, ended.returncode) == ("", 141)
     assert descendants() == []
+
+
+# -- which of a file's parts is run, and what would have no effect -------------------------------------------------------
+
+SEVERAL = """
+import ddlf
+class A(ddlf.IApp): pass
+class B(ddlf.IApp): pass
+async def main(cluster): pass
+async def other(cluster): pass
+"""
+
+
+def test_target_names_the_part_that_is_meant(app, capsys):
+    for name in ("A", "B", "main", "other"):
+        assert find_target(app.write(SEVERAL, f"several_{name}.py"), name).__name__ == name
+    with pytest.raises(AppError, match=r"--target mian: .* has no such app or async function, did you mean 'main'"):
+        find_target(app.write(SEVERAL, "several_x.py"), "mian")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_with_an_app_and_a_main_says_which_runs(app, capsys):
+    path = app.write("import ddlf\nclass A(ddlf.IApp): pass\nasync def main(cluster): pass\n", "with_both.py")
+    assert find_target(path).__name__ == "A"
+    assert capsys.readouterr().out == "target    A; for main(cluster), which is there too: --target main\n"
+
+
+def test_what_a_file_gives_to_ddlf_main_is_what_is_meant(app):
+    source = "import ddlf\nclass A(ddlf.IApp): pass\nclass B(ddlf.IApp): pass\nddlf.main(A)\n"
+    assert find_target(app.write(source, "says_which.py")).__name__ == "A"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--master-epochs", "3", "--save", "m.keras"],
+            "--master-epochs, --save has no effect on main(cluster), which",
+        ),
+        (
+            ["--resume", "auto"],
+            "--resume has no effect on main(cluster), which is no app; its own parameters are set wi",
+        ),
+        (["--evaluate-every", "0"], "--evaluate-every has no effect on main(cluster)"),
+        (["--wait"], "--wait has no effect with --local"),
+        (["--wait", "5", "--token-file", "x"], "--token-file, --wait has no effect with --local"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused_by_name(app, arguments, sentence):
+    ended = app("async def main(cluster): pass\n", "--local", "1", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error  {sentence}")
+
+
+def test_a_parameter_without_a_value_is_asked_for(app):
+    ended = app("async def main(cluster, points): pass\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error  main(cluster) needs a value for points; give it with -p points=VALUE\n",
+    )
+
+
+ALONE = """
+import asyncio
+import ddlf
+
+async def main():
+    print("ran", flush=True)
+
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["asyncio.run(main())", "ddlf.run(main())", "", "if __name__ == '__main__':\n    asyncio.run(main())"]
+)
+def test_a_script_that_needs_no_cluster_of_ours_runs_once(app, call):
+    ended = app(ALONE.format(call=call), "-q")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran\n", "")
+
+
+@pytest.mark.parametrize("call", ["asyncio.run(main())", "ddlf.run(main())", ""])
+def test_options_that_such_a_script_cannot_know_of_are_refused_before_it_runs(app, call):
+    ended = app(ALONE.format(call=call), "--local", "3", "-p", "a=1")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error  --local, -p has no effect")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_near_file_is_offered(app, tmp_path):
+    app.write(ADD)
+    ended = command("ddlf.cli.main", "run", "ap.py", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, "error  there is no file 'ap.py'; did you mean 'app.py'?\n")
+
+
+def test_an_unknown_parameter_of_an_app_lists_its_own_attributes_only():
+    with pytest.raises(ConfigError) as refused:
+        prepare_app(Settings, None, options("xyz=1"))
+    assert str(refused.value) == "-p xyz: Settings has no attribute 'xyz'; its own are: fast, layers, name, rate, shape"
+    bare = type("Bare", (IApp,), {})
+    with pytest.raises(ConfigError, match=r"; write learning_rat = \.\.\. in the class to have it"):
+        prepare_app(bare, None, options("learning_rat=1"))
+
+
+def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
+    chosen = prepare_app(Settings, None, options(slots=3, evaluate_every=0, optimizer_state="fresh"))
+    assert (chosen.slots, chosen.evaluate_every, chosen.optimizer_state) == (3, 0, "fresh")
+    (tmp_path / "cluster.yaml").write_text(
+        "workers: [127.0.0.1:9000]\nrun: {slots: 4, evaluate_every: 2, optimizer_state: fresh}\n"
+    )
+    parsed = options(slots=5)
+    parsed.local, parsed.config = None, tmp_path / "cluster.yaml"
+    chosen = prepare_app(Settings, None, parsed)
+    assert (chosen.slots, chosen.evaluate_every, chosen.optimizer_state) == (5, 2, "fresh")
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "environment", "sentence"),
+    [
+        ("codec = 'int9'", [], {}, "unknown codec 'int9'"),
+        ("", ["--merge", "avg"], {}, "unknown merge 'avg'; choose one of mean, median, trimmed:0.2"),
+        (
+            "master_epoch = 3",
+            [],
+            {},
+            "A.master_epoch is no setting, so it would have no effect; did you mean master_epochs?",
+        ),
+        ("", ["--resume", "auto"], {}, "resume='auto' needs a folder of checkpoints"),
+        ("", ["--save", "model.h5"], {}, "a model is saved as a .keras file, got 'model.h5'"),
+        (
+            "",
+            ["--save", "missing/model.keras"],
+            {},
+            "the folder of 'missing/model.keras' does not exist; make it first",
+        ),
+        (
+            "",
+            [],
+            {"KERAS_BACKEND": "jx"},
+            "KERAS_BACKEND must be one of tensorflow, jax, torch, got 'jx', did you mean",
+        ),
+        ("", ["--checkpoint", "there"], {}, "there has checkpoints already, the newest of round 3"),
+    ],
+)
+def test_what_can_be_seen_before_is_refused_before_a_process_starts(
+    app, tmp_path, source, arguments, environment, sentence
+):
+    (tmp_path / "there" / "round-000003").mkdir(parents=True)
+    ended = app(
+        f"import ddlf\nclass A(ddlf.IApp):\n    {source or 'pass'}\n"
+        "    async def load_dataset(self): pass\n    async def create_model(self): pass\n",
+        *("--local", "1", *arguments),
+        **environment,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error  {sentence}"), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_more_workers_than_cores_are_said_to_be_no_faster(app, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    described = resolve_cluster(options(local=3))[1]
+    assert described == "3 workers on this machine, which has 2 cores: they take turns, and more than 2 are no faster"
+    assert resolve_cluster(options(local=2))[1] == "2 workers on this machine"
+
+
+# -- errors of the user's own code ---------------------------------------------------------------------------------------
+
+BOLD = """
+import asyncio
+import numpy as np
+
+def inner():
+    np.reshape(np.ones(3), (2, 2))
+
+async def main(cluster):
+    try:
+        inner()
+    except ValueError as error:
+        raise RuntimeError("in \\x1b[1mbold\\x1b[0m type") from error
+"""
+
+
+def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
+    ended = app(BOLD)
+    assert ended.returncode == 1
+    frames = [line.strip() for line in ended.stderr.splitlines() if line.startswith("  File ")]
+    assert [frame.rpartition(" in ")[2] for frame in frames] == ["main", "inner", "main"]
+    assert "cannot reshape array" in ended.stderr
+    assert ended.stderr.endswith("RuntimeError: in bold type\n(-v shows the lines of the libraries, too)\n")
+    whole = app(BOLD, "--local", "1", "-v").stderr
+    assert "asyncio" in whole
+    assert "fromnumeric.py" in whole

@@ -1,0 +1,270 @@
+"""What a file holds that ``ddlf run`` can run, and how options become its settings."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, SETTINGS, given
+from ddlf.errors import AppError, ConfigError
+
+if TYPE_CHECKING:
+    from ddlf.app import IApp
+    from ddlf.cluster.cluster import Cluster
+
+AN_APP = "a subclass of ddlf.IApp"
+A_FUNCTION = "an async function main(cluster)"
+
+
+class Importing:
+    """What happens when a file's own code is run.
+
+    Attributes:
+        ran_by_itself: Whether it has waited for a coroutine: such a script does all its work itself, and nothing is left to run.
+        named: What it gave to ``ddlf.main``.
+    """
+
+    now: Importing | None = None
+
+    def __init__(self, path: Path, unused: list[str]) -> None:
+        self.path = path
+        self.unused = unused
+        self.ran_by_itself = False
+        self.named: Any = None
+
+    def check_runs_by_itself(self, coroutine: Any) -> None:
+        """Note that the script runs by itself, and what it waits for.
+
+        Raises:
+            ConfigError: There are options, which it would not know of.
+        """
+        if self.unused:
+            coroutine.close()
+            raise ConfigError(
+                f"{', '.join(self.unused)} has no effect: {self.path} runs by itself when it is imported",
+                hint="put what runs there under if __name__ == '__main__': and write async def main(cluster)",
+            )
+        self.ran_by_itself = True
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Hear of ``asyncio.run``, ``ddlf.run`` and ``ddlf.main`` meanwhile."""
+        usual = asyncio.run
+
+        def run(main: Any, **options: Any) -> Any:
+            self.check_runs_by_itself(main)
+            return usual(main, **options)
+
+        asyncio.run = run
+        Importing.now = self
+        try:
+            yield
+        finally:
+            asyncio.run = usual
+            Importing.now = None
+
+
+async def nothing_left() -> None:
+    """What is run of a script that ran by itself."""
+
+
+def find_target(path: Path, name: str | None = None, options: argparse.Namespace | None = None) -> Any:
+    """Load a file and find what to run in it: its one ``IApp`` subclass, or its async function ``main``.
+
+    Args:
+        path: The file.
+        name: Of the class or function that is meant; None when there is one only.
+        options: As parsed; those that a script could not know of are refused when it runs by itself.
+
+    Raises:
+        ConfigError: There is no such file, or it is no Python file.
+        AppError: There is nothing to run in it, or more than one thing.
+    """
+    _check_file(path)
+    # As `python file.py` does: modules beside it are importable.
+    sys.path.insert(0, str(path.parent.resolve()))
+    module_name = (
+        path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"app_{abs(hash(str(path))):x}"
+    )
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    importing = Importing(path, _all_given(options) if options is not None else [])
+    with importing.watched():
+        spec.loader.exec_module(module)
+    if importing.ran_by_itself:
+        return nothing_left
+    if importing.named is not None and name is None:
+        return importing.named
+    return _choose(path, module, name)
+
+
+def _all_given(options: argparse.Namespace) -> list[str]:
+    return given(options, (*OF_A_CLUSTER, *OF_AN_APP)) + ["-p"] * bool(options.parameters)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], 1)
+        if path.is_dir():
+            near, folder = [], " (it is a folder)"
+        else:
+            folder = ""
+        raise ConfigError(
+            f"there is no file {str(path)!r}{folder}",
+            hint=f"did you mean {str(path.with_name(near[0]))!r}?" if near else "",
+        )
+    if path.suffix != ".py":
+        raise ConfigError(f"{str(path)!r} is no Python file", hint="give the .py file of an app")
+
+
+def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
+    from ddlf.app import IApp
+
+    apps = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, IApp) and value.__module__ == module.__name__
+    ]
+    # A subclass of another app in the file is the one that is meant.
+    meant = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
+    main = getattr(module, "main", None)
+    mains = [main] if inspect.iscoroutinefunction(main) else []
+    if name is not None:
+        return _named(path, module, name, [*apps, *mains])
+    if len(meant) > 1:
+        raise AppError(
+            f"{path} has several apps: {', '.join(app.__name__ for app in meant)}",
+            hint=f"say which with --target, as in --target {meant[0].__name__}",
+        )
+    if meant:
+        if mains and mains[0].__module__ == module.__name__ and takes_a_cluster(mains[0]):
+            print(f"target    {meant[0].__name__}; for main(cluster), which is there too: --target main", flush=True)
+        return meant[0]
+    if not mains:
+        raise AppError(f"{path} has nothing to run", hint=f"write {AN_APP}, or {A_FUNCTION}")
+    return main
+
+
+def _named(path: Path, module: types.ModuleType, name: str, known: list[Any]) -> Any:
+    found = getattr(module, name, None)
+    if found in known or inspect.iscoroutinefunction(found):
+        return found
+    names = [target.__name__ for target in known]
+    raise AppError(f"--target {name}: {path} has no such app or async function{guess(name, names)}")
+
+
+def takes_a_cluster(function: Callable[..., Any]) -> bool:
+    """Whether an async function has a parameter for the cluster."""
+    return bool(inspect.signature(function).parameters)
+
+
+def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.Namespace) -> IApp:
+    """Make the app and set on it what the options and the cluster file say."""
+    app = target(cluster)
+    file_settings: dict[str, Any] = {}
+    if not (options.local or options.hosts):
+        from ddlf.config import find_config, load_config
+
+        path = find_config(options.config)
+        file_settings = load_config(path).run.model_dump() if path is not None else {}
+    for name in SETTINGS:
+        value = getattr(options, name)
+        value = file_settings.get(name) if value is None else value
+        if value is not None:
+            setattr(app, name, value)
+    app.verbose = app.verbose and not options.quiet
+    app.takeover = app.takeover or options.takeover
+    for key, text in _parameters(options):
+        if key.startswith("_") or callable(getattr(app, key, None)) or not hasattr(target, key):
+            raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
+        setattr(app, key, _value(key, text, getattr(target, key)))
+    return app
+
+
+def _near(target: type[IApp], key: str) -> str:
+    """What was meant; else the attributes that the app itself has, not all settings there are."""
+    from ddlf.app import IApp
+
+    def plain(cls: type) -> list[str]:
+        return [name for name in dir(cls) if not name.startswith("_") and not callable(getattr(cls, name))]
+
+    near = difflib.get_close_matches(key, plain(target), 1)
+    if near:
+        return f", did you mean {near[0]!r}?"
+    own = sorted(set(plain(target)) - set(plain(IApp)))
+    return f"; its own are: {', '.join(own)}" if own else f"; write {key} = ... in the class to have it"
+
+
+def function_arguments(target: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for a function that is run on a cluster.
+
+    Raises:
+        ConfigError: An option was given that is for apps, or for a cluster that the function does not take.
+    """
+    what = f"{target.__name__}({'cluster' if takes_a_cluster(target) else ''})"
+    if unused := given(options, OF_AN_APP):
+        raise ConfigError(
+            f"{', '.join(unused)} has no effect on {what}, which is no app", hint="its own parameters are set with -p"
+        )
+    if not takes_a_cluster(target) and (unused := _all_given(options)) and target is not nothing_left:
+        raise ConfigError(f"{', '.join(unused)} has no effect on {what}", hint="write async def main(cluster)")
+    parameters = list(inspect.signature(target).parameters.values())[1:]
+    known = {parameter.name: parameter.default for parameter in parameters}
+    arguments = {}
+    for key, text in _parameters(options):
+        if key not in known:
+            raise ConfigError(f"-p {key}: {target.__name__} has no parameter {key!r}{guess(key, list(known))}")
+        arguments[key] = _value(key, text, known[key])
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in arguments
+    ]
+    if missing:
+        raise ConfigError(f"{what} needs a value for {', '.join(missing)}", hint=f"give it with -p {missing[0]}=VALUE")
+    return arguments
+
+
+def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for pair in options.parameters:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"-p takes KEY=VALUE, got {pair!r}")
+        yield key, text
+
+
+def guess(key: str, known: list[str]) -> str:
+    """The name that was meant, or all that there are."""
+    near = difflib.get_close_matches(key, known, 1)
+    return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
+
+
+def _value(key: str, text: str, default: Any) -> Any:
+    """Read a value as the type of what it replaces."""
+    if isinstance(default, str):
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if default is not None and default is not inspect.Parameter.empty and type(value) is not type(default):
+        kind = type(default).__name__
+        raise ConfigError(f"-p {key}={text}: expected {'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+    return value

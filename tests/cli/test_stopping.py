@@ -1,0 +1,181 @@
+"""Ctrl-C and SIGTERM while an app trains: what is kept, and what is said."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import command
+
+# Rounds that take no Keras: the second waits until it is told to go on, the third for ever.
+APP = """
+import asyncio
+import pathlib
+import ddlf
+from ddlf.training.record import RoundRecord
+
+class A(ddlf.IApp):
+    async def load_dataset(self): pass
+    async def create_model(self): pass
+
+    async def train_model(self):
+        print("preparing", flush=True)
+        if pathlib.Path("slow").exists():
+            await asyncio.sleep(60)
+        self._stop = False
+        try:
+            for number in (1, 2, 3):
+                print("in round", number, flush=True)
+                if number == 2:
+                    while not pathlib.Path("go").exists():
+                        await asyncio.sleep(0.02)
+                if number == 3 and not pathlib.Path("short").exists():
+                    await asyncio.sleep(60)
+                self.history.append(RoundRecord(
+                    round=number, rounds=3, version=number, epochs=1, samples=1, seconds=1, compute_s=1, transfer_s=0, merge_s=0,
+                    bytes_out=0, bytes_back=0,
+                ))
+                if pathlib.Path("fail").exists():
+                    raise ddlf.DDLFError("all workers are lost")
+                if self._stop:
+                    return
+        finally:
+            self._stop = None
+
+    async def save_model(self, path):
+        if pathlib.Path("full").exists():
+            raise OSError("no space left")
+        pathlib.Path(path).write_text(str(len(self.history)))
+
+    async def evaluate_model(self):
+        print("evaluating", flush=True)
+        if pathlib.Path("wrong").exists():
+            raise ValueError("no test labels")
+
+    x_test = 1
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Begin to train; returns the process. Its outputs are read as lines."""
+    (tmp_path / "app.py").write_text(APP)
+
+    def begin(*arguments, until="in round 2"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", "--local", "1", *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while process.stdout.readline() != f"{until}\n":
+            assert process.poll() is None, process.stderr.read()
+        return process
+
+    return begin
+
+
+def line(process):
+    """The next line of its errors that is not empty."""
+    return process.stderr.readline().strip() or process.stderr.readline().strip()
+
+
+def test_the_first_interrupt_ends_after_the_round_saves_evaluates_and_says_so(train, tmp_path, descendants):
+    process = train("--save", "m.keras")
+    process.send_signal(signal.SIGINT)
+    said = "stopping  after this round; then the model is saved in m.keras. Ctrl-C again stops at once, m.keras keeping the"
+    assert line(process) == f"{said} round before"
+    (tmp_path / "go").touch()
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors) == ("evaluating\n", "stopped   after round 2 of 3\n")
+    assert process.returncode == 130
+    assert (tmp_path / "m.keras").read_text() == "2"
+    assert descendants() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "stopping  after this round. Ctrl-C again stops at once, and keeps nothing: there is no --save"),
+        (
+            ("--checkpoint", "runs"),
+            "stopping  after this round. Ctrl-C again stops at once, runs keeping the round before",
+        ),
+        (
+            ("--mode", "async"),
+            "stopping  after this update. Ctrl-C again stops at once, and keeps nothing: there is no",
+        ),
+    ],
+)
+def test_it_says_what_a_second_one_keeps_and_the_second_stops_at_once(train, tmp_path, arguments, sentence):
+    process = train(*arguments)
+    process.send_signal(signal.SIGINT)
+    assert line(process).startswith(sentence)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    kept = "kept      round 1 of 3: runs has it all; the same command with --resume auto goes on\n" * (
+        "runs" in arguments
+    )
+    assert (output, errors, process.returncode) == ("", f"{kept}\nstopped\n", 130)
+
+
+def test_the_second_one_saves_the_last_complete_round(train, tmp_path):
+    process = train("--save", "m.keras")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        line(process)
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", 130)
+    assert (tmp_path / "m.keras").read_text() == "1"
+
+
+def test_before_the_first_round_the_first_one_stops_at_once(train, tmp_path):
+    (tmp_path / "slow").touch()
+    process = train("--save", "m.keras", until="preparing")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (errors, process.returncode) == ("\nstopped\n", 130)
+    assert not (tmp_path / "m.keras").exists()
+
+
+def test_sigterm_stops_at_once_keeps_the_last_complete_round_and_says_so(train, tmp_path, descendants):
+    process = train("--save", "m.keras")
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", 143)
+    assert errors == "kept      round 1 of 3: m.keras has the model after it\n\nstopped   by SIGTERM\n"
+    assert (tmp_path / "m.keras").read_text() == "1"
+    assert descendants() == []
+
+
+def run(tmp_path, *present):
+    (tmp_path / "app.py").write_text(APP)
+    for name in ("go", *present):
+        (tmp_path / name).touch()
+    return command(
+        "ddlf.cli.main", "run", "app.py", "--local", "1", "-q", "--save", "m.keras", cwd=tmp_path, env=os.environ
+    )
+
+
+def test_a_run_that_fails_keeps_the_model_of_its_complete_rounds(tmp_path):
+    ended = run(tmp_path, "fail")
+    kept = "kept      round 1 of 3: m.keras has the model after it\n"
+    assert (ended.returncode, ended.stderr) == (1, f"{kept}error  all workers are lost\n")
+    assert (tmp_path / "m.keras").read_text() == "1"
+
+
+def test_a_model_that_cannot_be_saved_then_hides_not_why_the_run_failed(tmp_path):
+    ended = run(tmp_path, "fail", "full")
+    assert ended.stderr == "the model could not be saved: no space left\nerror  all workers are lost\n"
+
+
+def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(tmp_path):
+    ended = run(tmp_path, "short", "wrong")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "evaluating")
+    assert (tmp_path / "m.keras").read_text() == "3"
+    said = "training ended well, and its model is in m.keras; only the evaluation failed:\nTraceback"
+    assert ended.stderr.startswith(said)
+    assert "ValueError: no test labels" in ended.stderr
