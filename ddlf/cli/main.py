@@ -68,6 +68,7 @@ def parser() -> Parser:
     )
     _add_cluster(stop)
     stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
+    stop.add_argument("--force", action="store_true", help="also while somebody's run uses them, which fails then")
 
     token = commands.add_parser(
         "token", help="make or show the token", description="The secret that master and workers share."
@@ -251,9 +252,24 @@ async def _bench(options: argparse.Namespace) -> int:
 
 
 async def _stop(options: argparse.Namespace) -> int:
+    """End workers, or what they run: all of them, or none while one is in use."""
+    from ddlf.cluster.proxy import master_name
+    from ddlf.errors import LeaseError
+
     workers = _cluster(options).workers
+    used = {} if options.force else await _used(workers, options.timeout)
+    for worker, who in used.items():
+        print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  in use by {who}")
+    if used:
+        done = "restarted" if options.restart else "stopped"
+        raise LeaseError(
+            f"{len(used)} of {len(workers)} workers are in use, so none was {done}", hint="--force ends those runs"
+        )
     command = "restart" if options.restart else "shutdown"
-    answers = await asyncio.gather(*(_ask(worker, command, options.timeout) for worker in workers))
+    who = f"{master_name().partition(' pid ')[0]} (ddlf stop{' --restart' * options.restart})"
+    answers = await asyncio.gather(
+        *(_ask(worker, command, options.timeout, who=who, force=options.force) for worker in workers)
+    )
     for worker, answer in zip(workers, answers, strict=True):
         done = "restarted" if options.restart else "stopped"
         print(
@@ -262,10 +278,21 @@ async def _stop(options: argparse.Namespace) -> int:
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 
-async def _ask(worker: ProxyWorker, command: str, timeout_s: float) -> Any:
+async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
+    """Those that a living master has, and who it is since when."""
+    answers = await asyncio.gather(*(_ask(worker, "status", timeout_s) for worker in workers))
+    leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
+    return {
+        worker: f"{lease['holder']} since {lease['since']}"
+        for worker, lease in zip(workers, leases, strict=True)
+        if lease and lease["state"] != "dead"
+    }
+
+
+async def _ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
     try:
         await worker.connect_control(timeout_s=timeout_s)
-        return await worker.ask(command, timeout_s=timeout_s)
+        return await worker.ask(command, timeout_s=timeout_s, **arguments)
     except DDLFError as error:
         return error
     finally:

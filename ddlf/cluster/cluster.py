@@ -338,7 +338,12 @@ class Cluster:
                 where = f"{worker.host}:{worker.port}"
                 reason = str(outcome).removeprefix(where).lstrip(": ")
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
-        text = "\n".join([f"{len(failures)} of {len(known)} workers could not be reached:", *rows])
+        used = sum(isinstance(failure, LeaseError) for failure in failures)
+        lost = len(failures) - used
+        are = "is" if used == 1 else "are"
+        problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
+        problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
+        text = "\n".join([f"{', and '.join(problems)}:", *rows])
         if len(reached) >= (self._min_workers or len(known)):
             log.warning("%s\ngoing on with %d workers", text, len(reached))
             self._keep(reached, [worker for worker in (*known, *self._missing) if worker not in reached])

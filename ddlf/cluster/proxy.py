@@ -216,6 +216,7 @@ class ProxyWorker(IWorker):
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: Pulse | None = None
         self._lost: LeaseError | None = None
+        self._stopped_by = ""  # who ended the worker
         self._closed = False
         self._exit: ExecutorCrashed | None = None
         self._exit_news = asyncio.Event()
@@ -295,7 +296,7 @@ class ProxyWorker(IWorker):
             except BaseException:
                 control.connection.close()
                 raise
-            self._control, self._lost = control, None
+            self._control, self._lost, self._stopped_by = control, None, ""
             if not self.guest:
                 self._pulse = Pulse(self._dial_for_pulse, self._session, self.timing.heartbeat_s)
             self._look(control)
@@ -566,7 +567,7 @@ class ProxyWorker(IWorker):
         )
 
     def _on_event(self, frame: Frame) -> None:
-        if frame.name not in ("executor_exited", "lease_lost"):
+        if frame.name not in ("executor_exited", "lease_lost", "stopped_by"):
             return  # of a newer worker
         facts = loads(frame.buffers)
         try:
@@ -581,6 +582,8 @@ class ProxyWorker(IWorker):
                     stderr_tail=facts["stderr_tail"],
                 )
                 self._exit_news.set()
+            elif frame.name == "stopped_by":
+                self._stopped_by = str(facts["by"])
             else:
                 self._lost = LeaseError(
                     f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {self.epoch}",
@@ -614,6 +617,8 @@ class ProxyWorker(IWorker):
             hint="look at the worker's terminal, or ask with: ddlf status",
             last_seen_s=self.silent_s,
         )
+        if self._stopped_by:
+            lost.message, lost.hint = f"was stopped by {self._stopped_by}", "ask them, and start it again"
         code = await self.how_ended() if self.how_ended is not None and not self._closed else None
         if code is not None:
             lost.signal = signal.Signals(-code).name if code < 0 else None
@@ -830,7 +835,7 @@ class ProxyWorker(IWorker):
 
     async def restart(self) -> None:
         """Start the executor anew. Variables and data are lost, hosted methods stay."""
-        await self.ask("restart")
+        await self.ask("restart", who=master_name())
         if self._data is not None:
             self._data.connection.close()  # its other end is gone, which this side may not have read yet
 

@@ -326,9 +326,41 @@ class Daemon:
         """
         return await self._executor.cancel(id, grace_s)
 
-    async def restart(self) -> None:
-        """Start the executor anew, also one that was given up."""
-        await self._executor.restart()
+    async def restart(self, who: str) -> None:
+        """Start the executor anew, also one that was given up.
+
+        Args:
+            who: Who wants it, for people.
+        """
+        await self._executor.restart(who)
+
+    def interfere(self, session: ControlSession, doing: str, *, who: str = "", force: bool = False) -> str:
+        """Let a session end what runs here, if nobody else's is or it is forced; then its master is told.
+
+        Args:
+            session: Whose connection it came over.
+            doing: What it does, for people: ``"stopped"`` or ``"restarted"``.
+            who: It, for people.
+            force: Whether to do so also while another master has the worker.
+
+        Returns:
+            Who it was, for people.
+
+        Raises:
+            LeaseError: Another master has the worker.
+        """
+        who = "".join(letter if letter.isprintable() else "?" for letter in str(who)[:100]) or session.who or "somebody"
+        holder = self._holder
+        if holder is not None and holder is not session:
+            if not force and holder.judge() != "dead":
+                since = self._lease.holder.since if self._lease.holder else ""
+                raise LeaseError(f"in use by {holder.who} since {since}", hint="--force ends that run")
+            if doing == "stopped":  # of a restarted executor its end says so
+                holder.event("stopped_by", {"by": who})
+        self.log(
+            f"{doing} by {who}" + (f", while {holder.who} had this worker" if holder not in (None, session) else "")
+        )
+        return who
 
 
 class ControlSession:
@@ -408,6 +440,11 @@ class ControlSession:
         elif frame.name == "beat":
             self._daemon.hear(args[0] if args else b"")
         elif frame.name == "shutdown":
+            try:
+                self._daemon.interfere(self, "stopped", **kwargs)
+            except (LeaseError, TypeError) as error:
+                self._fail(frame.id, error)
+                return
             self._daemon.stop()
         else:
             self._fail(frame.id, ProtocolError(f"unknown control command {frame.name!r}"))
@@ -459,7 +496,11 @@ class ControlSession:
 
     async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
         try:
-            result = await (self._daemon.cancel if frame.name == "cancel" else self._daemon.restart)(*args, **kwargs)
+            result: Any = None
+            if frame.name == "cancel":
+                result = await self._daemon.cancel(*args, **kwargs)
+            else:
+                await self._daemon.restart(self._daemon.interfere(self, "restarted", **kwargs))
             self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
         except ConnectionError:
             return
@@ -536,6 +577,7 @@ class Executor:
         self._channel: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
         self._start_failures = 0
+        self._restarted_by = ""
         self._served = False
         self._wanted = asyncio.Event()
         self._wanted.set()
@@ -635,7 +677,10 @@ class Executor:
         tail = self._tail()
         text = text or (f"was ended by {name}" if name else f"ended with exit code {code}")
         hint = ""
-        if name == "SIGKILL":
+        if self._restarted_by:
+            text, self._restarted_by = f"was restarted by {self._restarted_by}", ""
+            hint = "ask them whether they are done"
+        elif name == "SIGKILL":
             hint = (
                 "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers"
             )
@@ -711,13 +756,19 @@ class Executor:
         running = self.activity.running()
         return running is not None and running.id == id
 
-    async def restart(self) -> None:
-        """Kill the process if there is one and wait for its end; ``keep_running`` starts another."""
+    async def restart(self, who: str) -> None:
+        """Kill the process if there is one and wait for its end; ``keep_running`` starts another.
+
+        Args:
+            who: Who wants it, for people.
+        """
         if self.state == "failed":
             self.state = "starting"
             self.settled.clear()
         self._start_failures = 0
         self._wanted.set()
+        if self._process is not None and self._process.returncode is None:
+            self._restarted_by = who
         self._kill_group()
         if self._process is not None:
             await self._process.wait()

@@ -79,7 +79,9 @@ class Lease:
             )
         holder = self.holder
         if holder is not None and holder.session != master.session and not (takeover or silent):
-            raise LeaseError(f"leased by {holder} since {holder.since}", hint="wait, or use --takeover")
+            raise LeaseError(
+                f"leased by {holder} since {holder.since}", hint="wait for it with --wait, or take it with --takeover"
+            )
         self.holder = self._last = master
         self.epoch = max(self.epoch, known_epoch) + 1
         return self.epoch

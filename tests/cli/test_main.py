@@ -1,7 +1,9 @@
 """The ``ddlf`` command: its help, tokens, and looking after workers that run elsewhere."""
 
+import getpass
 import json
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -165,26 +167,80 @@ async def main(cluster):
 """
 
 
-def test_stop_restart_ends_what_runs_and_the_master_is_told(workers, tmp_path):
-    both, options = workers
+@pytest.fixture
+def master(workers, tmp_path):
+    """A run on both workers that loops for ever."""
+    _, options = workers
     (tmp_path / "loop.py").write_text(LOOP)
-    master = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(tmp_path / "loop.py"), "--quiet", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert master.stdout.readline() == "running\n"
-    while "busy with 'run_code'" not in ddlf("status", *options).stdout:
+    assert process.stdout.readline() == "running\n"
+    while ddlf("status", *options).stdout.count("busy with 'run_code'") < 2:
         pass
-    ended = ddlf("stop", "--restart", *options)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_stop_ends_nothing_that_is_in_use_and_says_who_uses_it(workers, master):
+    both, options = workers
+    for more, done in ([], "stopped"), (["--restart"], "restarted"):
+        ended = ddlf("stop", *more, *options)
+        assert ended.returncode == 3
+        me = f"in use by {getpass.getuser()}@{platform.node()} pid {master.pid} (loop.py) since "
+        assert all(me in line for line in ended.stdout.splitlines())
+        assert ended.stderr == f"error  2 of 2 workers are in use, so none was {done}; --force ends those runs\n"
+    assert all(worker.process.poll() is None for worker in both)
+    assert ddlf("status", *options).stdout.count("busy with 'run_code'") == 2
+
+
+def test_stop_restart_by_force_ends_what_runs_and_the_master_and_the_worker_say_who_did_it(workers, master):
+    both, options = workers
+    ended = ddlf("stop", "--restart", "--force", *options)
     assert (ended.returncode, ended.stdout.split()[-1]) == (0, "restarted"), ended
-    _, errors = master.communicate(timeout=PATIENCE_S)
+    _, errors = master.communicate(timeout=60)
     assert master.returncode == 5
-    assert "SIGKILL while it ran 'run_code'" in errors
+    who = f"{getpass.getuser()}@{platform.node()} (ddlf stop --restart)"
+    assert f"the executor was restarted by {who} while it ran 'run_code'; ask them" in errors
+    assert "dmesg" not in errors
+    assert f"restarted by {who}, while {getpass.getuser()}@{platform.node()} pid {master.pid}" in both[0].output
     while "idle" not in ddlf("status", *options).stdout:  # it may still be starting
         pass
     assert all(worker.process.poll() is None for worker in both)
+
+
+def test_stop_by_force_tells_the_master_who_did_it(workers, master):
+    both, options = workers
+    ended = ddlf("stop", "--force", *options)
+    assert (ended.returncode, ended.stdout.split()[-1]) == (0, "stopped"), ended
+    _, errors = master.communicate(timeout=60)
+    assert master.returncode == 5
+    who = f"{getpass.getuser()}@{platform.node()} (ddlf stop)"
+    assert f"was stopped by {who}; ask them, and start it again" in errors
+    assert [worker.process.wait(60) for worker in both] == [0, 0]
+    assert f"stopped by {who}" in both[0].output
+
+
+def test_run_wait_gets_the_workers_when_the_other_run_is_over(workers, master, tmp_path):
+    _, options = workers
+    (tmp_path / "quick.py").write_text("async def main(cluster):\n    print('mine')\n")
+    command = [sys.executable, "-m", "ddlf.cli.main", "run", str(tmp_path / "quick.py"), *options]
+    given_up = subprocess.run([*command, "--wait", "1"], capture_output=True, text=True)
+    assert given_up.returncode == 3
+    assert "waiting   2 of 2 workers are in use:\n" in given_up.stdout
+    assert "asking again for 1 s; Ctrl-C ends it" in given_up.stdout
+    assert given_up.stderr.startswith("error  2 of 2 workers are in use:\n    1  127.0.0.1:")
+    assert "could not be reached" not in given_up.stderr
+    waiting = subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, text=True)
+    while "asking again; Ctrl-C ends it" not in waiting.stdout.readline():
+        assert waiting.poll() is None
+    master.kill()
+    assert waiting.communicate(timeout=60)[0].endswith("mine\n")
+    assert waiting.returncode == 0
 
 
 # -- bench --------------------------------------------------------------------------------------------------------------

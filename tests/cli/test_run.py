@@ -249,7 +249,7 @@ def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, 
     refused = app(ADD, *where)
     assert (refused.returncode, refused.stdout) == (3, "")
     assert f"leased by {getpass.getuser()}@{platform.node()} pid {first.pid} (hold.py) since " in refused.stderr
-    assert "wait, or use --takeover" in refused.stderr
+    assert "wait for it with --wait, or take it with --takeover" in refused.stderr
     looked = command("ddlf.cli.main", "status", *where[:-1])
     assert "busy with 'run_code' since " in looked.stdout
     assert f"leased by {getpass.getuser()}@{platform.node()} pid {first.pid} (hold.py)" in looked.stdout

@@ -16,7 +16,10 @@ def test_a_second_master_is_told_who_has_it_and_what_to_do():
     assert lease.claim(ANNA) == 1
     with pytest.raises(LeaseError) as caught:
         lease.claim(BOB)
-    assert str(caught.value) == "leased by anna@pc7 pid 41 (cifar.py) since 12:03; wait, or use --takeover"
+    assert (
+        str(caught.value)
+        == "leased by anna@pc7 pid 41 (cifar.py) since 12:03; wait for it with --wait, or take it with --takeover"
+    )
     assert lease.holder == ANNA
 
 
