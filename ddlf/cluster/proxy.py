@@ -32,6 +32,7 @@ from ddlf.errors import (
     LeaseError,
     ProtocolError,
     RequestTimeout,
+    ResultNotData,
     VersionError,
     WorkerLost,
 )
@@ -758,6 +759,9 @@ class ProxyWorker(IWorker):
         try:
             channel.connection.send(Kind.REQUEST, id, request.command, buffers, left_s)
             return await future
+        except ResultNotData as error:  # of a class that is not here
+            error.worker = self.name
+            raise
         except ConnectionResetError as error:  # it could not be sent
             future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
             mine = channel is self._data

@@ -7,7 +7,7 @@ import os.path
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import ddlf.errors
 from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError
@@ -153,9 +153,14 @@ def _carried(error: BaseException) -> dict[str, Any]:
     return facts
 
 
+def _no_object(value: Any) -> NoReturn:
+    """Nor one of a class that the master may know: it would have to be told of the error in any case."""
+    raise TypeError
+
+
 def _is_data(value: Any) -> bool:
     try:
-        buffers = dumps(value)
+        buffers = dumps(value, _no_object)
     except Exception:  # whatever it is: it stays where it is
         return False
     return len(buffers) == 1 and len(buffers[0]) <= MAX_ATTRIBUTES_BYTES

@@ -1,9 +1,9 @@
 """What a message holds: Python values to bytes and back, exactly. Pure; runs on both sides.
 
-None, bool, int, float, complex, str, bytes, list, tuple, dict, set and NumPy scalars and arrays come out as they went in: a tuple stays a tuple,
-an int of any size its size. Other kinds of memory (bytearray, memoryview) arrive as bytes. The value tree is msgpack with the extension types of
-``Tag``; arrays lie beside it as raw memory, so nothing copies them here. Everything else is *an object*: ``dump_object`` decides what becomes of
-it (``code`` pickles it, or a worker refuses).
+None, bool, int, float, complex, str, bytes, list, tuple, dict, set, NumPy scalars and arrays and the values of ``standard`` come out as they went
+in: a tuple stays a tuple, an int of any size its size. Other kinds of memory (bytearray, memoryview) arrive as bytes. The value tree is msgpack
+with the extension types of ``Tag``; arrays lie beside it as raw memory, so nothing copies them here. Everything else is *an object*:
+``dump_object`` decides what becomes of it (``code`` pickles it; a worker sends it as data, if the master can know its class, or refuses).
 
 NumPy is imported when the first array comes: a daemon's connections carry none.
 """
@@ -21,6 +21,7 @@ import msgpack
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError, ResultNotData
 from ddlf.wire.frame import JOIN_BELOW_BYTES, Buffer
+from ddlf.wire.standard import dump_known, dump_standard, load_known, load_standard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +57,10 @@ class Tag(IntEnum):
     INTEGER = 8  # two's complement, little-endian, for what msgpack's 64 bits do not hold
     OBJECT = 9  # what ``code`` makes of it
     CODE = 10  # a function: what ``code`` makes of it
+    STANDARD = 11  # [name, *fields]: a value of the standard library
+    KNOWN = 12  # [kind, module, name, content]: an object of a class that the receiver has imported itself
+    TEXT_ARRAY = 13  # [buffer or bytes, kind, size, order, *shape]: text or bytes of fixed size
+    TEXT_SCALAR = 14  # kind (1 byte), its text: np.str_ and np.bytes_
 
 
 DumpObject = Callable[[Any], tuple[Tag, bytes]]
@@ -69,7 +74,7 @@ def refuse_objects(value: Any) -> NoReturn:
         what += f" of {value.dtype} with {value.ndim} dimensions"
     raise ResultNotData(
         f"a {what} is not plain data",
-        hint="return numbers, text, lists, dicts or arrays, or allow objects with Cluster(..., pickle_results=True)",
+        hint="return numbers, text, dates, lists, dicts, dataclasses or arrays, or allow objects with pickle_results=True (--pickle-results)",
     )
 
 
@@ -152,6 +157,16 @@ class _Encoder:
                 number = _dtype_number(item.dtype)
                 if number is not None:
                     return msgpack.ExtType(Tag.SCALAR, bytes([number]) + item.tobytes())
+                if kind is numpy.str_ or kind is numpy.bytes_:
+                    plain = str(item) if kind is numpy.str_ else bytes(item)
+                    return msgpack.ExtType(Tag.TEXT_SCALAR, self.pack(plain))
+        fields = dump_standard(item)
+        if fields is not None:
+            return msgpack.ExtType(Tag.STANDARD, self.pack(fields))
+        if self._dump_object is refuse_objects:
+            fields = dump_known(item)
+            if fields is not None:
+                return msgpack.ExtType(Tag.KNOWN, self.pack(fields))
         tag, data = self._dump_object(item)
         return msgpack.ExtType(tag, data)
 
@@ -217,6 +232,21 @@ class _Decoder:
             return complex(*struct.unpack("<dd", data))
         if code == Tag.INTEGER:
             return int.from_bytes(data, "little", signed=True)
+        if code == Tag.STANDARD:
+            return load_standard(_items(self.unpack(data)))
+        if code == Tag.KNOWN:
+            return load_known(_items(self.unpack(data)))
+        if code == Tag.TEXT_ARRAY:
+            memory, *rest = _items(self.unpack(data))
+            if type(memory) is int:
+                if not 1 <= memory < len(self._buffers):
+                    raise ProtocolError(f"array refers to buffer {memory!r} of {len(self._buffers)}")
+                memory = self._buffers[memory]
+            elif type(memory) is not bytes:
+                raise ProtocolError("array without memory")
+            return _load_text_array(memory, rest)
+        if code == Tag.TEXT_SCALAR:
+            return _text_scalar(self.unpack(data))
         if code in (Tag.OBJECT, Tag.CODE):
             return self._load_object(Tag(code), data)
         raise ProtocolError(f"extension type {code} not allowed")
@@ -236,9 +266,12 @@ def _dtype_number(dtype: np.dtype[Any]) -> int | None:
     number = _numbers.get(dtype)
     if number is None and dtype.name in DTYPES:
         # Kept, because NumPy makes the name of a type anew each time: it would be most of the cost of a scalar.
-        big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
-        number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if big else 0)
+        number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if _is_big_endian(dtype) else 0)
     return number
+
+
+def _is_big_endian(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
 
 
 @cache
@@ -267,8 +300,14 @@ def _dump_array(
     import numpy as np
 
     number = _dtype_number(array.dtype)
-    if number is None or array.ndim > MAX_DIMENSIONS:
+    text = array.dtype.kind in "US" and array.dtype.itemsize > 0
+    if (number is None and not text) or array.ndim > MAX_DIMENSIONS:
         return None
+    if text:
+        kind = "u" if array.dtype.kind == "U" and _is_big_endian(array.dtype) else array.dtype.kind
+        tag, description = Tag.TEXT_ARRAY, [kind, array.dtype.itemsize // (4 if array.dtype.kind == "U" else 1)]
+    else:
+        tag, description = Tag.ARRAY, [number]
     order = "C"
     if not array.flags.c_contiguous:
         if array.flags.f_contiguous:
@@ -277,22 +316,51 @@ def _dump_array(
             array = np.ascontiguousarray(array)
     if array.nbytes <= (INLINE_ARRAY_BYTES if len(buffers) < MANY_BUFFERS else JOIN_BELOW_BYTES):
         memory = array.tobytes("A")
-        return msgpack.ExtType(Tag.INLINE_ARRAY, pack([memory, number, order, *array.shape]))
+        inline = Tag.INLINE_ARRAY if tag is Tag.ARRAY else tag
+        return msgpack.ExtType(inline, pack([memory, *description, order, *array.shape]))
     flat = array.T if order == "F" else array
     # A bfloat16 array cannot be exported as a buffer; its bytes can.
     buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
-    return msgpack.ExtType(Tag.ARRAY, pack([len(buffers) - 1, number, order, *array.shape]))
+    return msgpack.ExtType(tag, pack([len(buffers) - 1, *description, order, *array.shape]))
 
 
 def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
-    import numpy as np
 
     if len(description) < 2:
         raise ProtocolError("array without dtype")
     number, order, *shape = description
     if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
         raise ProtocolError(f"dtype {number!r} not allowed")
-    name, dtype = DTYPES[number & ~BIG_ENDIAN], _dtype(number)
+    return _shaped(memory, DTYPES[number & ~BIG_ENDIAN], _dtype(number), order, shape)
+
+
+def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    kind, size, order, *shape = description
+    if kind not in ("U", "u", "S") or type(size) is not int or not 1 <= size <= 2**24:
+        raise ProtocolError(f"text of kind {kind!r} and size {size!r} not allowed")
+    dtype = np.dtype(f"{'>' if kind == 'u' else '<'}{kind.upper()}{size}")
+    array = _shaped(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
+    # NumPy would only find out when somebody looks at it.
+    if kind != "S" and array.size and np.frombuffer(memory, "<u4" if kind == "U" else ">u4").max() > sys.maxunicode:
+        raise ProtocolError("text of no characters")
+    return array
+
+
+def _text_scalar(text: Any) -> Any:
+    import numpy as np
+
+    if type(text) is str:
+        return np.str_(text)
+    if type(text) is bytes:
+        return np.bytes_(text)
+    raise ProtocolError(f"text is no {type(text).__name__}")
+
+
+def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: list[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     expected = dtype.itemsize
     if len(shape) > MAX_DIMENSIONS:
         raise ProtocolError(f"bad shape of {len(shape)} dimensions")
@@ -318,6 +386,8 @@ def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> 
         parts = [(f"[{key!r}]", item) for key, item in value.items()]
     elif type(value) in (list, tuple):
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+    elif dump_object is refuse_objects and isinstance(known := dump_known(value), list) and type(known[3]) is dict:
+        parts = [(f".{name}", item) for name, item in known[3].items()]
     within = (*within, id(value))
     for suffix, item in parts if len(within) <= 8 else ():
         try:

@@ -1,6 +1,9 @@
 """Every call of the public interface, against real workers on this machine."""
 
 import asyncio
+import dataclasses
+import datetime
+import enum
 import gc
 import logging
 import os
@@ -431,16 +434,43 @@ async def test_a_result_that_is_no_data_names_the_path_to_it(cluster):
 
 
 def return_an_object():
-    from pathlib import PurePosixPath
+    from collections import deque
 
-    return {"model": [1, PurePosixPath("/x")]}
+    return {"model": [1, deque("x")]}
 
 
 async def test_results_of_any_kind_come_if_the_master_allows_it():
-    from pathlib import PurePosixPath
+    from collections import deque
 
     async with Cluster.local(1, pickle_results=True) as one:
-        assert await one.run_method(return_an_object) == [{"model": [1, PurePosixPath("/x")]}]
+        assert await one.run_method(return_an_object) == [{"model": [1, deque("x")]}]
+
+
+@dataclasses.dataclass
+class Finding:
+    at: datetime.datetime
+    names: np.ndarray
+
+
+class Unknown(enum.Enum):
+    A = 1
+
+
+async def test_results_of_classes_that_both_sides_know_come_as_they_are(cluster, monkeypatch):
+    at = datetime.datetime(2026, 5, 1, tzinfo=datetime.UTC)
+
+    def find(at):
+        return Finding(at + datetime.timedelta(1), np.array(["a", "bc"]))
+
+    for found in await cluster.run_method(find, at=at):
+        assert type(found) is Finding
+        assert found.at == at + datetime.timedelta(1)
+        assert found.names.tolist() == ["a", "bc"]
+    wanted = Unknown.A
+    monkeypatch.delitem(globals(), "Unknown")
+    with pytest.raises(ResultNotData, match=r"worker 1 .*the result holds a .*Unknown, which is not known here"):
+        await cluster.run_method(lambda: wanted)
+    assert await cluster.run_code("1 + 1") == [2, 2], "over the same connections"
 
 
 async def test_a_call_has_only_the_time_that_its_view_gives_it(cluster):

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import ml_dtypes
 import numpy as np
@@ -186,6 +192,15 @@ def seeds(target: str) -> Iterator[bytes]:
     """Inputs to begin with: what real peers say, and what strangers do."""
     values = [
         *(None, True, -1, 2**63, 2**70, 1.5, 1 + 2j, "text", b"bytes", [1, 2], (1, (2, 3)), {"a": {1, 2}, (1, 2): 3}),
+        *(datetime(2026, 5, 1, tzinfo=UTC), timedelta(1), Decimal("1.5"), UUID(int=5), range(3), Path("/x"), Role.DATA),
+        *(
+            np.array(["a", "bc"]),
+            np.array([b"a"]),
+            np.str_("a"),
+            Limits(),
+            inspect.FullArgSpec(*"abcdefg"),
+            re.I | re.M,
+        ),
         *([np.float32(1.5), np.arange(3)], np.arange(300.0).reshape(3, 100), np.ones(2, ml_dtypes.bfloat16)),
         *([[1, 2], {"axis": 0}], {"chain": [["ValueError", "no", [["file.py", 3, "f", "x = 1"]], ""]], "hint": "do"}),
     ]
