@@ -174,6 +174,10 @@ class SecurityConfig(_Section):
     insecure_plaintext: bool = Field(
         default=False, description="Encrypt nothing, for workers with --insecure-plaintext on a private link."
     )
+    pickle_results: bool = Field(
+        default=False,
+        description="Take results of methods that are no plain data, too. A worker could then run code on the master.",
+    )
 
     @field_validator("token_file", "tls_ca", "tls_cert", "tls_key")
     @classmethod

@@ -31,7 +31,7 @@ SETTINGS = (
 )
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*SETTINGS, "save")
-OF_A_CLUSTER = ("config", "local", "hosts", "token_file", "insecure_plaintext", "takeover", "wait")
+OF_A_CLUSTER = ("config", "local", "hosts", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results")
 
 
 def add_options(parser: Parser) -> None:
@@ -48,6 +48,11 @@ def add_options(parser: Parser) -> None:
         "--wait", type=_seconds, metavar="SECONDS", help="for workers that another run uses; --wait alone: for ever"
     )
     parser.may_stand_alone["--wait"] = "for-ever"
+    where.add_argument(
+        "--pickle-results",
+        action="store_true",
+        help="take results that are no plain data, too: a worker could then run code here",
+    )
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     train.add_argument(
         "--mode",

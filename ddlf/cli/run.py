@@ -184,6 +184,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             token_file=options.token_file,
             insecure_plaintext=options.insecure_plaintext,
             takeover=options.takeover,
+            pickle_results=options.pickle_results,
         )
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
@@ -191,13 +192,19 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
         path = find_config(options.config)
         if path is not None:
-            cluster = Cluster.from_config(path, token_file=options.token_file, takeover=options.takeover)
+            cluster = Cluster.from_config(
+                path,
+                token_file=options.token_file,
+                takeover=options.takeover,
+                pickle_results=options.pickle_results,
+            )
             return cluster, f"{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
     cores = os.cpu_count() or 1
     slow = f", which has {cores} cores: they take turns, and more than {cores} are no faster" if count > cores else ""
-    return Cluster.local(count), f"{why}{_workers(count)} on this machine{slow}"
+    cluster = Cluster.local(count, pickle_results=options.pickle_results)
+    return cluster, f"{why}{_workers(count)} on this machine{slow}"
 
 
 def _workers(count: int) -> str:

@@ -148,7 +148,12 @@ class Cluster:
 
     @classmethod
     def from_config(
-        cls, path: str | Path | None = None, *, token_file: str | Path | None = None, takeover: bool = False
+        cls,
+        path: str | Path | None = None,
+        *,
+        token_file: str | Path | None = None,
+        takeover: bool = False,
+        pickle_results: bool = False,
     ) -> Self:
         """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
 
@@ -156,6 +161,7 @@ class Cluster:
             path: The file.
             token_file: Instead of the one that the file names.
             takeover: As in ``Cluster``.
+            pickle_results: Likewise, also if the file does not say so.
 
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
@@ -166,6 +172,7 @@ class Cluster:
         security = dict(config.security)
         if token_file is not None:
             security["token_file"] = token_file
+        security["pickle_results"] = pickle_results or config.security.pickle_results
         return cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],

@@ -205,6 +205,32 @@ def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, start_worke
     assert "cluster.yaml (1 worker)" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "in_file"),
+    [
+        (["--pickle-results", "--local", "1"], False),
+        (["--pickle-results", "--hosts", "127.0.0.1:9"], False),
+        (["--pickle-results"], False),
+        ([], True),
+    ],
+    ids=str,
+)
+def test_results_of_any_kind_can_be_allowed_for_every_kind_of_cluster(
+    arguments, in_file, tmp_path, monkeypatch, token_file
+):
+    from ddlf.cli.options import add_options
+    from ddlf.cli.parsing import Parser
+    from ddlf.cli.run import resolve_cluster
+
+    security = f"token_file: {token_file}" + (", pickle_results: true" if in_file else "")
+    (tmp_path / "cluster.yaml").write_text(f"security: {{{security}}}\nworkers: [127.0.0.1:9]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDLF_TOKEN_FILE", str(token_file))
+    add_options(parser := Parser())
+    cluster, _ = resolve_cluster(parser.parse_args(arguments))
+    assert [worker.pickle_results for worker in cluster.workers] == [True]
+
+
 def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, start_worker, tmp_path):
     worker = start_worker()
     (tmp_path / "cluster.yaml").write_text(
