@@ -40,9 +40,9 @@ MASTER_ONLY = frozenset(
         "outer",
     }
     | {"on_round", "on_event", "is_convergent"}
-    | {"_run", "_content", "_opening", "_made"}
 )
-"""Attributes that do not travel from the master to the workers; nor does what ``load_dataset`` and ``create_model`` set here."""
+"""Attributes that do not travel from the master to the workers; nor do ``IApp``'s own private ones, nor does what ``load_dataset`` and
+``create_model`` set here."""
 
 
 class IApp:
@@ -201,8 +201,8 @@ class IApp:
         """Called on the master after every round; prints its line. May be async."""
         self.say(str(record))
 
-    def on_event(self, event: TrainingEvent) -> None:
-        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary."""
+    def on_event(self, event: TrainingEvent) -> Any:
+        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async."""
         if event.kind not in ("start", "finish"):
             self.say(f"{event.kind:<9} {event.text}")
 
@@ -372,7 +372,8 @@ class IApp:
         state = {}
         for name, value in vars(self).items():
             made = self._made.get(name)
-            if name in MASTER_ONLY or (made is not None and made[0] is value and len(made) == 1):
+            own = name in MASTER_ONLY or (name.startswith("_") and hasattr(IApp, name))
+            if own or (made is not None and made[0] is value and len(made) == 1):
                 continue
             state[name] = made[1] if made is not None and made[0] is value else value
         return state

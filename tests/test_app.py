@@ -123,10 +123,12 @@ async def test_train_can_be_overridden_plain_and_async_with_and_without_metrics(
     assert records[0].loss == (102 * 102 + 101 * 101) / 203
 
 
-async def test_an_error_in_the_app_on_a_worker_comes_with_its_file_and_line_and_the_cluster_stays_usable(two_workers):
+async def test_an_error_in_the_app_on_the_workers_comes_once_with_its_file_and_line_and_the_cluster_stays_usable(
+    two_workers,
+):
     class Failing(Blobs):
         async def create_model(self):
-            if hasattr(self, "worker") and self.worker.id == 2:
+            if hasattr(self, "worker"):
                 raise KeyError("layers")
             await super().create_model()
 
@@ -134,7 +136,7 @@ async def test_an_error_in_the_app_on_a_worker_comes_with_its_file_and_line_and_
         await Failing(two_workers).train_model()
     assert "test_app.py" in str(failed.value)
     assert 'raise KeyError("layers")' in str(failed.value)
-    assert failed.value.worker.startswith("worker 2")
+    assert failed.value.worker.startswith("worker ")
     assert len(await app(two_workers).train_model()) == 2
 
 

@@ -1,29 +1,29 @@
 """The workers of one training run, which may come and go. Runs on the master.
 
-``Schedule`` decides which worker carries which slot; here that is done: requests are sent, losses noticed, lost workers connected again and given
-the app and its data anew. Training itself only says ``await crew.carry(slot, work)`` and gets the result, whoever carried it.
+``Schedule`` decides which worker carries which slot; here that is done: workers are given the app and its data, requests are sent, losses noticed,
+lost workers connected again and opened anew. Training itself only says ``await crew.carry(slot, work)`` and gets the result, whoever carried it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
+from weakref import WeakSet
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import (
     AppMissing,
-    AuthError,
     ClusterTooSmall,
     ConnectError,
     DDLFError,
     ExecutorCrashed,
     LeaseError,
     RequestTimeout,
-    VersionError,
     WorkerLost,
 )
 from ddlf.training.record import TrainingEvent
@@ -32,11 +32,17 @@ from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBe
 log = logging.getLogger(__name__)
 
 WAIT_FOR_WORKERS_S = 60.0
-OPENING_S = 60.0
 MAX_REJECTED = 3
+MAX_OPENINGS = 3
+"""A worker whose executor ends in so many openings in a row, or that has lost the app so often without carrying a slot, is out of the run."""
 RETRY_S = (0.2, 10.0)
 """First and longest pause between two attempts to bring a worker back whose executor keeps ending."""
 LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)
+
+_training: WeakSet[ProxyWorker] = WeakSet()
+"""Workers that a crew of this process has: each holds the app of one run."""
+_left: set[asyncio.Future[Any]] = set()
+"""Openings that go on although their run is over."""
 
 Work = Callable[[ProxyWorker, bool], Awaitable[Any]]
 """Carries a slot on a worker; the flag says whether that worker still holds what the slot's last round left there."""
@@ -49,18 +55,21 @@ class Crew:
         losses: How many copies of slots ended with their worker so far.
 
     Args:
-        cluster: Its workers have been opened for this run already.
+        cluster: Its workers, connected.
         open_worker: Gives a worker that is new, or came back, what the run needs. Its errors other than losses put that worker out of this run.
-        observe: Takes each event.
+        observe: Takes each event; plain or async. Its error ends the run.
         backups: Whether stragglers' slots are given to a second worker.
         wait_s: How long to go on without any worker.
+
+    Raises:
+        LeaseError: Another run of this process has one of the workers.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         open_worker: Callable[[ProxyWorker], Coroutine[Any, Any, Any]],
-        observe: Callable[[TrainingEvent], None],
+        observe: Callable[[TrainingEvent], Any],
         *,
         backups: bool = True,
         wait_s: float = WAIT_FOR_WORKERS_S,
@@ -75,34 +84,87 @@ class Crew:
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker, its number of openings) that carried it last
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int]] = {}
         self._distrusted: Counter[int] = Counter()
+        self._tries: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._opening: set[asyncio.Future[Any]] = set()
+        self._observing: set[asyncio.Future[Any]] = set()
         self._waking: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._last_loss: Exception | None = None
+        self._begun = False
+        self._first: dict[int, bool] = {}  # worker of the beginning -> whether its first opening is over, well or not
+        self._held_back: list[TrainingEvent] = []
+        self._gone: list[DDLFError] = []
+        self._failure: Exception | None = None
+        self._told = False
+        self._changed = asyncio.Event()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         for worker in self._cluster.workers:
-            self._workers[worker.id] = worker
-            self._opened[worker.id] = 0
-            self._schedule.apply(Ready(worker.id))
+            if worker in _training:
+                raise LeaseError(
+                    f"{worker.name} is in another training run of this program",
+                    hint="wait until that has ended, or give each run workers of its own: cluster.options(workers=[1])",
+                )
+        for worker in self._cluster.workers:
+            self._first[worker.id] = False
+            self._meet(worker, "opened")
         self.meet_new_workers()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None and self._opening:
-            # Cancelling would cost the worker its executor, which is building the model for this run, and the next run would find none.
-            await asyncio.wait(self._opening, timeout=OPENING_S)
+        self._closed = True
         for handle in (self._waking, self._patience):
             if handle is not None:
                 handle.cancel()
-        tasks = [*self._attempts.values(), *self._recoveries.values()]
+        tasks: list[asyncio.Future[Any]] = [*self._attempts.values(), *self._recoveries.values()]
+        if kind is not None and not issubclass(kind, Exception):
+            tasks += self._opening
+        else:
+            # To cancel them would cost those workers their executors, and the run is not theirs to hold up.
+            for opening in self._opening:
+                _left.add(opening)
+                opening.add_done_callback(_left.discard)
+        if kind is not None:
+            tasks += self._observing
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._observing, return_exceptions=True)
+        _training.difference_update(self._workers.values())
+        if kind is None and not self._told:
+            self._check()
+
+    async def ready(self) -> None:
+        """Wait until training can begin: each worker of the beginning is open, or was lost meanwhile, or cannot be opened; and one is open.
+
+        Those that were lost are opened again behind this, as at any time later.
+
+        Raises:
+            DDLFError: No worker can be opened; of the first, with those of the others.
+            ClusterTooSmall: All were lost, and none came back in time.
+        """
+        while not all(self._first.values()) or not self._schedule.workers:
+            self._watch_for_nobody()
+            self._check()
+            self._changed.clear()
+            await self._changed.wait()
+        self._check()
+        # In the order of the cluster, whichever was first: slots go to the same workers in each run.
+        opened = self._schedule.workers
+        for worker in sorted(opened, key=self._place):
+            self._schedule.apply(Lost(worker))
+            self._schedule.apply(Ready(worker))
+        self._begun = True
+        held_back, self._held_back = self._held_back, []
+        for event in held_back:
+            self._tell(event)
+
+    def _place(self, worker: int) -> int:
+        return list(self._workers).index(worker)
 
     def begin_round(self) -> None:
         """Say that a round begins; workers that came meanwhile take part from here on."""
@@ -127,6 +189,7 @@ class Crew:
             LeaseError: Another master took the workers over.
             DDLFError: What ``work`` raised.
         """
+        self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number
         self._round = max(self._round, number)
@@ -166,19 +229,27 @@ class Crew:
 
     def _advance_soon(self, delay_s: float = 0.0) -> None:
         """Ask the schedule after all that happens in this turn of the loop, so that it sees all slots of a round at once."""
+        if self._closed:
+            return
         loop = asyncio.get_running_loop()
         if self._waking is not None:
             self._waking.cancel()
         self._waking = loop.call_later(delay_s, self._advance) if delay_s else loop.call_soon(self._advance)
 
     def _advance(self) -> None:
+        try:
+            self._act()
+        except Exception as error:
+            self._end(error)
+
+    def _act(self) -> None:
         loop = asyncio.get_running_loop()
         for action in self._schedule.plan(loop.time()):
             match action:
                 case Start(slot, worker, backup):
                     if backup:
                         self._say("backup", worker, slot, f"slot {slot + 1} is late, worker {worker} computes it too")
-                    self._attempts[worker] = loop.create_task(self._attempt(slot, worker))
+                    self._attempts[worker] = self._spawn(self._attempt(slot, worker))
                 case Stop(worker):
                     self._attempts[worker].cancel()
                 case GiveUp(slot):
@@ -204,16 +275,44 @@ class Crew:
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 future.set_exception(error)
         else:
+            self._tries[number] = 0
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 self._holds[slot] = holder
-                future.set_result(result)
                 self._say("finish", number, slot)
+                if not future.done():
+                    future.set_result(result)
         self._advance_soon()
 
-    def _fail(self, slot: int, error: Exception) -> None:
+    def _fail(self, slot: int, error: Exception) -> bool:
         future = self._wanted[slot][1]
-        if not future.done():
-            future.set_exception(error)
+        if future.done():
+            return False
+        future.set_exception(error)
+        return True
+
+    def _check(self) -> None:
+        """Raise what has ended the run, if anything has."""
+        if self._failure is not None:
+            self._told = True
+            raise self._failure
+
+    def _end(self, error: Exception) -> None:
+        """End the run: who waits for anything here gets this error, now or later."""
+        if self._failure is None:
+            self._failure = error
+            told = [self._fail(slot, error) for slot in self._wanted]
+            self._told = True in told
+        self._changed.set()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(self._look_at)
+        return task
+
+    def _look_at(self, task: asyncio.Future[Any]) -> None:
+        """End the run with an error that nobody else would hear of."""
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._end(error)
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
@@ -221,78 +320,152 @@ class Crew:
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        first_line = str(error).partition("\n")[0]
         self._say(
             "lost",
             worker.id,
             slot,
-            f"{first_line}; slot {slot + 1} goes to another one, or to this one when it is back",
+            f"{_first_line(error)}; slot {slot + 1} goes to another one, or to this one when it is back",
         )
-        self._recover(worker, "back")
+        if isinstance(error, AppMissing) and not self._may_try(worker):
+            self._put_out(worker, self._robbed(error))
+        else:
+            self._recoveries[worker.id] = self._spawn(self._bring_back(worker, "back"))
 
-    def _recover(self, worker: ProxyWorker, kind: str) -> None:
-        if worker.id not in self._recoveries:
-            task = asyncio.get_running_loop().create_task(self._bring_back(worker, kind))
-            self._recoveries[worker.id] = task
+    def _may_try(self, worker: ProxyWorker) -> bool:
+        """Count a failed opening, or one that was undone before it served; whether there is to be another one."""
+        self._tries[worker.id] += 1
+        return self._tries[worker.id] < MAX_OPENINGS
+
+    def _robbed(self, error: AppMissing) -> AppMissing:
+        return AppMissing(
+            f"{error.message}, for the {MAX_OPENINGS}rd time",
+            hint="something else gives it apps, or restarts it",
+            worker=error.worker,
+        )
 
     async def _bring_back(self, worker: ProxyWorker, kind: str) -> None:
         pause = RETRY_S[0]
         try:
             while True:
+                opening: asyncio.Future[Any] | None = None
                 try:
                     await worker.reconnect()
                     opening = asyncio.ensure_future(self._open_worker(worker))
                     self._opening.add(opening)
-                    opening.add_done_callback(self._opening.discard)
-                    await opening
+                    opening.add_done_callback(self._opened_or_not)
+                    self._note_change()  # nobody waits in vain for a worker that loads its data
+                    await asyncio.shield(opening)
                     break
                 except LeaseError:
                     raise
                 except (*LOSS, RequestTimeout) as error:
-                    log.debug("%s is not back yet: %s", worker.name, error)
+                    log.debug("%s is not there yet: %s", worker.name, error)
+                    self._last_loss = error
+                    undone = opening is not None and isinstance(error, AppMissing | ExecutorCrashed)
+                    if undone and not self._may_try(worker):
+                        raise self._robbed(error) if isinstance(error, AppMissing) else error from None
+                    if kind == "opened":
+                        kind = "back"
+                        self._say("lost", worker.id, None, f"{_first_line(error)}; it takes part when it is back")
+                        self._first[worker.id] = True
+                    self._note_change()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RETRY_S[1])
         except LeaseError as error:
-            for slot in self._schedule.open:  # somebody else leads now: this master must not go on
-                self._fail(slot, error)
-        except (AuthError, VersionError, DDLFError) as error:
-            self._say("gone", worker.id, None, f"{error}; it takes no part in this run any more")
+            self._end(error)  # somebody else leads now: this master must not go on
+        except DDLFError as error:
+            self._put_out(worker, error)
         else:
-            self._opened[worker.id] = self._opened.get(worker.id, -1) + 1
-            self._workers[worker.id] = worker
+            self._opened[worker.id] += 1
             self._cluster.take_in(worker)
             self._schedule.apply(Ready(worker.id))
-            self._say(kind, worker.id, None, f"{worker.name} takes part{' again' if kind == 'back' else ''}")
+            if kind != "opened":
+                self._say(kind, worker.id, None, f"{worker.name} takes part{' again' if kind == 'back' else ''}")
         finally:
             self._recoveries.pop(worker.id, None)
+            if worker.id in self._first:
+                self._first[worker.id] = True
+            self._note_change()
+
+    def _opened_or_not(self, opening: asyncio.Future[Any]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled():
+            opening.exception()  # it may be that nobody asks any more
+
+    def _note_change(self) -> None:
+        self._changed.set()
         self._advance_soon()
+
+    def _put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
+        """Go on without a worker. When none is left, its reason is why the run ends."""
+        self._gone.append(error)
+        first, _, rest = str(error).partition("\n")
+        self._say("gone", worker.id, None, f"{first}; it takes no part in this run\n{rest}".rstrip())
 
     def meet_new_workers(self) -> None:
         """Bring in workers that the cluster has since a while."""
         for worker in (*self._cluster.workers, *self._cluster.missing):
-            if worker.id not in self._opened:
-                self._opened[worker.id] = -1
-                self._recover(worker, "joined")
+            if worker.id not in self._opened and worker not in _training:
+                self._meet(worker, "joined")
+
+    def _meet(self, worker: ProxyWorker, kind: str) -> None:
+        _training.add(worker)
+        self._workers[worker.id] = worker
+        self._opened[worker.id] = -1
+        self._recoveries[worker.id] = self._spawn(self._bring_back(worker, kind))
 
     def _watch_for_nobody(self) -> None:
-        """Wait a while when the last worker is gone."""
-        if self._schedule.workers or not self._schedule.open:
+        """When the last worker is gone, wait a while for those that may come back; not at all if there is none."""
+        wanted = self._schedule.open if self._begun else all(self._first.values())
+        somebody = not wanted or self._schedule.workers or self._opening
+        # Before the beginning those who never were there are not waited for: what the others cannot do they cannot either.
+        coming = self._recoveries if self._begun else self._recoveries.keys() & self._first.keys()
+        if somebody or not coming:
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None
+            if not somebody:
+                self._end(self._why_nobody())
         elif self._patience is None:
-            self._say("waiting", None, None, f"no worker is left; waiting {self._wait_s:g} s for one to come back")
             self._patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
+            self._say("waiting", None, None, f"no worker is left; waiting {self._wait_s:g} s for one to come back")
+
+    def _why_nobody(self) -> Exception:
+        """Why all workers are out: first of all what the app itself did wrong, and once if it did it everywhere."""
+        first, *others = [error for error in self._gone if not isinstance(error, LOSS)] or self._gone
+        if others:
+            first.join(others, len(self._opened))
+        return first
 
     def _give_up(self) -> None:
-        error = ClusterTooSmall(
-            f"all workers are lost, and none came back within {self._wait_s:g} s",
-            hint="look at the workers' terminals; the last loss was: " + str(self._last_loss).partition("\n")[0],
+        self._end(
+            ClusterTooSmall(
+                f"all workers are lost, and none came back within {self._wait_s:g} s",
+                hint="look at the workers' terminals; the last loss was: " + _first_line(self._last_loss),
+            )
         )
-        for slot in self._schedule.open:
-            self._fail(slot, error)
 
     def _say(self, kind: Any, worker: int | None, slot: int | None, text: str = "") -> None:
         number = self._round if slot is None else self._wanted[slot][2]
         shown = None if slot is None else slot + 1
-        self._observe(TrainingEvent(kind=kind, round=number + 1, worker=worker, slot=shown, text=text))
+        event = TrainingEvent(kind=kind, round=number + 1, worker=worker, slot=shown, text=text)
+        if kind == "gone" and not self._begun:
+            self._held_back.append(event)  # if all are, that is one error and no event
+        else:
+            self._tell(event)
+
+    def _tell(self, event: TrainingEvent) -> None:
+        try:
+            outcome = self._observe(event)
+        except Exception as error:  # the user's: this is not the place for it to come out
+            self._end(error)
+            return
+        if inspect.isawaitable(outcome):
+            observing = asyncio.ensure_future(outcome)
+            self._observing.add(observing)
+            observing.add_done_callback(self._observing.discard)
+            observing.add_done_callback(self._look_at)
+
+
+def _first_line(error: object) -> str:
+    return str(error).partition("\n")[0]

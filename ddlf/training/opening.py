@@ -7,14 +7,16 @@ before this side begins: so all work at the same time, and nothing that ``load_d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.training import replica
+from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
 from ddlf.training.precision import WORTH_SAYING
 from ddlf.training.replica import describe_weights, fingerprint_of
@@ -84,19 +86,10 @@ class Opening:
             _check_data(self.app._content, {worker.id: facts})
         self.opened[worker.id] = facts
 
-    async def have_asked(self, workers: list[ProxyWorker]) -> None:
-        """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
-        try:
-            async with asyncio.timeout(ASKED_S):
-                while not self._asked.issuperset(worker.id for worker in workers):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return
-
     async def here(self, seed: int) -> None:
-        """Load the data and build the model on this side."""
+        """Load the data and build the model on this side, as soon as the workers do."""
         app = self.app
+        await self._have_asked(app.cluster.workers)
         if not hasattr(app, "x_train"):
             await _make(app, app.load_dataset)
         content = await asyncio.to_thread(fingerprint_of, app) if hasattr(app, "x_train") else ""
@@ -108,6 +101,16 @@ class Opening:
             await _make(app, app.create_model)
             if not hasattr(app, "model"):
                 raise AppError("create_model set no self.model", hint="end it with self.model = ...")
+
+    async def _have_asked(self, workers: list[ProxyWorker]) -> None:
+        """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
+        try:
+            async with asyncio.timeout(ASKED_S):
+                while not self._asked.issuperset(worker.id for worker in workers):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return
 
     def check(self) -> int:
         """Compare what all opened workers have with this side, and say what there is.
@@ -125,37 +128,61 @@ class Opening:
         return samples
 
 
-async def prepare(app: Any, seed: int | None = None) -> int:
-    """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
+@contextlib.asynccontextmanager
+async def crew_of(app: Any, seed: int | None = None, *, backups: bool = True) -> AsyncIterator[tuple[Crew, int]]:
+    """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
 
     Args:
+        app: The user's ``IApp``.
         seed: Of the initial weights, when the model is made here; by default the attribute.
+        backups: As in ``Crew``.
 
-    Returns:
-        The number of training samples.
+    Yields:
+        The crew, and the number of training samples.
     """
     begin = time.perf_counter()
     opening = Opening(app)
     await app.connect()
-    app._run, app._opening = opening.run, opening
-    workers = app.cluster.workers
-    there = asyncio.ensure_future(app.cluster.gather([opening.open(worker) for worker in workers]))
+    app._run = opening.run
     try:
-        await opening.have_asked(workers)
-        await opening.here(app.seed if seed is None else seed)
-        await there
-    except BaseException:
-        there.cancel()
-        await asyncio.gather(there, return_exceptions=True)
-        raise
-    samples = opening.check()
-    _say(app, opening.opened, time.perf_counter() - begin)
-    return samples
+        async with Crew(
+            app.cluster, opening.open, app.on_event, backups=backups, wait_s=app.wait_for_workers_s
+        ) as crew:
+            seed = app.seed if seed is None else seed
+            await _both(opening.here(seed), crew.ready())
+            samples = opening.check()
+            _say(app, opening.opened, time.perf_counter() - begin)
+            yield crew, samples
+    finally:
+        opening.content.cancel()  # nobody will tell it any more
 
 
-async def open_worker(app: Any, worker: ProxyWorker) -> None:
-    """Bring one worker to where training is: app, model and data, checked as at the beginning."""
-    await app._opening.open(worker)
+async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
+    """Run both; when one fails the other is ended, and an error of this side is the one that is raised."""
+    tasks = [asyncio.ensure_future(here), asyncio.ensure_future(there)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+async def prepare(app: Any, seed: int | None = None) -> int:
+    """Bring every node to where training can begin, and leave it there.
+
+    Args:
+        app: The user's ``IApp``.
+        seed: As in ``crew_of``.
+
+    Returns:
+        The number of training samples.
+    """
+    async with crew_of(app, seed) as (_, samples):
+        return samples
 
 
 async def _make(app: Any, method: Callable[[], Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ddlf.training.early import check_app, check_backend, check_folders
 from ddlf.training.evaluation import check_test_data, compute, evaluate, maybe_await
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
-from ddlf.training.opening import open_worker, prepare
+from ddlf.training.opening import crew_of
 from ddlf.training.progress import Keeper, Progress, check_settings
 from ddlf.training.record import RoundRecord, TrainingEvent
 from ddlf.training.replica import describe_weights
@@ -65,10 +64,9 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
     """
     mode = "sync" if backups else "async"
     settings = check(app, mode, *given)
-    samples = await prepare(app, settings["seed"])
-    check_callbacks(app)
-    check_test_data(app)
-    async with _crew(app, backups) as crew:
+    async with crew_of(app, settings["seed"], backups=backups) as (crew, samples):
+        check_callbacks(app)
+        check_test_data(app)
         job = await _job(app, samples, crew, mode, settings)
         app._stop = False  # a wish to stop that can be heard now
         try:
@@ -80,16 +78,6 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
             app.optimizers, app.ledger, app.history = progress.optimizers, progress.ledger, progress.records
             if job.keeper is not None:
                 await job.keeper.last(progress)
-
-
-def _crew(app: Any, backups: bool) -> Crew:
-    return Crew(
-        app.cluster,
-        partial(open_worker, app),
-        app.on_event,
-        backups=backups,
-        wait_s=app.wait_for_workers_s,
-    )
 
 
 async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:

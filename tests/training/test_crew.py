@@ -1,11 +1,20 @@
 """Carrying slots on workers that come and go; the workers are stand-ins, the event loop is real."""
 
 import asyncio
+import contextlib
 
 import pytest
 
-from ddlf.errors import AppMissing, AuthError, ClusterTooSmall, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
-from ddlf.training.crew import Crew
+from ddlf.errors import (
+    AppMissing,
+    AuthError,
+    ClusterTooSmall,
+    ExecutorCrashed,
+    LeaseError,
+    RemoteError,
+    WorkerLost,
+)
+from ddlf.training.crew import LOSS, Crew
 from tests.patience import PATIENCE_S
 
 
@@ -13,11 +22,13 @@ class FakeWorker:
     def __init__(self, id):
         self.id = id
         self.name = f"worker {id}"
+        self.lost = False
         self.back = asyncio.Event()
         self.error = None
 
     async def reconnect(self):
-        await self.back.wait()
+        if self.lost:
+            await self.back.wait()
         if self.error is not None:
             raise self.error
 
@@ -40,8 +51,16 @@ class Story:
         self.opened = []
         self.calls = []
         self.answers = {}
+        self.openings = {}
         self.waited = {}
         self.crew = Crew(self.cluster, self.open, self.observe, **options)
+
+    @contextlib.asynccontextmanager
+    async def ready(self):
+        """The crew, when training can begin."""
+        async with self.crew as crew:
+            await asyncio.wait_for(crew.ready(), 5)
+            yield crew
 
     def observe(self, event):
         self.events.append(event)
@@ -52,6 +71,14 @@ class Story:
 
     async def open(self, worker):
         self.opened.append(worker.id)
+        self.seen((f"opening {self.opened.count(worker.id)}", worker.id)).set()
+        outcomes = self.openings.get(worker.id, [])
+        outcome = outcomes.pop(0) if outcomes else None
+        if isinstance(outcome, asyncio.Event):
+            await outcome.wait()
+        elif outcome is not None:
+            worker.lost = isinstance(outcome, WorkerLost)
+            raise outcome
 
     async def work(self, worker, holds):
         self.calls.append((worker.id, holds))
@@ -61,6 +88,7 @@ class Story:
             await answer.wait()
             return worker.id
         if isinstance(answer, Exception):
+            worker.lost = isinstance(answer, LOSS)
             raise answer
         return answer
 
@@ -71,7 +99,7 @@ class Story:
 async def test_the_slot_of_a_lost_worker_is_carried_by_another_one():
     story = Story(2)
     story.answers[1] = [WorkerLost("gone")]
-    async with story.crew as crew:
+    async with story.ready() as crew:
         assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [2, 2]
     assert story.kinds() == [("lost", 1)]
     assert crew.losses == 1
@@ -81,16 +109,16 @@ async def test_a_worker_that_comes_back_is_opened_before_it_carries_again():
     story = Story(1)
     story.answers[1] = [ExecutorCrashed("ended"), "done"]
     story.cluster.workers[0].back.set()
-    async with story.crew as crew:
+    async with story.ready() as crew:
         assert await crew.carry(0, 0, story.work) == "done"
-    assert story.opened == [1]
-    assert story.kinds() == [("lost", 1), ("waiting", None), ("back", 1)]
+    assert story.opened == [1, 1]
+    assert story.kinds() == [("lost", 1), ("back", 1)]
 
 
 async def test_a_worker_is_said_to_hold_a_slot_only_while_it_is_the_one_that_carried_it_last():
     story = Story(1)
     story.cluster.workers[0].back.set()
-    async with story.crew as crew:
+    async with story.ready() as crew:
         await crew.carry(0, 0, story.work)
         await crew.carry(0, 0, story.work)
         story.answers[1] = [AppMissing("new executor")]
@@ -102,7 +130,7 @@ async def test_a_worker_is_said_to_hold_a_slot_only_while_it_is_the_one_that_car
 async def test_an_error_of_the_app_is_raised_at_once_and_nobody_is_lost():
     story = Story(2)
     story.answers[1] = [RemoteError("ValueError", "bad", "")]
-    async with story.crew as crew:
+    async with story.ready() as crew:
         with pytest.raises(RemoteError):
             await crew.carry(0, 0, story.work)
     assert story.kinds() == []
@@ -112,7 +140,7 @@ async def test_a_slot_that_ends_three_executors_raises_how_the_last_one_ended():
     story = Story(1)
     story.answers[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
     story.cluster.workers[0].back.set()
-    async with story.crew as crew:
+    async with story.ready() as crew:
         with pytest.raises(ExecutorCrashed, match="number 2"):
             await crew.carry(0, 0, story.work)
 
@@ -120,7 +148,7 @@ async def test_a_slot_that_ends_three_executors_raises_how_the_last_one_ended():
 async def test_without_any_worker_training_waits_and_then_says_so():
     story = Story(1, wait_s=0.05)
     story.answers[1] = [WorkerLost("cable cut")]
-    async with story.crew as crew:
+    async with story.ready() as crew:
         with pytest.raises(ClusterTooSmall, match=r"none came back within 0\.05 s.*cable cut"):
             await crew.carry(0, 0, story.work)
     assert story.kinds() == [("lost", 1), ("waiting", None)]
@@ -129,9 +157,9 @@ async def test_without_any_worker_training_waits_and_then_says_so():
 async def test_a_worker_that_refuses_takes_no_part_any_more():
     story = Story(2)
     story.answers[1] = [WorkerLost("gone")]
-    story.cluster.workers[0].error = AuthError("other token")
     story.cluster.workers[0].back.set()
-    async with story.crew as crew:
+    async with story.ready() as crew:
+        story.cluster.workers[0].error = AuthError("other token")
         assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [2, 2]
         assert [await crew.carry(slot, 0, story.work) for slot in (0, 1)] == [2, 2]
     assert story.kinds() == [("lost", 1), ("gone", 1)]
@@ -140,9 +168,9 @@ async def test_a_worker_that_refuses_takes_no_part_any_more():
 async def test_a_master_that_was_replaced_stops():
     story = Story(1)
     story.answers[1] = [WorkerLost("silent")]
-    story.cluster.workers[0].error = LeaseError("taken over by anna")
     story.cluster.workers[0].back.set()
-    async with story.crew as crew:
+    async with story.ready() as crew:
+        story.cluster.workers[0].error = LeaseError("taken over by anna")
         with pytest.raises(LeaseError, match="anna"):
             await crew.carry(0, 0, story.work)
 
@@ -150,7 +178,7 @@ async def test_a_master_that_was_replaced_stops():
 async def test_a_worker_that_joins_takes_part_from_the_next_round():
     story = Story(1)
     release = asyncio.Event()
-    async with story.crew as crew:
+    async with story.ready() as crew:
         story.cluster.workers.append(FakeWorker(2))
         story.cluster.workers[1].back.set()
         joined = asyncio.ensure_future(wait_for(story, ("joined", 2)))
@@ -161,7 +189,7 @@ async def test_a_worker_that_joins_takes_part_from_the_next_round():
         await wait_for(story, ("finish", 2))
         release.set()
         assert await carried == [1, 2]
-    assert story.opened == [2]
+    assert story.opened == [1, 2]
 
 
 async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_counts(monkeypatch):
@@ -169,7 +197,7 @@ async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_
     story = Story(2)
     never = asyncio.Event()
     story.answers = {1: [1, "first"], 2: [never]}
-    async with story.crew as crew:
+    async with story.ready() as crew:
         assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [1, "first"]
         assert ("backup", 1) in story.kinds()
         # The stopped worker is free again.
@@ -178,7 +206,7 @@ async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_
 
 async def test_a_worker_whose_updates_are_rejected_three_times_in_a_row_is_out():
     story = Story(2)
-    async with story.crew as crew:
+    async with story.ready() as crew:
         await crew.carry(0, 0, story.work)
         for trusted in (False, False, True, False, False):
             crew.trust(1) if trusted else crew.distrust(0, 1, "its update is all zeros")
@@ -198,12 +226,207 @@ async def test_nothing_runs_after_the_end():
     never = asyncio.Event()
     story.answers[1] = [never]
     before = asyncio.all_tasks()
-    async with story.crew as crew:
+    async with story.ready() as crew:
         carrying = asyncio.ensure_future(crew.carry(0, 0, story.work))
         await wait_for(story, ("start", 1))
         carrying.cancel()
     await asyncio.gather(carrying, return_exceptions=True)
     assert asyncio.all_tasks() == before
+
+
+async def test_training_begins_when_all_workers_are_open_in_the_order_of_the_cluster():
+    story = Story(3)
+    first = asyncio.Event()
+    story.openings[1] = [first]
+    async with story.crew as crew:
+        beginning = asyncio.ensure_future(crew.ready())
+        for worker in (1, 2, 3):
+            await wait_for(story, ("opening 1", worker))
+        assert not beginning.done()
+        first.set()
+        await beginning
+        assert await asyncio.gather(*(crew.carry(slot, 0, story.work) for slot in range(3))) == [1, 2, 3]
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize("loss", [ExecutorCrashed("ended"), WorkerLost("cut"), AppMissing("new executor")])
+async def test_a_worker_that_is_lost_while_it_is_opened_costs_the_run_nothing_and_is_opened_again(loss):
+    story = Story(2)
+    story.openings[2] = [loss]
+    async with story.ready() as crew:
+        story.cluster.workers[1].back.set()
+        await wait_for(story, ("back", 2))
+        assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [1, 2]
+    assert story.opened == [1, 2, 2]
+    assert story.kinds() == [("lost", 2), ("back", 2)]
+
+
+async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
+    story = Story(2)
+    story.openings = {1: [WorkerLost("cut")], 2: [WorkerLost("cut")]}
+    async with story.crew as crew:
+        beginning = asyncio.ensure_future(crew.ready())
+        await wait_for(story, ("waiting", None))
+        story.cluster.workers[1].back.set()
+        await beginning
+        assert await crew.carry(0, 0, story.work) == 2
+    story = Story(1, wait_s=0.05)
+    story.openings[1] = [WorkerLost("cut")]
+    with pytest.raises(ClusterTooSmall, match=r"none came back within 0\.05 s.*cut"):
+        async with story.ready():
+            pass
+
+
+async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypatch):
+    monkeypatch.setattr("ddlf.training.crew.RETRY_S", (0.0, 0.0))
+    story = Story(1, wait_s=0.1)
+    loading = asyncio.Event()
+    story.openings[1] = [ExecutorCrashed("ended"), loading]
+    async with story.crew as crew:
+        beginning = asyncio.ensure_future(crew.ready())
+        await wait_for(story, ("opening 2", 1))
+        await asyncio.wait([beginning], timeout=0.3)
+        assert not beginning.done()
+        loading.set()
+        await beginning
+
+
+async def test_a_worker_on_which_the_app_fails_is_put_out_with_the_reason_if_others_can():
+    story = Story(2)
+    story.openings[1] = [RemoteError("FileNotFoundError", "train.npz", "Traceback ...", worker="worker 1")]
+    async with story.ready() as crew:
+        assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [2, 2]
+    assert story.kinds() == [("gone", 1)]
+    assert story.events[0].text.startswith(
+        "worker 1: FileNotFoundError: train.npz; it takes no part in this run\n\nTraceback"
+    )
+
+
+async def test_an_app_that_fails_on_all_workers_is_one_error_and_no_event():
+    story = Story(3)
+    for worker in (1, 2, 3):
+        story.openings[worker] = [RemoteError("KeyError", "layers", f"Traceback {worker}")]
+    with pytest.raises(RemoteError, match="KeyError: layers") as caught:
+        async with story.ready():
+            pass
+    assert str(caught.value).count("KeyError: layers") == 1
+    assert story.events == []
+
+
+async def test_different_reasons_on_all_workers_are_told_together_those_of_the_app_alone():
+    story = Story(3)
+    story.openings = {
+        1: [RemoteError("KeyError", "layers", "")],
+        2: [RemoteError("ValueError", "shape", "")],
+        3: [ExecutorCrashed("was killed") for _ in range(3)],
+    }
+    with pytest.raises(RemoteError) as caught:
+        async with story.ready():
+            pass
+    assert [error.remote_message for error in (caught.value, *caught.value.others)] == ["layers", "shape"]
+
+
+async def test_a_worker_whose_executor_ends_in_each_opening_is_put_out():
+    story = Story(2)
+    story.openings[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
+    async with story.ready():
+        await wait_for(story, ("gone", 1))
+    assert story.opened.count(1) == 3
+    alone = Story(1)
+    alone.openings[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
+    with pytest.raises(ExecutorCrashed, match="number 2"):
+        async with alone.ready():
+            pass
+
+
+async def test_a_worker_that_loses_the_app_again_and_again_is_put_out():
+    story = Story(1)
+    story.cluster.workers[0].back.set()
+    story.answers[1] = ["fine", AppMissing("no app"), AppMissing("no app"), "fine", *[AppMissing("no app")] * 3]
+    async with story.ready() as crew:
+        assert [await crew.carry(0, number, story.work) for number in range(2)] == ["fine", "fine"]
+        with pytest.raises(AppMissing, match="no app, for the 3rd time; something else gives it apps"):
+            await crew.carry(0, 2, story.work)
+    assert story.opened == [1] * 5
+
+
+async def test_a_second_run_on_the_same_workers_is_refused_before_it_touches_one():
+    story, other = Story(2), Story(1)
+    other.cluster.workers = story.cluster.workers[1:]
+    async with story.ready() as crew:
+        with pytest.raises(LeaseError, match="worker 2 is in another training run of this program; wait"):
+            async with other.crew:
+                pass
+        assert other.opened == []
+        assert await crew.carry(0, 0, story.work) == 1
+    async with other.ready() as crew:
+        assert await crew.carry(0, 0, other.work) == 2
+
+
+async def test_a_run_ends_though_a_worker_is_still_being_opened_which_goes_on_for_the_next_run():
+    story = Story(2)
+    opening = asyncio.Event()
+    story.openings[2] = [ExecutorCrashed("ended"), opening]
+    async with story.ready() as crew:
+        await wait_for(story, ("opening 2", 2))
+        assert await crew.carry(0, 0, story.work) == 1
+    (left,) = story.crew._opening
+    assert not left.done()
+    opening.set()
+    await left
+
+
+@pytest.mark.parametrize("kind", ["start", "finish", "lost", "back", "joined", "gone", "waiting", "backup"])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_error_in_on_event_ends_the_run_with_that_error_wherever_it_comes(kind, is_async, monkeypatch):
+    monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
+    story = Story(2)
+    usual = story.observe
+
+    def observe(event):
+        usual(event)
+        if event.kind == kind:
+            raise KeyError("in on_event")
+
+    async def observe_later(event):
+        await asyncio.sleep(0)
+        observe(event)
+
+    story.crew._observe = observe_later if is_async else observe
+    never = asyncio.Event()
+    lost = [WorkerLost("gone"), never]
+    story.answers = {
+        "lost": {1: lost, 2: [never]},
+        "back": {1: lost, 2: [never]},
+        "gone": {1: lost, 2: [never]},
+        "waiting": {1: lost, 2: lost[:]},
+        "joined": {1: [never], 2: [never]},
+        "backup": {1: [1, never], 2: [never]},
+    }.get(kind, {})
+
+    async def run():
+        async with story.ready() as crew:
+            if kind == "gone":
+                story.cluster.workers[0].error = AuthError("other token")
+            for worker in story.cluster.workers:
+                (worker.back.clear if kind == "waiting" else worker.back.set)()
+            if kind == "joined":
+                story.cluster.workers.append(FakeWorker(3))
+                crew.begin_round()
+            await asyncio.gather(*(crew.carry(slot, 0, story.work) for slot in (0, 1)))
+
+    with pytest.raises(KeyError, match="in on_event"):
+        await asyncio.wait_for(run(), 5)
+
+
+async def test_an_error_inside_the_crew_itself_ends_the_run(monkeypatch):
+    story = Story(1)
+    async with story.ready() as crew:
+        monkeypatch.setattr(crew, "_act", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await crew.carry(0, 0, story.work)
+        with pytest.raises(ZeroDivisionError):
+            await crew.carry(0, 0, story.work)
 
 
 async def wait_for(story, event):

@@ -1,15 +1,17 @@
 """What nodes are given and in which order, before training can begin."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from ddlf.errors import AppError, NotPicklable
+from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.testing import in_process_cluster
-from tests.training.models import Blobs, blobs
+from tests.training.models import Blobs, blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -125,6 +127,69 @@ async def test_an_app_that_cannot_be_sent_is_refused_before_anything_starts():
     with pytest.raises(NotPicklable, match="lock"):
         await app.train_sync(1)
     assert not app.cluster.machines
+
+
+async def test_executors_that_die_while_they_load_or_build_change_no_bit(two_workers, tmp_path):
+    class Dying(Story):
+        samples = 52
+
+        def die_once(self, number):
+            marker = Path(self.log).parent / f"died-{number}"
+            if hasattr(self, "worker") and self.worker.id == number and self.log and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        async def load_dataset(self):
+            self.die_once(1)
+            await super().load_dataset()
+
+        async def create_model(self):
+            self.die_once(2)
+            await super().create_model()
+
+        def on_event(self, event):
+            self.events.append((event.kind, event.worker))
+
+    weights, lost = [], []
+    for log in (tmp_path / "log", ""):
+        app = Dying(two_workers)
+        app.log, app.events = str(log), []
+        await app.train_sync(2)
+        weights.append(app.model.get_weights())
+        lost.append({event for event in app.events if event[0] == "lost"})
+    assert lost == [{("lost", 1), ("lost", 2)}, set()]
+    assert equal(*weights)
+
+
+async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why(two_workers):
+    class Failing(Blobs):
+        async def load_dataset(self):
+            await super().load_dataset()
+            if hasattr(self, "worker") and self.worker.id == 2:
+                raise FileNotFoundError("train.npz")
+
+        def on_event(self, event):
+            self.events.append(event)
+
+    app = Failing(two_workers)
+    app.samples, app.events = 53, []
+    records = await app.train_sync(1)
+    assert records[0].workers == (1, 1)
+    (gone,) = [event for event in app.events if event.kind == "gone"]
+    assert "FileNotFoundError: train.npz; it takes no part in this run" in gone.text
+    assert "in load_dataset" in gone.text
+
+
+async def test_two_runs_at_once_on_one_cluster_are_refused_in_one_sentence_and_on_its_parts_both_train(two_workers):
+    first, second = Blobs(two_workers), Blobs(two_workers)
+    outcomes = await asyncio.gather(first.train_sync(2), second.train_sync(2), return_exceptions=True)
+    assert len(outcomes[0]) == 2
+    assert isinstance(outcomes[1], LeaseError)
+    assert "is in another training run of this program; wait until" in str(outcomes[1])
+    parts = [Blobs(two_workers.options(workers=[number])) for number in (1, 2)]
+    await asyncio.gather(*(part.train_sync(2) for part in parts))
+    assert equal(*(part.model.get_weights() for part in parts))
+    await second.train_sync(1)
 
 
 async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
