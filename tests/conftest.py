@@ -98,6 +98,13 @@ async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
         await session_cluster.options(on_error="return").remove_method(name)
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def two_workers(own_folders: Path) -> AsyncIterator[Cluster]:
+    """Two local workers for all tests that train: importing Keras takes longer than most tests. Never import it from here: that makes another two."""
+    async with Cluster.local(2) as cluster:
+        yield cluster
+
+
 @dataclass
 class WorkerProcess:
     """A ``ddlf-worker`` of its own."""

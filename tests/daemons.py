@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.testing.in_process import InProcessDaemon
 from ddlf.tokens import new_token
 from ddlf.worker.daemon import Daemon, Options
 from tests.patience import PATIENCE_S
@@ -47,6 +48,20 @@ class RunningDaemon:
     async def end(self) -> None:
         self.daemon.stop()
         await asyncio.wait_for(self.task, PATIENCE_S)
+
+
+class DaemonWithoutProcesses:
+    """A daemon in this process whose executor is here, too: no process starts, and Keras is imported once for all."""
+
+    def __init__(self, token: bytes, port: int = 0) -> None:
+        self._daemon = InProcessDaemon(Options(host="127.0.0.1", port=port, tokens=(token,), state_dir=None))
+        self.port = self._daemon.port
+        self._task = asyncio.create_task(self._daemon.run(lambda: None))
+
+    async def end(self) -> None:
+        """End it; whoever is connected loses it."""
+        self._daemon.stop()
+        await self._task
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, ConfigError, DatasetMismatch
-from tests.training.conftest import two_workers  # noqa: F401  the same workers
 from tests.training.models import Blobs, app, blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

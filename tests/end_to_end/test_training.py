@@ -90,6 +90,7 @@ def accuracy(output: str) -> float:
     return float(re.search(r"^test .*accuracy (\S+)", output, re.M)[1])
 
 
+@pytest.mark.slow
 def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers):
     config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"
@@ -119,7 +120,7 @@ def test_the_demo_reaches_its_accuracy_saves_the_model_and_leaves_no_process(env
     assert not started_with(environment)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment, number):
     process = subprocess.Popen(
         (*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "100000"),
@@ -142,6 +143,7 @@ def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(enviro
     assert not alive
 
 
+@pytest.mark.slow
 def test_an_app_runs_as_a_script_too(environment):
     result = subprocess.run(
         (sys.executable, "apps/digits_cnn.py", "--local", "1", "--master-epochs", "2", "-p", "batch_size=64"),
@@ -155,6 +157,7 @@ def test_an_app_runs_as_a_script_too(environment):
     assert 0 < accuracy(result.stdout) <= 1
 
 
+@pytest.mark.slow
 def test_workers_may_run_another_keras_backend_than_the_master_and_than_each_other(environment, start_workers):
     config = start_workers({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "tensorflow"})
     for backend in ("tensorflow", "jax"):

@@ -29,7 +29,6 @@ from ddlf.errors import (
 )
 from ddlf.wire import code
 from tests.patience import PATIENCE_S
-from tests.training.conftest import two_workers  # noqa: F401  the same workers
 from tests.training.models import Blobs, app, small_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -389,7 +388,7 @@ async def test_B53_a_setting_that_cannot_be_is_refused_before_a_worker_is_needed
         await Blobs().train_sync(**{name: value})
 
 
-async def test_B53_a_batch_larger_than_the_data_is_one_batch(two_workers):  # noqa: F811
+async def test_B53_a_batch_larger_than_the_data_is_one_batch(two_workers):
     (record,) = await app(two_workers, samples=20, batch_size=1000).train_sync(master_epochs=1)
     assert record.samples == 20
 
@@ -434,7 +433,7 @@ def of_other_outputs():
         pytest.param(of_other_outputs, "target.shape=(", id="B56 shape"),
     ],
 )
-async def test_B54_B56_a_model_that_cannot_train_is_named_before_the_first_round(two_workers, make, sentence):  # noqa: F811
+async def test_B54_B56_a_model_that_cannot_train_is_named_before_the_first_round(two_workers, make, sentence):
     class Wrong(Blobs):
         async def create_model(self):
             self.model = make()
@@ -448,7 +447,7 @@ async def test_B54_B56_a_model_that_cannot_train_is_named_before_the_first_round
 
 
 async def test_B55_a_layer_of_the_users_own_file_travels_with_the_app_and_a_missing_module_is_named(
-    two_workers,  # noqa: F811
+    two_workers,
 ):
     class Missing(Blobs):
         async def create_model(self):
@@ -470,7 +469,7 @@ async def test_B57_the_same_worker_twice_is_refused(cluster):
         ddlf.Cluster(["127.0.0.1", "127.0.0.1"])
 
 
-async def test_B58_a_callback_that_raises_ends_training_with_its_own_line_and_the_workers_stay_usable(two_workers):  # noqa: F811
+async def test_B58_a_callback_that_raises_ends_training_with_its_own_line_and_the_workers_stay_usable(two_workers):
     class Raising(Blobs):
         async def create_model(self):
             import keras
@@ -488,7 +487,7 @@ async def test_B58_a_callback_that_raises_ends_training_with_its_own_line_and_th
     assert len(await app(two_workers).train_sync(master_epochs=1)) == 1
 
 
-async def test_B58_an_on_round_that_raises_does_too(two_workers):  # noqa: F811
+async def test_B58_an_on_round_that_raises_does_too(two_workers):
     class Raising(Blobs):
         def on_round(self, record):
             raise ArithmeticError("my on_round")

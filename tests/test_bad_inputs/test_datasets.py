@@ -13,12 +13,11 @@ import pytest
 import ddlf
 from ddlf.errors import BadUpdate, ConfigError, DatasetError, DatasetMismatch, DDLFError
 from ddlf.worker import datasets
-from tests.training.conftest import two_workers  # noqa: F401  the same workers
 from tests.training.models import Blobs, app
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path, monkeypatch):
+def empty_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("DDLF_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
@@ -246,7 +245,7 @@ class Changed(Blobs):
     ],
 )
 @pytest.mark.asyncio(loop_scope="session")
-async def test_B107_data_that_differs_between_workers_is_a_table_and_nothing_is_trained(two_workers, changes, cells):  # noqa: F811
+async def test_B107_data_that_differs_between_workers_is_a_table_and_nothing_is_trained(two_workers, changes, cells):
     made = Changed(two_workers)
     for name, value in changes.items():
         setattr(made, name, value)
@@ -268,7 +267,7 @@ class Broken(Blobs):
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_B97_an_app_with_labels_missing_or_less_samples_than_workers_is_told_so(two_workers):  # noqa: F811
+async def test_B97_an_app_with_labels_missing_or_less_samples_than_workers_is_told_so(two_workers):
     with pytest.raises(DDLFError) as refused:
         await Broken(two_workers).train_sync(master_epochs=1)
     assert "x_train has 203 rows, y_train 202" in str(refused.value)
@@ -285,7 +284,7 @@ class WithNaN(Blobs):
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_B100_values_that_are_not_finite_are_counted_before_training(two_workers, capsys):  # noqa: F811
+async def test_B100_values_that_are_not_finite_are_counted_before_training(two_workers, capsys):
     with pytest.raises(BadUpdate, match="NaN or infinite"):
         await WithNaN(two_workers).train_sync(master_epochs=1)
     assert "WARNING 2 of 1,624 values of x_train are NaN or infinite" in capsys.readouterr().out

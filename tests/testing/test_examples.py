@@ -13,7 +13,10 @@ from tests.processes import python
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "testing.md").read_text(), re.S)
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[pytest.mark.slow] if "keras" in block else []) for n, block in enumerate(BLOCKS)],
+)
 def test_an_example_does_what_it_says(tmp_path, number):
     source = BLOCKS[number]
     script = tmp_path / "test_example.py"

@@ -1,6 +1,7 @@
 """Workers without processes do what real ones do."""
 
 import asyncio
+import contextlib
 import os
 
 import numpy as np
@@ -126,9 +127,10 @@ async def test_a_method_that_blocks_for_long_is_no_death():
         assert await cluster.run_code("1") == [1, 1]
 
 
-async def test_an_app_trains_to_the_same_bits_as_on_real_workers():
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
     runs = []
-    for make in (in_process_cluster, in_process_cluster, Cluster.local):
+    for make in (in_process_cluster, in_process_cluster, lambda _: contextlib.nullcontext(two_workers)):
         async with make(2) as cluster:
             trained = app(cluster, dropout=0.3, norm=True)
             records = await trained.train_sync(master_epochs=3)

@@ -1,6 +1,7 @@
-"""Training through failures, on real workers: the result is the same bits as that of the undisturbed run.
+"""Training through failures: the result is the same bits as that of the undisturbed run on real workers.
 
-Many kills in one job, with all that has a state, are in ``tests/benchmarks/reliability/test_training.py``.
+Where it is enough, the failing workers are in this process. Real kills are in two tests here; many in one job, with all that has a state, are in
+``tests/benchmarks/reliability/test_training.py``.
 """
 
 import asyncio
@@ -9,10 +10,13 @@ import signal
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate
+from ddlf.testing.in_process import in_process_cluster
+from tests.daemons import DaemonWithoutProcesses
 from tests.patience import PATIENCE_S
 from tests.training.models import WIDE, Blobs, app, equal
 
@@ -41,6 +45,20 @@ def with_faults(trained, faults):
 
 def kill_executor(cluster, number):
     return lambda: os.kill(cluster.workers[number - 1].facts["pid"], signal.SIGKILL)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start_here(token_file):
+    """Starts workers without processes, which are ended after the test."""
+    started = []
+
+    def start(port=0):
+        started.append(DaemonWithoutProcesses(token_file.read_bytes().strip(), port))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        await daemon.end()
 
 
 def kinds(trained):
@@ -72,8 +90,9 @@ async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_wo
         "float16 is lossy, or this test shows nothing"
     )
     assert all((record.error > 0) == (codec == "float16") for record in plain.history)
-    killed = with_faults(app(two_workers, **options), {(3, 2): kill_executor(two_workers, 2)})
-    await killed.train_model()
+    async with in_process_cluster(2) as cluster:
+        killed = with_faults(app(cluster, **options), {(3, 2): cluster.machine(2).kill})
+        await killed.train_model()
     assert equal(killed.model.get_weights(), plain.model.get_weights())
     assert "lost" in kinds(killed)
 
@@ -90,22 +109,29 @@ async def test_fresh_optimizers_are_the_same_everywhere_and_cost_no_bytes(two_wo
         assert 2 * weights < record.bytes_out < 2.2 * weights  # Adam's state would be as much again and more
 
 
-async def test_asynchronous_training_applies_every_update_once_though_workers_die(two_workers):
-    trained = with_faults(
-        app(two_workers, mode="async", master_epochs=4),
-        {(2, 2): kill_executor(two_workers, 2), (3, 1): kill_executor(two_workers, 1)},
-    )
-    records = await trained.train_model()
+async def test_asynchronous_training_applies_every_update_once_though_workers_die():
+    async with in_process_cluster(2) as cluster:
+        trained = with_faults(
+            app(cluster, mode="async", master_epochs=4),
+            {(2, 2): cluster.machine(2).kill, (3, 1): cluster.machine(1).kill},
+        )
+        records = await trained.train_model()
     assert sorted((record.slot, record.round) for record in records) == [(s, r) for s in (1, 2) for r in (1, 2, 3, 4)]
     assert [record.version for record in records] == list(range(1, 9))
     assert "lost" in kinds(trained)
 
 
-async def test_a_worker_that_joins_and_one_that_is_killed_change_no_bit(two_workers, start_worker):
+@pytest.fixture
+def no_backups(monkeypatch):
+    """However late a slot is, nobody else gets it."""
+    monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 1000)
+
+
+async def test_a_worker_that_joins_and_one_that_goes_change_no_bit(two_workers, token_file, start_here, no_backups):
     options = dict(HARD, master_epochs=5, slots=3)
     plain = await undisturbed(two_workers, **options)
-    first, second = start_worker(), start_worker()
-    async with Cluster(["127.0.0.1"], [first.port], token_file=first.token_file) as cluster:
+    first, second = start_here(), start_here()
+    async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
         trained = with_faults(app(cluster, **options), {})
 
         async def on_round(record):
@@ -114,27 +140,29 @@ async def test_a_worker_that_joins_and_one_that_is_killed_change_no_bit(two_work
             elif record.round == 3:
                 await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
             elif record.round == 4:
-                first.end(signal.SIGKILL)
+                await first.end()
 
         trained.on_round = on_round
         records = await trained.train_model()
-    assert [set(record.workers) for record in records[2:]] == [{1}, {1, 2}, {2}]
+    assert [set(record.workers) for record in (*records[:2], *records[3:])] == [{1}, {1}, {1, 2}, {2}]
     assert kinds(trained)[:2] == ["joined", "lost"]
     assert equal(trained.model.get_weights(), plain.model.get_weights())
 
 
-async def test_a_worker_that_was_missing_at_the_start_comes_later(two_workers, start_worker, free_port):
+async def test_a_worker_that_was_missing_at_the_start_comes_later(
+    two_workers, token_file, start_here, free_port, no_backups
+):
     options = dict(HARD, master_epochs=4, slots=2)
     plain = await undisturbed(two_workers, **options)
-    first, late = start_worker(), []
+    first = start_here()
     async with Cluster(
-        ["127.0.0.1", "127.0.0.1"], [first.port, free_port], token_file=first.token_file, min_workers=1
+        ["127.0.0.1", "127.0.0.1"], [first.port, free_port], token_file=token_file, min_workers=1
     ) as cluster:
         trained = with_faults(app(cluster, **options), {})
 
         async def on_round(record):
             if record.round == 1:
-                late.append(start_worker(port=free_port))
+                start_here(port=free_port)
             elif record.round == 3:
                 await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
 

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from tests.training.conftest import two_workers  # noqa: F401  the same workers
 from tests.training.models import Blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -19,7 +18,7 @@ class Stopping(Blobs):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stopped(two_workers, mode):  # noqa: F811
+async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stopped(two_workers, mode):
     app = Stopping(two_workers)
     app.mode = mode
     assert not app.stop_training()
@@ -30,7 +29,7 @@ async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stoppe
     assert len(await app.train_sync()) == 5
 
 
-async def test_a_run_that_is_cancelled_keeps_weights_and_history_of_its_complete_rounds(two_workers):  # noqa: F811
+async def test_a_run_that_is_cancelled_keeps_weights_and_history_of_its_complete_rounds(two_workers):
     app = Blobs(two_workers)
     app.master_epochs = 50
     app.on_round = lambda record: record.round == 2 and running.cancel()
