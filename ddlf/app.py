@@ -34,6 +34,11 @@ MASTER_ONLY = frozenset(
         "y_train",
         "x_test",
         "y_test",
+        "x_val",
+        "y_val",
+        "w_train",
+        "w_val",
+        "w_test",
         "history",
         "optimizers",
         "ledger",
@@ -60,7 +65,10 @@ class IApp:
         batch_size: Of each worker, as in the papers: two workers with 64 each step on 128 samples.
         seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
         evaluate_every: Evaluate the test data after every so many rounds while the workers compute the next; 0 for never.
-        callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``.
+        class_weight: Dict of a weight for each class's number, as in ``fit``; classes that are not in it weigh 1. Or give ``w_train``.
+        callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``. Epochs are counted over the whole run, so that a
+            ``LearningRateScheduler`` works; what looks at whole epochs (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins
+            anew in each round: it is warned of.
         precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
             bfloat16 would gain.
         slots: K, the logical replicas that the workers carry; None for as many as workers at the beginning. Workers may come and go
@@ -128,9 +136,12 @@ class IApp:
     update_policy: str = "stop"
     outer: OuterOptimizer | str | None = None
     callbacks: tuple[Any, ...] | list[Any] = ()
+    class_weight: Mapping[int, float] | None = None
 
     _run = ""
     _content = ""
+    _arrays_only = False
+    _feeds: Mapping[str, Any] = {}
     # What load_dataset and create_model set here: the value, and the one before if there was one.
     _made: Mapping[str, tuple[Any, ...]] = {}
     _stop: bool | None = None  # whether to end after this round; None while there is none
@@ -153,11 +164,14 @@ class IApp:
     # -- what a user writes -----------------------------------------------------------------------------------------
 
     async def load_dataset(self) -> None:
-        """Set ``x_train``, ``y_train`` and, for the test, ``x_test``, ``y_test``. Runs on the master and on every worker; must be written.
+        """Set ``x_train``, ``y_train`` and, if wanted, others. Runs on the master and on every worker; must be written.
+
+        ``x_val``, ``y_val`` are evaluated after each round, as ``fit`` does with ``validation_data``; ``x_test``, ``y_test`` at the end. ``w_train``,
+        ``w_val``, ``w_test`` weigh samples. Models that need no labels need no ``y_``.
 
         What else it sets is there for ``create_model`` and ``train`` of the same node. It never travels; what ``__init__`` sets does.
 
-        Arrays, or lists or dicts of arrays for a model of several inputs. All nodes must get equal training data.
+        Arrays, or lists, tuples or dicts of arrays for a model of several inputs. All nodes must get equal training data.
         """
         raise AppError(
             f"{type(self).__name__} has no load_dataset", hint="write one that sets self.x_train and self.y_train"
@@ -223,6 +237,11 @@ class IApp:
         """Leave the workers; they keep their data for the next run. Safe to call again."""
         if self.cluster is not None:
             await self.cluster.close()
+
+    async def shutdown(self) -> None:
+        """End the workers' processes."""
+        if self.cluster is not None:
+            await self.cluster.shutdown()
 
     async def __aenter__(self) -> IApp:
         await self.connect()
@@ -338,9 +357,10 @@ class IApp:
         Returns:
             Keras's metrics by name, ``"loss"`` among them.
         """
+        from ddlf.training.data import has
         from ddlf.training.evaluation import compute, evaluate
 
-        if not hasattr(self, "x_test") or not hasattr(self, "y_test"):
+        if not has(self, "test"):
             raise AppError(
                 "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
             )

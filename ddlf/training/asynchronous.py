@@ -20,6 +20,7 @@ a merge needs no lock.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.weights import is_float
 from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, round_epochs, run_slot
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
@@ -116,9 +117,13 @@ async def train(job: Job) -> list[RoundRecord]:
                 workers=(result.worker,),
                 verdicts=() if verdict.action == "accept" else (str(verdict),),
                 error=result.error,
-                metrics=mean_metrics([(result.metrics, result.samples)]),
+                metrics=result.metrics,
             )
             records.append(record)
+            if len(records) % job.slots == 0:  # as often as all samples were trained on
+                place = len(records) - 1
+                record = dataclasses.replace(record, metrics=record.metrics | await job.validate())
+                records[place] = record
             await job.keep()
             if await job.report(record):
                 converged = True

@@ -12,19 +12,55 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import AppError, ConfigError
-from ddlf.training.feed import first_array, make_feed
+from ddlf.training.data import batches, has
+from ddlf.training.feed import Feed, make_feed
+from ddlf.training.metrics import scalars
+from ddlf.training.model import fresh_names, ready_model
+from ddlf.worker.trees import first_array
 
 EVALUATION_BATCH = 512
 
 
-def evaluate(app: Any, weights: list[Any] | None) -> dict[str, float]:
-    """Evaluate the app's model on its test data, with the given weights or those that it has."""
+def evaluate(
+    app: Any, weights: list[Any] | None, part: str = "test", batch_size: int = EVALUATION_BATCH
+) -> dict[str, float]:
+    """Evaluate the app's model on its test data, with the given weights or those that it has.
+
+    Args:
+        app: The user's ``IApp``.
+        weights: One array for each of ``model.weights``, or None.
+        part: ``"test"`` or ``"val"``.
+        batch_size: Samples in a batch.
+    """
     if weights is not None:
         app.model.set_weights(weights)
-    feed = make_feed((app.x_test, app.y_test), EVALUATION_BATCH)
-    feed.set_order(np.arange(len(first_array(app.x_test))))
-    metrics = app.model.evaluate(feed.dataset, verbose=0, return_dict=True)
-    return {name: float(value) for name, value in metrics.items()}
+    feed = _feed(app, part, batch_size)
+    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True))
+
+
+def validate(app: Any, weights: list[Any], batch_size: int) -> dict[str, float]:
+    """What ``fit`` would say of its validation data after an epoch: metrics that begin with ``val_``; none without such data.
+
+    Args:
+        app: The user's ``IApp``.
+        weights: After the round.
+        batch_size: As in training, which is what ``fit`` takes.
+    """
+    if not has(app, "val"):
+        return {}
+    return {f"val_{name}": value for name, value in evaluate(app, weights, "val", batch_size).items()}
+
+
+def _feed(app: Any, part: str, batch_size: int) -> Feed:
+    """One for each part is kept, as long as the data is the same: a new one costs memory that TensorFlow does not give back."""
+    data = batches(app, part)
+    kept = app._feeds.get(part)
+    if kept is None or kept[0] != batch_size or [id(item) for item in kept[1]] != [id(item) for item in data]:
+        feed = make_feed(data, batch_size)
+        feed.set_order(np.arange(len(first_array(data))))
+        kept = batch_size, data, feed
+        app._feeds = {**app._feeds, part: kept}
+    return kept[2]  # type: ignore[no-any-return]
 
 
 def check_test_data(app: Any) -> None:
@@ -108,6 +144,8 @@ def check_path(path: Path) -> None:
 async def load(app: Any, path: str | Path) -> None:
     """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
 
+    A whole model of own classes that are not registered with Keras is made by ``create_model``, and gets the weights of the file.
+
     Args:
         path: A ``.keras`` file.
     """
@@ -115,11 +153,25 @@ async def load(app: Any, path: str | Path) -> None:
 
     if not Path(path).is_file():  # noqa: ASYNC240
         raise ConfigError(f"there is no model file {str(path)!r}")
-    loaded = await compute(keras.models.load_model, str(path))
-    if hasattr(app, "model"):
-        app.model.set_weights(loaded.get_weights())
-    else:
-        app.model = loaded
+    if not hasattr(app, "model"):
+        try:
+            app.model = await compute(keras.models.load_model, str(path))
+            return
+        except TypeError as error:
+            if "Could not locate" not in str(error):
+                raise
+        if not has(app, "train"):
+            await maybe_await(app.load_dataset())
+        with fresh_names():
+            await maybe_await(app.create_model())
+    ready_model(app)
+    try:
+        await compute(app.model.load_weights, str(path))
+    except ValueError as error:
+        raise AppError(
+            f"the weights of {str(path)!r} do not fit the app's model {app.model.name!r}: {error}",
+            hint="load the file of an equal model, or a whole model into an app that has none yet",
+        ) from error
 
 
 async def compute(function: Any, *args: Any) -> Any:

@@ -9,10 +9,11 @@ took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it can see tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+
+from ddlf.worker.trees import leaves, tree_map, tuples
 
 
 class Feed(Protocol):
@@ -30,27 +31,12 @@ class Feed(Protocol):
         """Give the indices of the samples for the next pass, shape ``(n,)``, any integer type."""
 
 
-def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply to an array, or to each in a list, tuple or dict of them."""
-    if isinstance(data, dict):
-        return {key: tree_map(function, value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return type(data)(tree_map(function, value) for value in data)
-    return function(data)
-
-
-def first_array(data: Any) -> Any:
-    """One array of a tree; all have the same length."""
-    while isinstance(data, dict | list | tuple):
-        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
-    return data
-
-
 def make_feed(data: Any, batch_size: int) -> Feed:
     """The feed for the Keras backend in use.
 
     Args:
-        data: What ``fit`` takes of one batch, as ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays.
+        data: What ``fit`` takes of one batch, as ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays. Floating-point
+            numbers reach the model in Keras's own type, as they do when ``fit`` is given arrays.
         batch_size: Samples in a batch; the last one of a pass may be smaller.
     """
     import keras
@@ -68,9 +54,9 @@ class TensorFlowFeed:
         self._batch_size = batch_size
         order = self._order = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
         with tf.device("CPU:0"):
-            tensors = tree_map(tf.convert_to_tensor, data)
-        # ``tensor.numpy()`` would copy again; the buffer protocol does not. Such a view is read-only.
-        self.data = tree_map(lambda tensor: np.asarray(memoryview(tensor)), tensors)
+            tensors = tree_map(lambda array: tf.convert_to_tensor(array, keras_type(array)), tuples(data))
+        held = iter([array for _, array in leaves(tensors)])
+        self.data = tree_map(lambda array: _memory_of(next(held), array), data)
 
         def batch(number: Any) -> Any:
             rows = order[number * batch_size : (number + 1) * batch_size]
@@ -111,7 +97,7 @@ class ArrayFeed:
 
             def __getitem__(self, number: int) -> Any:
                 rows = feed._order[number * batch_size : (number + 1) * batch_size]
-                return tuple(tree_map(lambda array: array[rows], data))
+                return tuple(tree_map(lambda array: array[rows].astype(keras_type(array), copy=False), data))
 
         self.data = data
         self._order: np.ndarray[Any, Any] = np.arange(0)
@@ -120,3 +106,20 @@ class ArrayFeed:
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         """See ``Feed``."""
         self._order = order
+
+
+def keras_type(array: np.ndarray[Any, Any]) -> str:
+    """What Keras makes of an array's type: its own floating-point type of any other one."""
+    import keras
+
+    kind = keras.backend.standardize_dtype(array.dtype)
+    return str(keras.backend.floatx() if keras.backend.is_float_dtype(kind) else kind)
+
+
+def _memory_of(tensor: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A tensor's memory as an array; the array that it was made of, if that had another type."""
+    if tensor.dtype.as_numpy_dtype != array.dtype:
+        return array
+    # ``tensor.numpy()`` would copy again; the buffer protocol does not. Such a view is read-only.
+    view: np.ndarray[Any, Any] = np.asarray(memoryview(tensor))
+    return view

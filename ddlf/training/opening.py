@@ -15,11 +15,12 @@ from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.training import replica
+from ddlf.training import data, replica
 from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
+from ddlf.training.model import fresh_names, ready_model
 from ddlf.training.precision import WORTH_SAYING
-from ddlf.training.replica import describe_weights, fingerprint_of
+from ddlf.training.replica import describe_weights
 from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 from ddlf.worker.datasets import not_finite
@@ -37,6 +38,7 @@ class Opening:
     Attributes:
         run: Names the training run on the workers.
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
+        wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
         opened: What each worker has, by its number.
         checked: Whether they have been compared with this side; from then on each is when it is opened.
 
@@ -48,6 +50,7 @@ class Opening:
         self.app = app
         self.run = secrets.token_hex(8)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.wanted: dict[str, str] = {}
         self.opened: dict[int, dict[str, Any]] = {}
         self.checked = False
         self._asked: set[int] = set()
@@ -68,7 +71,7 @@ class Opening:
         take.pickle = self._pickle
         try:
             await worker.rpc(take)
-            wanted = self.content.result() if self.content.done() else None
+            wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(worker.rpc(Request("run_method", replica.open_app, self.run, wanted)))
             await asyncio.sleep(0)  # in which it is sent
         finally:
@@ -80,7 +83,8 @@ class Opening:
             asking.cancel()
             raise
         if facts is None:
-            facts = await worker.rpc(Request("run_method", replica.open_app, self.run, await self.content))
+            await self.content
+            facts = await worker.rpc(Request("run_method", replica.open_app, self.run, self.wanted))
         if self.checked:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app._content, {worker.id: facts})
@@ -91,16 +95,24 @@ class Opening:
         app = self.app
         await self._have_asked(app.cluster.workers)
         if not hasattr(app, "x_train"):
+            before = dict(vars(app))
             await _make(app, app.load_dataset)
-        content = await asyncio.to_thread(fingerprint_of, app) if hasattr(app, "x_train") else ""
-        self.content.set_result(content)
+            made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
+            app._arrays_only = made <= {*data.NAMES, "_made"}
+        found: dict[str, str] = {}
+        if hasattr(app, "x_train"):
+            data.check_data(app)
+            found = await asyncio.to_thread(data.contents, app)
+        all_found = all(name in found for name in data.NAMES if getattr(app, name, None) is not None)
+        self.wanted = found if app._arrays_only and all_found else {}
+        self.content.set_result(data.content(found) if found else "")
         if not hasattr(app, "model"):
             import keras
 
             keras.utils.set_random_seed(seed)
-            await _make(app, app.create_model)
-            if not hasattr(app, "model"):
-                raise AppError("create_model set no self.model", hint="end it with self.model = ...")
+            with fresh_names():
+                await _make(app, app.create_model)
+        ready_model(app)
 
     async def _have_asked(self, workers: list[ProxyWorker]) -> None:
         """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
@@ -213,9 +225,11 @@ def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     gain = max(facts["gain"] for facts in opened.values())
     if gain > WORTH_SAYING:
         app.say(f"precision float32; matrix products are {gain:.1f}x as fast in bfloat16 here: try mixed_bfloat16")
-    for name in ("x_train", "y_train"):
-        if hasattr(app, name) and (found := not_finite(getattr(app, name))):
+    for name in data.NAMES:
+        if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app.say(f"data      WARNING {found} of {name} are NaN or infinite")
+    for sentence in data.look_alikes(app):
+        app.say(f"data      WARNING {sentence}")
     news = sum(facts["loaded"] for facts in opened.values())
     how = (
         f"loaded on {news} workers in {max(facts['seconds'] for facts in opened.values()):.1f} s"

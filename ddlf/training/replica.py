@@ -10,16 +10,23 @@ import hashlib
 import inspect
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ddlf.errors import AppError, AppMissing
+from ddlf.training.callbacks import look_at_batches
+from ddlf.training.data import batches, check_data, content, contents, rows_of
 from ddlf.training.exchange import WorkerEnd
-from ddlf.training.feed import Feed, first_array, make_feed
+from ddlf.training.feed import Feed, make_feed
+from ddlf.training.metrics import NOTHING_COUNTED, read_state, scalars
+from ddlf.training.model import fresh_names, is_built, ready_model
+from ddlf.training.optimizer_state import no_final_averages, read_optimizer, write_optimizer
 from ddlf.training.precision import gain_of_bfloat16, set_precision
-from ddlf.worker.datasets import fingerprint
+from ddlf.worker.held import HeldData
 from ddlf.worker.methods import concurrent
+from ddlf.worker.trees import tree_map
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -60,14 +67,14 @@ class Replica:
 
     Attributes:
         stopping: Set when training is to end at the next batch.
-        attributes: What ``load_dataset`` set on the app; the worker keeps it for later runs.
     """
 
     def __init__(self, app: App, run: str) -> None:
         self.app = app
         self.run = run
         self.stopping = False
-        self.attributes: dict[str, Any] = {}
+        self._found: dict[str, str] = {}
+        self._held = HeldData()
         self._feed: tuple[int, Feed] | None = None
         self._task: dict[str, Any] = {}
         self._exchange = WorkerEnd()
@@ -78,6 +85,8 @@ class Replica:
             int, tuple[int, Weights]
         ] = {}  # slot -> the round after which its optimizer was like this
         self._in_model: int | None = None
+        self._steps = 1
+        self._fitted = False
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
@@ -89,20 +98,10 @@ class Replica:
         """Create the model and say what it is."""
         import keras
 
-        call(self.app.create_model)
-        model = getattr(self.app, "model", None)
-        if model is None:
-            raise AppError(
-                "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
-            )
-        if not hasattr(model, "get_weights"):
-            raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
-        if not model.compiled:
-            raise AppError(
-                f"the model {model.name!r} is not compiled",
-                hint="end create_model with self.model.compile(optimizer, loss)",
-            )
-        use_fast_steps(model, self.app)
+        with fresh_names():
+            call(self.app.create_model)
+        model = ready_model(self.app)
+        self._steps = model.steps_per_execution
         trained = {id(weight) for weight in model.trainable_weights}
         self._lossless = [id(weight) not in trained for weight in model.weights]
         self._like = model.get_weights()
@@ -116,30 +115,55 @@ class Replica:
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
-    def load(self) -> None:
-        """Run the app's ``load_dataset``."""
-        before = dict(vars(self.app))
-        call(self.app.load_dataset)
-        self.attributes = {name: v for name, v in vars(self.app).items() if before.get(name, before) is not v}
+    def load(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
+        """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
+
+        Args:
+            wanted: If nothing but arrays is to be set: the fingerprint of each. When all of them are here, nothing is loaded.
+            held: What is here; it gets what is not.
+
+        Returns:
+            What the training data is, and whether it was loaded.
+        """
+        begin = time.perf_counter()
+        app, found = self.app, wanted
+        here = bool(wanted) and all(content in held for content in wanted.values())
+        if not here:
+            held.make_room()
+            call(app.load_dataset)
+            check_data(app)
+            found = contents(app)
+        for name, one in found.items():
+            if one not in held:
+                held[one] = tree_map(unchanging, getattr(app, name))
+            setattr(app, name, held[one])
+        held.use(found.values())
+        self._found, self._held = found, held
+        return {
+            "fingerprint": content(found),
+            **rows_of(app),
+            "loaded": not here,
+            "seconds": time.perf_counter() - begin,
+        }
 
     def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round.
 
         Args:
-            task: ``slot``, ``round``, ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,); ``weights`` as
-                ``WeightsOut`` encodes them, ``codec`` for the update; ``optimizer``, the state to begin with: ``"held"`` (what the slot's
-                last round left here), ``"fresh"``, or its arrays; ``lost``, what the codec has lost so far, if it comes from elsewhere.
+            task: ``slot``, ``round``, ``epoch`` (local ones before this round), ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,);
+                ``weights`` as ``WeightsOut`` encodes them, ``codec`` for the update; ``optimizer``, the state to begin with: ``"held"`` (what the
+                slot's last round left here), ``"fresh"``, or its arrays; ``lost``, what the codec has lost so far, if it comes from elsewhere.
 
         Returns:
             ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer``, ``samples``, ``digest`` of the indices,
-            ``metrics``, ``seconds``, ``stopped``, and ``lost`` if the task asks for it.
+            ``metrics`` and what the model's metrics have counted, ``seconds``, ``stopped``, and ``lost`` if the task asks for it.
 
         Raises:
             AppMissing: The slot's last round did not leave its state here.
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._task = task
+        self._task, self._fitted = task, False
         slot = task["slot"]
         self._set_optimizer(slot, task["round"], task["optimizer"])
         if task["optimizer"] != "held":
@@ -149,9 +173,7 @@ class Replica:
         self.app.indices = task["indices"]
         reseed(self.app.model, (task["seed"], task["round"], slot))
         weights = self._exchange.read_weights(slot, task["weights"], self._like)
-        outcome = call(self.app.train, weights, task["epochs"], task["batch_size"])
-        update, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
-        update = [np.asarray(array) for array in update]
+        update, metrics = run_train(self.app, weights, task["epochs"], task["batch_size"])
         encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless)
         optimizer = read_optimizer(self.app.model)
         self._optimizers[slot] = task["round"], optimizer
@@ -164,6 +186,7 @@ class Replica:
             "samples": len(task["indices"]),
             "digest": digest(task["indices"]),
             "metrics": metrics,
+            "counted": read_state(self.app.model, metrics) if self._fitted else NOTHING_COUNTED,
             "seconds": time.perf_counter() - begin,
             "stopped": self.stopping,
         }
@@ -183,39 +206,56 @@ class Replica:
 
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
-    def fit(self, epochs: int, batch_size: int, callbacks: list[Any]) -> dict[str, float]:
-        """Run ``Model.fit`` over this round's partition.
+    def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
+        """Run ``Model.fit`` over this round's partition, with the weights of its samples or classes if there are any.
 
-        The first local epoch goes through it in the order that came, each later one in an own order made from the task's seed.
+        The first local epoch goes through it in the order that came, each later one in an own order made from the task's seed. Epochs are counted
+        over the whole run, so that a ``LearningRateScheduler`` does what it would do in one ``fit``.
 
         Returns:
             Keras's metrics of the last epoch.
         """
         import keras
 
-        replica, indices = self, self.app.indices
-        if self._feed is None or self._feed[0] != batch_size:
-            feed = make_feed((self.app.x_train, self.app.y_train), batch_size)
-            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
-            kept = dict(zip(("x_train", "y_train"), feed.data, strict=True))
-            vars(self.app).update(kept)
-            self.attributes.update(kept)
-            self._feed = batch_size, feed
-        feed = self._feed[1]
+        replica, indices, model = self, self.app.indices, self.app.model
+        callbacks = list(callbacks)
+        feed = self._feed_of(batch_size)
+        first = self._task["epoch"]
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                feed.set_order(replica.order(indices, epoch))
+                feed.set_order(replica.order(indices, epoch - first))
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if replica.stopping:
                     self.model.stop_training = True
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        history = self.app.model.fit(
-            feed.dataset, epochs=epochs, verbose=0, shuffle=False, callbacks=[Round(), *callbacks]
-        ).history
-        return {name: float(values[-1]) for name, values in history.items()}
+        use_fast_steps(model, callbacks, self._steps)
+        with no_final_averages(model):
+            history = model.fit(
+                feed.dataset,
+                epochs=first + epochs,
+                initial_epoch=first,
+                verbose=0,
+                shuffle=False,
+                callbacks=[Round(), *callbacks],
+            ).history
+        self._fitted = True
+        return scalars({name: values[-1] for name, values in history.items()})
+
+    def _feed_of(self, batch_size: int) -> Feed:
+        """The feed of the training data; it is kept from round to round."""
+        if self._feed is None or self._feed[0] != batch_size:
+            feed = make_feed(batches(self.app, "train"), batch_size)
+            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
+            for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
+                one = self._found.get(name, "")
+                if getattr(self.app, name) is self._held.get(one):  # and not what create_model made of it
+                    self._held[one] = data
+                    setattr(self.app, name, data)
+            self._feed = batch_size, feed
+        return self._feed[1]
 
     def order(self, indices: np.ndarray[Any, Any], epoch: int) -> np.ndarray[Any, Any]:
         """The order of one local epoch, the same whichever worker carries the slot."""
@@ -235,15 +275,23 @@ STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
 
 
-def use_fast_steps(model: Any, app: App) -> None:
-    """Let one call of the compiled function take several batches, unless the user chose a number or has callbacks that may look at batches.
+def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
+    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look at batches.
 
     Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
+
+    Args:
+        model: To be trained next.
+        callbacks: Of this ``fit``.
+        chosen: What the user compiled the model with.
     """
     import keras
 
-    if keras.backend.backend() == "tensorflow" and not app.callbacks and model.steps_per_execution == 1:
-        model.steps_per_execution = STEPS_PER_EXECUTION
+    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not look_at_batches(callbacks)
+    steps = STEPS_PER_EXECUTION if fast else chosen
+    if model.steps_per_execution != steps:
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None  # made for the other number
 
 
 def call(function: Any, *args: Any) -> Any:
@@ -254,36 +302,37 @@ def call(function: Any, *args: Any) -> Any:
     return result
 
 
-def describe_weights(model: Any) -> list[list[Any]]:
-    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
-    if not model.built:
-        raise AppError(
-            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call model.build(...)"
-        )
-    return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
+def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
+    """Call the app's ``train``, and check what it returns.
 
-
-def read_optimizer(model: Any) -> Weights:
-    """The state of a model's optimizer: its iterations, learning rate, and for each weight what it keeps, in Keras's order."""
-    import keras
-
-    return [] if model.optimizer is None else [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
-
-
-def write_optimizer(model: Any, state: Weights) -> None:
-    """Set what ``read_optimizer`` read, of an equal model.
+    Returns:
+        The update, and the metrics.
 
     Raises:
-        AppError: The optimizer is another one.
+        AppError: It returned something else.
     """
-    variables = [] if model.optimizer is None else model.optimizer.variables
-    if [tuple(v.shape) for v in variables] != [array.shape for array in state]:
+    outcome = call(app.train, weights, epochs, batch_size)
+    with_metrics = isinstance(outcome, tuple) and len(outcome) == 2 and not isinstance(outcome[1], np.ndarray)
+    update, metrics = outcome if with_metrics else (outcome, {})
+    try:
+        if not isinstance(update, list | tuple):
+            raise TypeError
+        arrays = [np.asarray(array) for array in update]
+    except (TypeError, ValueError):
         raise AppError(
-            f"the optimizer's state has {len(state)} arrays, here it has {len(variables)} of other shapes",
-            hint="create the same model on the master and on every worker",
+            f"train returned a {type(outcome).__name__}" + (f" with a {type(update).__name__} first" * with_metrics),
+            hint="return the update, weights before minus weights after, as a list of arrays; or (update, metrics)",
+        ) from None
+    return arrays, scalars(metrics)
+
+
+def describe_weights(model: Any) -> list[list[Any]]:
+    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
+    if not is_built(model):
+        raise AppError(
+            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
         )
-    for variable, array in zip(variables, state, strict=True):
-        variable.assign(array)
+    return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
 
 
 def digest(indices: np.ndarray[Any, Any]) -> str:
@@ -294,14 +343,19 @@ def digest(indices: np.ndarray[Any, Any]) -> str:
 def reseed(model: Any, seed: tuple[int, ...]) -> None:
     """Set every random state of Keras from a slot's seed, so that a slot's result does not depend on who carries it.
 
-    Dropout and the like hold seed generators, which are variables but no weights, so they do not come with the weights.
+    Dropout and the like hold seed generators, which are variables but no weights, so they do not come with the weights. ``keras.random`` without a
+    seed has one for all, which a compiled step goes on using: it is set anew, not made anew.
     """
     import keras
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
 
+    common = seed_generator.global_seed_generator()
     words = np.random.SeedSequence(seed).generate_state(2)
     keras.utils.set_random_seed(int(words[0]))
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, common)
     states = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
-    for number, state in enumerate(states):
+    for number, state in enumerate([*states, common.state]):
         # 31 bits fit every type that a backend keeps the state in.
         words = np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)
         state.assign(words.astype(str(state.dtype)))
@@ -323,13 +377,13 @@ def take_app(self: Worker, app: App, run: str) -> None:
     self.replica = app.replica = Replica(app, run)  # type: ignore[attr-defined]
 
 
-async def open_app(self: Worker, run: str, wanted: str | None = None) -> dict[str, Any] | None:
+async def open_app(self: Worker, run: str, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
     """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
 
     Args:
         self: The worker.
         run: Names the training run.
-        wanted: Fingerprint of the master's training data; empty when the master has none, None when it does not know it yet.
+        wanted: As ``Replica.load`` takes it; None when the master does not know it yet.
 
     Returns:
         What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
@@ -341,25 +395,7 @@ async def open_app(self: Worker, run: str, wanted: str | None = None) -> dict[st
     await self.compute(replica.begin)
     if wanted is None and self.datasets:
         return None
-    begin = time.perf_counter()
-    held = wanted in self.datasets
-    if held:
-        content = str(wanted)
-        replica.attributes = self.datasets[content]
-        vars(replica.app).update(replica.attributes)
-    else:
-        await self.compute(replica.load)
-        content = await self.compute(fingerprint_of, replica.app)
-        self.datasets[content] = replica.attributes
-    x = first_array(replica.app.x_train)
-    data = {
-        "fingerprint": content,
-        "samples": len(x),
-        "shape": list(x.shape),
-        "dtype": str(x.dtype),
-        "loaded": not held,
-        "seconds": time.perf_counter() - begin,
-    }
+    data: dict[str, Any] = await self.compute(replica.load, wanted or {}, self.datasets)
     model: dict[str, Any] = await self.compute(replica.build)
     return data | model
 
@@ -397,18 +433,8 @@ def stop_training(self: Worker) -> None:
         replica.stopping = True
 
 
-def fingerprint_of(app: Any) -> str:
-    """The content of an app's training data.
-
-    Raises:
-        AppError: ``load_dataset`` set no ``x_train`` or ``y_train``.
-    """
-    for name in ("x_train", "y_train"):
-        if not hasattr(app, name):
-            raise AppError(
-                f"load_dataset set no self.{name}", hint="set x_train, y_train and, for the test, x_test, y_test"
-            )
-    x, y = len(first_array(app.x_train)), len(first_array(app.y_train))
-    if x != y:
-        raise AppError(f"x_train has {x} rows, y_train {y}", hint="give every sample its label")
-    return fingerprint(app.x_train, app.y_train)
+def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory as an array that cannot be written to: it is found by its content later."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -12,13 +12,17 @@ import numpy as np
 from ddlf.algorithms.merge import rule
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
+from ddlf.training import callbacks
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
+from ddlf.training.data import has
 from ddlf.training.early import check_app, check_backend, check_folders
-from ddlf.training.evaluation import check_test_data, compute, evaluate, maybe_await
+from ddlf.training.evaluation import check_test_data, compute, evaluate, maybe_await, validate
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
+from ddlf.training.metrics import MetricMerge
 from ddlf.training.opening import crew_of
+from ddlf.training.optimizer_state import final_weights, keeps_averages
 from ddlf.training.progress import Keeper, Progress, check_settings
 from ddlf.training.record import RoundRecord, TrainingEvent
 from ddlf.training.replica import describe_weights
@@ -66,6 +70,8 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
     settings = check(app, mode, *given)
     async with crew_of(app, settings["seed"], backups=backups) as (crew, samples):
         check_callbacks(app)
+        for sentence in callbacks.warnings(app.callbacks):
+            app.say(f"callback  WARNING {sentence}")
         check_test_data(app)
         job = await _job(app, samples, crew, mode, settings)
         app._stop = False  # a wish to stop that can be heard now
@@ -74,7 +80,7 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
         finally:
             app._stop = None
             progress = job.progress
-            app.model.set_weights(progress.weights)
+            app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
             app.optimizers, app.ledger, app.history = progress.optimizers, progress.ledger, progress.records
             if job.keeper is not None:
                 await job.keeper.last(progress)
@@ -87,6 +93,11 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
                 f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
                 hint="make it a float, or add it with trainable=False: then it stays what it is on the master",
             )
+    if keeps_averages(app.model) and app.optimizer_state != "kept":
+        raise ConfigError(
+            f"optimizer_state is {app.optimizer_state!r}, but the optimizer keeps averages of the weights over the run (use_ema)",
+            hint="use optimizer_state='kept', or an optimizer without use_ema",
+        )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
     job: Job
@@ -96,6 +107,15 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
             return {}
         metrics: dict[str, float] = await compute(evaluate, app, job.progress.weights)
         return metrics
+
+    one_at_a_time = asyncio.Lock()  # slots of asynchronous training come here on their own
+
+    async def validation() -> dict[str, float]:
+        if not has(app, "val"):
+            return {}
+        async with one_at_a_time:
+            found: dict[str, float] = await compute(validate, app, job.progress.weights, job.batch_size)
+        return found
 
     async def report(record: RoundRecord) -> bool:
         await maybe_await(app.on_round(record))
@@ -126,6 +146,8 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         weights_out=weights_out,
         balance=app.balance,
         report=report,
+        merge_metrics=MetricMerge(app),
+        validate=validation,
         evaluate_between=evaluate_between,
         **settings,
     )

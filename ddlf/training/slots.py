@@ -20,6 +20,7 @@ from ddlf.errors import ProtocolError
 from ddlf.training import replica
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
+from ddlf.training.metrics import MetricMerge
 from ddlf.training.progress import Keeper, Progress
 from ddlf.training.record import RoundRecord
 from ddlf.wire.messages import Request
@@ -53,6 +54,8 @@ class Job:
         weights_out: Of the weights on their way out.
         balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
         report: Takes each record; returns whether training has converged.
+        merge_metrics: Makes one of the metrics of several slots.
+        validate: Gives the metrics of the validation data with the current weights; none without such data.
         evaluate_between: Evaluates the current weights while workers compute, in the rounds in which that is wanted.
     """
 
@@ -75,6 +78,8 @@ class Job:
     weights_out: WeightsOut
     balance: str
     report: Callable[[RoundRecord], Awaitable[bool]]
+    merge_metrics: MetricMerge
+    validate: Callable[[], Awaitable[dict[str, float]]]
     evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
     keep_optimizer: bool = True
     keeper: Keeper | None = None
@@ -117,6 +122,7 @@ class SlotResult:
         update: Weights before minus after.
         samples: Trained on.
         metrics: Of the last local epoch.
+        counted: By the model's metrics in it, as ``metrics.read_state`` gives it.
         error: Relative L2 error of the update as it travelled.
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
@@ -131,6 +137,7 @@ class SlotResult:
     update: Weights
     samples: int
     metrics: dict[str, float]
+    counted: Any
     error: float
     compute_s: float
     elapsed: float
@@ -179,6 +186,7 @@ async def run_slot(
         "lost": None if holds else job.lost_of.get(slot),
         "slot": slot,
         "round": number,
+        "epoch": number * job.worker_epochs,
         "seed": job.seed,
         "epochs": epochs,
         "batch_size": job.batch_size,
@@ -193,6 +201,7 @@ async def run_slot(
         update=read_update(reply["update"], weights),
         samples=reply["samples"],
         metrics=reply["metrics"],
+        counted=reply["counted"],
         error=reply["error"],
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
@@ -209,12 +218,6 @@ def round_epochs(master_epochs: int, worker_epochs: int) -> list[int]:
     """Local epochs of each round; the last round is shorter when ``master_epochs`` is no multiple."""
     full, rest = divmod(master_epochs, worker_epochs)
     return [worker_epochs] * full + [rest] * (rest > 0)
-
-
-def mean_metrics(parts: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """The metrics of several slots as one, weighted by samples."""
-    total = sum(samples for _, samples in parts)
-    return {name: sum(metrics.get(name, 0.0) * samples for metrics, samples in parts) / total for name in parts[0][0]}
 
 
 async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
 from ddlf.training.gather import gather
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, end_all, mean_metrics, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, round_epochs, run_slot
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job
@@ -73,6 +73,7 @@ async def train(job: Job) -> list[RoundRecord]:
         progress.round = number + 1
         job.lost_of = {}
         end = time.perf_counter()
+        validated = await job.validate()
         results = list(gathered.results.values())
         slowest = max(result.elapsed for result in results)
         compute = max(result.compute_s for result in results)
@@ -94,7 +95,8 @@ async def train(job: Job) -> list[RoundRecord]:
             workers=tuple(result.worker for result in results),
             verdicts=gathered.verdicts,
             lost=job.crew.losses - lost,
-            metrics=mean_metrics([(result.metrics, result.samples) for result in results]),
+            metrics=job.merge_metrics([(result.metrics, result.samples, result.counted) for result in results])
+            | validated,
             test=test,
         )
         progress.records.append(record)

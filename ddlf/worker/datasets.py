@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ddlf.errors import DatasetError
+from ddlf.worker.trees import leaves
 
 Arrays = tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
@@ -208,10 +209,10 @@ def _cache_dir() -> Path:
 
 
 def fingerprint(*data: Any) -> str:
-    """The content of arrays as 16 hex digits: types, shapes, order and every byte.
+    """The content of arrays as 16 hex digits: types, shapes, order and every byte, and whether a list or a tuple holds them.
 
     Args:
-        data: Arrays, or lists, tuples and dicts of arrays.
+        data: Arrays, or nested lists, tuples and dicts of arrays.
 
     Raises:
         DatasetError: Something else is in there.
@@ -223,9 +224,9 @@ def fingerprint(*data: Any) -> str:
 
 
 def not_finite(data: Any) -> str:
-    """Say how many values of arrays, or of lists or dicts of arrays, are NaN or infinite; empty when none is."""
+    """Say how many values of arrays, or of nested lists, tuples and dicts of arrays, are NaN or infinite; empty when none is."""
     bad = size = 0
-    for array in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else [data]:
+    for _, array in leaves(data):
         size += array.size
         # The ends show whether there is any, without an array of answers for each value.
         if array.size and array.dtype.kind in "fc" and not np.isfinite([array.min(), array.max()]).all():
@@ -234,20 +235,22 @@ def not_finite(data: Any) -> str:
 
 
 def _update(digest: Any, part: Any) -> None:
-    if isinstance(part, np.ndarray):
+    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
         digest.update(f"{part.dtype.str}{part.shape}".encode())
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
     elif isinstance(part, list | tuple):
-        digest.update(f"{len(part)}[".encode())
+        kind = "[" if isinstance(part, list) else "(" if type(part) is tuple else f"{type(part).__name__}("
+        digest.update(f"{len(part)}{kind}".encode())
         for item in part:
             _update(digest, item)
     elif isinstance(part, dict):
         digest.update(f"{len(part)}{{".encode())
-        for key in sorted(part):
-            digest.update(str(key).encode())
+        for key in sorted(part, key=str):
+            digest.update((key if isinstance(key, str) else repr(key)).encode())
             _update(digest, part[key])
     else:
+        kind = "an array of Python objects" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
         raise DatasetError(
-            f"training data must be NumPy arrays, or lists or dicts of them, got a {type(part).__name__}",
+            f"training data must be NumPy arrays of numbers, or lists or dicts of them, got {kind}",
             hint="convert it in load_dataset, for instance with numpy.asarray",
         )

@@ -39,6 +39,7 @@ from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker import methods as hosting
 from ddlf.worker.activity import Activity
+from ddlf.worker.held import HeldData
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
@@ -95,7 +96,7 @@ class Worker(IWorker):
         N: Number of workers in the cluster.
         data: A dict for methods to keep things in.
         variables: The values set by ``set_variable``, by name.
-        datasets: Loaded data sets, by content hash or name; they serve later runs without loading again.
+        datasets: Loaded data sets of this run and the one before, by content hash or name; they serve later runs without loading again.
     """
 
     def __init__(self, session_dir: Path, persist_dir: Path, activity: Activity | None = None) -> None:
@@ -103,7 +104,7 @@ class Worker(IWorker):
         self.N = 0
         self.data: dict[Any, Any] = {}
         self.variables: dict[str, Any] = {}
-        self.datasets: dict[str, Any] = {}
+        self.datasets = HeldData()
         self.methods = hosting.Methods(session_dir, persist_dir)
         self._namespace: dict[str, Any] = {"self": self}
         self._activity = activity
@@ -400,7 +401,9 @@ class Worker(IWorker):
 
         held = name in self.datasets
         if not held:
+            self.datasets.make_room()
             self.datasets[name] = await asyncio.to_thread(datasets.load, name)
+        self.datasets.use([name])
         (self.x_train, self.y_train), (self.x_test, self.y_test) = self.datasets[name]
         return {"name": name, "samples": len(self.x_train), "loaded": not held}
 
@@ -495,7 +498,7 @@ class Worker(IWorker):
         """Free data, model, variables and whatever methods set on ``self``. Methods stay."""
         for name in set(vars(self)) - self._own_attributes:
             delattr(self, name)
-        self.data, self.variables, self.datasets = {}, {}, {}
+        self.data, self.variables, self.datasets = {}, {}, HeldData()
         self._namespace.clear()
         self._namespace["self"] = self
         if "keras" in sys.modules:

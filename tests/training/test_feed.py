@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ddlf.training.feed import ArrayFeed, TensorFlowFeed, first_array, make_feed, tree_map
+from ddlf.training.feed import ArrayFeed, TensorFlowFeed, make_feed
+from ddlf.worker.trees import first_array, tree_map
 from tests.training.models import blobs, equal, small_model
 
 

@@ -5,7 +5,10 @@ import pytest
 
 from ddlf.algorithms.codec import codec, encode_update
 from ddlf.errors import AppError
-from ddlf.training.replica import Replica, describe_weights, fingerprint_of, reseed
+from ddlf.training.data import check_data
+from ddlf.training.optimizer_state import final_weights, read_optimizer
+from ddlf.training.replica import Replica, describe_weights, reseed
+from ddlf.worker.held import HeldData
 from tests.training.models import Blobs, blobs, equal, small_model
 
 
@@ -22,7 +25,7 @@ def make_replica():
         app.worker = FakeWorker()
         replica = app.replica = Replica(app, "a run")
         replica.begin()
-        replica.load()
+        replica.load({}, HeldData())
         replica.build()
         return replica
 
@@ -35,6 +38,7 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed
     return {
         "slot": slot,
         "round": round,
+        "epoch": round * epochs,
         "optimizer": "held" if replica._optimizers.get(slot, (None,))[0] == round - 1 else "fresh",
         "give_lost": False,
         "seed": seed,
@@ -191,7 +195,217 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
     with pytest.raises(AppError, match="is not built"):
         describe_weights(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(AppError, match=r"set no self\.x_train"):
-        fingerprint_of(Nothing())
+        check_data(Nothing())
     app.x_train, app.y_train = np.zeros(3), np.zeros(2)
     with pytest.raises(AppError, match="x_train has 3 rows, y_train 2"):
-        fingerprint_of(app)
+        check_data(app)
+
+
+def test_epochs_are_counted_over_the_whole_run_so_that_a_schedule_of_the_rate_is_that_of_one_fit(make_replica):
+    import keras
+
+    seen = []
+
+    def halved(epoch, rate):
+        seen.append((epoch, round(float(rate), 6)))
+        return 0.1 * 0.5**epoch
+
+    replica = make_replica(callbacks=[keras.callbacks.LearningRateScheduler(halved)])
+    for number in range(3):
+        replica.train(task(replica, round=number, epochs=2))
+    assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.1 / 32)
+    assert replica.app.model.steps_per_execution == 16  # it does not look at batches
+
+
+def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
+    import keras
+
+    batches = []
+
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+            return super().train(weights, worker_epochs, batch_size), self.replica.fit(1, batch_size, [see])
+
+    replica = make_replica(Own)
+    with pytest.raises(AppError, match="train returned a tuple with a tuple first"):
+        replica.train(task(replica))
+    assert batches == list(range(13))
+
+
+def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_the_run_only(make_replica):
+    class Averaged(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9), "categorical_crossentropy")
+
+    replica = make_replica(Averaged)
+    before = weights = replica.app.model.get_weights()
+    for number in range(3):
+        reply = replica.train(task(replica, weights=weights, round=number))
+        weights = [old - new for old, new in zip(weights, arrays(reply, weights), strict=True)]
+    plain = small_model()
+    plain.compile(
+        replica.app.model.optimizer.from_config(replica.app.model.optimizer.get_config()), "categorical_crossentropy"
+    )
+    plain.set_weights(before)
+    x, y = blobs(203)
+    plain.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    assert max(np.abs(a - b).max() for a, b in zip(weights, plain.get_weights(), strict=True)) > 0.01
+    final = final_weights(replica.app.model, weights, [read_optimizer(replica.app.model)])
+    assert max(np.abs(a - b).max() for a, b in zip(final, plain.get_weights(), strict=True)) < 1e-6
+
+
+def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(make_replica):
+    class Noisy(Blobs):
+        async def create_model(self):
+            import keras
+
+            class Noise(keras.layers.Layer):
+                def call(self, x):
+                    return x + keras.random.normal(keras.ops.shape(x))
+
+            self.model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, activation="softmax")])
+            self.model.compile("sgd", "categorical_crossentropy")
+
+    fresh, used = make_replica(Noisy), make_replica(Noisy)
+    weights = fresh.app.model.get_weights()
+    used.train(task(used, weights=weights, round=7, slot=3))
+    one = fresh.train(task(fresh, weights=weights, round=2, slot=1))
+    other = used.train(task(used, weights=weights, round=2, slot=1))
+    assert equal(arrays(one, weights), arrays(other, weights))
+    elsewhere = used.train(task(used, weights=weights, round=2, slot=2))
+    assert not equal(arrays(one, weights), arrays(elsewhere, weights))
+
+
+def test_metrics_have_the_same_names_in_every_run_on_a_worker(make_replica):
+    class Auc(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.AUC()])
+
+    replicas = [make_replica(Auc) for _ in range(2)]
+    assert [set(replica.train(task(replica))["metrics"]) for replica in replicas] == [{"loss", "auc"}] * 2
+
+
+def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
+    class F1(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+
+    replica = make_replica(F1)
+    assert list(replica.train(task(replica))["metrics"]) == [
+        "f1_score_0",
+        "f1_score_1",
+        "f1_score_2",
+        "f1_score_3",
+        "loss",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        (None, "train returned a NoneType; return the update"),
+        (5, "train returned a int"),
+        (([], "good"), "metrics must be a dict of numbers by name, got a str"),
+        (([], {"loss": "good"}), "the metric 'loss' is 'good', which is no number"),
+    ],
+)
+def test_what_train_cannot_return_is_told_in_a_sentence(make_replica, outcome, sentence):
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return outcome
+
+    replica = make_replica(Own)
+    with pytest.raises(AppError, match=sentence):
+        replica.train(task(replica))
+
+
+def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(make_replica):
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return tuple(weights), {"loss": np.float32(0.5), "steps": 3}
+
+    class Bare(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return tuple(weights)
+
+    replica = make_replica(Own)
+    metrics = replica.train(task(replica))["metrics"]
+    assert metrics == {"loss": 0.5, "steps": 3.0}
+    assert {type(value) for value in metrics.values()} == {float}
+    replica = make_replica(Bare)
+    assert replica.train(task(replica))["metrics"] == {}
+
+
+@pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
+def test_a_model_that_does_not_say_its_input_is_built_on_samples(make_replica, inputs):
+    class Unsaid(Blobs):
+        async def create_model(self):
+            import keras
+
+            class Own(keras.Model):
+                def __init__(self):
+                    super().__init__()
+                    self.hidden, self.out = keras.layers.Dense(3), keras.layers.Dense(4, activation="softmax")
+
+                def call(self, x):
+                    return self.out(self.hidden(x))
+
+            self.model = Own() if inputs == "subclassed" else keras.Sequential([keras.layers.Dense(4)])
+            self.model.compile("adam", "mse")
+
+    replica = make_replica(Unsaid)
+    assert len(replica.train(task(replica))["metrics"]) == 1
+
+
+def test_a_model_without_labels_trains(make_replica):
+    class Autoencoder(Blobs):
+        async def load_dataset(self):
+            self.x_train, _ = blobs(self.samples)
+
+        async def create_model(self):
+            import keras
+
+            class Own(keras.Model):
+                def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                    assert y is None
+                    return keras.ops.mean((x - y_pred) ** 2)
+
+            inputs = keras.Input((8,))
+            self.model = Own(inputs, keras.layers.Dense(8)(keras.layers.Dense(2)(inputs)))
+            self.model.compile("adam")
+
+    replica = make_replica(Autoencoder)
+    first = replica.train(task(replica))["metrics"]["loss"]
+    assert replica.train(task(replica, round=1))["metrics"]["loss"] < first
+
+
+def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
+    x, y = blobs(203)
+    w = np.linspace(0, 3, 203)
+    by_class = {0: 0.5, 2: 4.0}
+    for attributes, given in (
+        (dict(w_train=w), dict(sample_weight=w)),
+        (dict(class_weight=by_class), dict(class_weight=by_class)),
+    ):
+        replica = make_replica(weighted_metrics=True, **attributes)
+        replica.app.model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
+        plain = small_model()
+        plain.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
+        plain.set_weights(before := replica.app.model.get_weights())
+        replica._fresh = read_optimizer(replica.app.model)
+        reply = replica.train(task(replica))
+        metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
+        assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply["metrics"], abs=1e-6)
+        after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]
+        assert max(np.abs(a - b).max() for a, b in zip(after, plain.get_weights(), strict=True)) < 1e-6

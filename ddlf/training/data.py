@@ -1,0 +1,188 @@
+"""An app's data: the attributes that hold it, what cannot be used of it, and what ``fit`` gets. Runs on the master and on workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import AppError, DatasetError
+from ddlf.worker.datasets import fingerprint
+from ddlf.worker.trees import first_array, leaves
+
+PARTS = ("train", "val", "test")
+NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
+"""Attributes of an app that hold arrays: inputs, labels and sample weights of each part."""
+
+MEANT = {
+    **dict.fromkeys(("sample_weight", "sample_weights", "weights_train", "train_weights", "sw_train"), "w_train"),
+    **dict.fromkeys(("class_weights", "classes_weight", "classes_weights"), "class_weight"),
+    **dict.fromkeys(("x_valid", "x_validation", "x_dev", "X_val", "X_valid", "val_x"), "x_val"),
+    **dict.fromkeys(("y_valid", "y_validation", "y_dev", "Y_val", "val_y"), "y_val"),
+    **dict.fromkeys(("validation_data", "validation_split", "val_data"), "x_val and y_val"),
+    **dict.fromkeys(("w_valid", "w_validation"), "w_val"),
+    **dict.fromkeys(("X_train", "train_x"), "x_train"),
+    **dict.fromkeys(("Y_train", "train_y"), "y_train"),
+    **dict.fromkeys(("X_test", "test_x"), "x_test"),
+    **dict.fromkeys(("Y_test", "test_y"), "y_test"),
+}
+"""Names from other libraries and near ones, with those that mean something here."""
+
+
+def has(app: Any, part: str) -> bool:
+    """Whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
+    return getattr(app, f"x_{part}", None) is not None
+
+
+def batches(app: Any, part: str) -> tuple[Any, ...]:
+    """What ``fit`` and ``evaluate`` get of a part: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Class weights become weights of the training samples, as in Keras.
+    """
+    x, y, w = (getattr(app, f"{letter}_{part}", None) for letter in "xyw")
+    if part == "train" and getattr(app, "class_weight", None) is not None:
+        w = class_weights(y, app.class_weight)
+    return (x,) if y is None else (x, y) if w is None else (x, y, w)
+
+
+def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
+    """The weight of each sample from that of its class; a class without one counts 1, as in Keras.
+
+    Args:
+        y: Numbers of classes of shape ``(n,)`` or ``(n, 1)``, or one-hot rows.
+        weights: By number of the class.
+    """
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(number, int | np.integer) and number >= 0 and np.isscalar(weight)
+        for number, weight in weights.items()
+    ):
+        raise AppError(
+            f"class_weight must be a dict of a weight for each class's number, got {weights!r}",
+            hint="for instance {0: 1.0, 1: 5.0}",
+        )
+    if not isinstance(y, np.ndarray) or y.ndim > 2:
+        raise AppError(
+            "class_weight needs one label for each sample", hint="give weights of samples in w_train instead"
+        )
+    classes = y if y.ndim == 1 else y[:, 0] if y.shape[1] == 1 else y.argmax(axis=1)
+    classes = np.round(classes).astype(np.int64)
+    table = np.ones(max([int(classes.max(initial=0)), *weights]) + 1, np.float32)
+    table[list(weights)] = list(weights.values())
+    chosen: np.ndarray[Any, Any] = np.where(classes >= 0, table[classes], np.float32(1))
+    return chosen
+
+
+def check_data(app: Any) -> None:
+    """Refuse data that training or evaluation cannot use.
+
+    Raises:
+        AppError: Something is missing, or does not fit together.
+        DatasetError: Something is no array of numbers.
+    """
+    if not has(app, "train"):
+        raise AppError(
+            f"load_dataset set no self.x_train{meant(app, 'x_train')}",
+            hint="set x_train, y_train and, for the test, x_test, y_test",
+        )
+    for part in (
+        "train",
+        "val",
+    ):  # the test can be told from training, which need not wait for it: evaluation.check_test_data
+        _check_part(app, part)
+    if getattr(app, "class_weight", None) is not None:
+        if getattr(app, "w_train", None) is not None:
+            raise AppError("both w_train and class_weight are set", hint="multiply w_train by the weights of classes")
+        class_weights(getattr(app, "y_train", None), app.class_weight)
+
+
+def _check_part(app: Any, part: str) -> None:
+    given = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
+    x, y, w = given
+    arrays = [leaf for name, value in given.items() if value is not None for leaf in leaves(value, name)]
+    if not arrays:
+        return
+    if given[x] is None:
+        raise AppError(f"there is {arrays[0][0]}, but no {x}", hint=f"set self.{x}, too{meant(app, x)}")
+    if given[w] is not None and given[y] is None:
+        raise AppError(f"there is {w}, but no {y}", hint="weights of samples need labels")
+    if part != "train" and given[y] is None and getattr(app, "y_train", None) is not None:
+        raise AppError(f"there is {x}, but no {y}", hint=f"set self.{y}, too{meant(app, y)}")
+    for name, array in arrays:
+        _check_array(name, array)
+    first, samples = arrays[0][0], len(arrays[0][1])
+    for name, array in arrays:
+        if len(array) != samples:
+            raise AppError(
+                f"{first} has {samples} rows, {name} {len(array)}", hint="give every sample one row in each array"
+            )
+    if not samples:
+        raise AppError(f"{first} has no rows", hint="look at how load_dataset finds its files")
+
+
+def _check_array(name: str, array: Any) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DatasetError(
+            f"{name} must be a NumPy array, or a list, tuple or dict of them, got a {type(array).__name__}",
+            hint="convert it in load_dataset, for instance with numpy.asarray",
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise DatasetError(
+            f"{name} is a masked array, whose mask Keras does not see",
+            hint="fill it with .filled(...), and give the rows that do not count the weight 0 in w_train",
+        )
+    if array.dtype.hasobject or array.dtype.names or array.dtype.kind in "OUSMm":
+        what = {"O": "Python objects", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(array.dtype.kind, "")
+        raise DatasetError(
+            f"{name} holds {what or 'records'} ({array.dtype}), not numbers",
+            hint="turn it into numbers in load_dataset, for instance labels with numpy.unique(y, return_inverse=True)[1]",
+        )
+    if not array.ndim:
+        raise DatasetError(f"{name} is a single number, not an array", hint="give it one row for each sample")
+
+
+def meant(app: Any, name: str) -> str:
+    """A question for the attribute that was probably meant; empty when there is none."""
+    near = next((given for given, right in MEANT.items() if right == name and hasattr(app, given)), None)
+    return f"; you set self.{near}: did you mean self.{name}?" if near else ""
+
+
+def look_alikes(app: Any) -> list[str]:
+    """A sentence for each attribute that has no effect but looks as if it were to have one; an own ``train`` may use any."""
+    if any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app"):
+        return []
+    return [
+        f"self.{given} has no effect by that name; did you mean {' and '.join('self.' + n for n in right.split(' and '))}?"
+        for given, right in MEANT.items()
+        if given in vars(app) or hasattr(type(app), given)
+    ]
+
+
+def contents(app: Any) -> dict[str, str]:
+    """The fingerprint of each attribute that holds data; test data that has none is left out."""
+    found = {}
+    for name in NAMES:
+        if getattr(app, name, None) is not None:
+            try:
+                found[name] = fingerprint(getattr(app, name))
+            except DatasetError:
+                if not name.endswith("_test"):
+                    raise
+    return found
+
+
+def content(found: dict[str, str]) -> str:
+    """One name for the content of the training data, which all nodes must have: 16 hex digits.
+
+    Args:
+        found: From ``contents``.
+    """
+    rows = [f"{name} {found[name]}" for name in ("x_train", "y_train", "w_train") if name in found]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
+def rows_of(app: Any) -> dict[str, Any]:
+    """How many training samples there are, and the shape and type of the first array of inputs."""
+    x = first_array(app.x_train)
+    return {"samples": len(x), "shape": list(x.shape), "dtype": str(x.dtype)}

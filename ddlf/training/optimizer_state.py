@@ -1,0 +1,79 @@
+"""The state of a model's optimizer: read, set, and taken into account at the end of a run. Runs where a model is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import AppError
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+def read_optimizer(model: Any) -> Weights:
+    """The state of a model's optimizer: its iterations, learning rate, and for each weight what it keeps, in Keras's order."""
+    import keras
+
+    return [] if model.optimizer is None else [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+
+
+def write_optimizer(model: Any, state: Weights) -> None:
+    """Set what ``read_optimizer`` read, of an equal model.
+
+    Raises:
+        AppError: The optimizer is another one.
+    """
+    variables = [] if model.optimizer is None else model.optimizer.variables
+    if [tuple(v.shape) for v in variables] != [array.shape for array in state]:
+        raise AppError(
+            f"the optimizer's state has {len(state)} arrays, here it has {len(variables)} of other shapes",
+            hint="create the same model on the master and on every worker",
+        )
+    for variable, array in zip(variables, state, strict=True):
+        variable.assign(array)
+
+
+def keeps_averages(model: Any) -> bool:
+    """Whether the optimizer keeps averages of the weights, which take their place when training ends (``use_ema``)."""
+    optimizer = model.optimizer
+    return bool(getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
+
+
+@contextlib.contextmanager
+def no_final_averages(model: Any) -> Iterator[None]:
+    """Let ``fit`` end without putting averages in the place of the weights: a round is not the end of training."""
+    if not keeps_averages(model):
+        yield
+        return
+    attributes = vars(model.optimizer)
+    attributes["finalize_variable_values"] = lambda variables: None
+    try:
+        yield
+    finally:
+        del attributes["finalize_variable_values"]
+
+
+def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | None]) -> Weights:
+    """What a run's last weights become: with ``use_ema`` the mean of the slots' averages, else they stay.
+
+    Args:
+        model: Of this side; its weights and its optimizer are changed.
+        weights: After the last round.
+        optimizers: State of each slot's optimizer after it.
+    """
+    states = [state for state in optimizers if state]
+    if not keeps_averages(model) or not states:
+        return weights
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    sums = [np.zeros(array.shape, np.float64) for array in weights]
+    for state in states:
+        model.set_weights(weights)
+        write_optimizer(model, state)
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+        for total, array in zip(sums, model.get_weights(), strict=True):
+            total += array
+    return [(total / len(states)).astype(array.dtype) for total, array in zip(sums, weights, strict=True)]

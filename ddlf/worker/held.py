@@ -1,0 +1,59 @@
+"""Data sets that stay in an executor's memory from one run to the next, found by content. Runs on workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from ddlf.worker.trees import leaves
+
+KEPT_USES = 2
+"""Data sets of so many runs stay: that of this run and of the one before."""
+
+
+class HeldData(dict[str, Any]):
+    """Arrays, or lists, tuples and dicts of them, by a hash of their content or by name.
+
+    Args:
+        max_bytes: Earlier runs' data leaves as soon as all together is more; by default a quarter of this machine's memory.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        super().__init__()
+        self._max_bytes = _quarter_of_memory() if max_bytes is None else max_bytes
+        self._uses: list[frozenset[str]] = []
+
+    def use(self, names: Iterable[str]) -> None:
+        """Say what a run uses; what only older runs used is freed.
+
+        Args:
+            names: Of its data; they need not be here yet.
+        """
+        now = frozenset(names)
+        self._uses = [*(earlier for earlier in self._uses if earlier != now), now][-KEPT_USES:]
+        self._free()
+        while len(self._uses) > 1 and self.nbytes > self._max_bytes:
+            self._uses.pop(0)
+            self._free()
+
+    def make_room(self) -> None:
+        """Free what would leave anyway when other data comes."""
+        self._uses = self._uses[1 - KEPT_USES :]
+        self._free()
+
+    def _free(self) -> None:
+        for name in set(self).difference(*self._uses):
+            del self[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for value in list(self.values()) for _, array in leaves(value))
+
+
+def _quarter_of_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    except (AttributeError, ValueError, OSError):  # not every system says
+        return 4 << 30
