@@ -1,0 +1,155 @@
+"""Training as Keras's users know it: what a program does with ``fit``, an app does on workers."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError, ConfigError
+from tests.training.models import Blobs, blobs, equal, small_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def one_worker(two_workers):
+    return two_workers.options(workers=[1])
+
+
+async def test_what_load_dataset_sets_is_that_of_this_app_also_when_the_data_is_there_already(one_worker, capsys):
+    class Scaled(Blobs):
+        verbose = True
+        samples = 50
+        scale = 0.0
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.used = self.scale * 2
+
+        def train(self, weights, worker_epochs, batch_size):
+            return [array * 0 for array in weights], {"loss": self.used, "rows": float(len(self.x_train))}
+
+    for scale in (1.0, 100.0):
+        made = Scaled(one_worker)
+        made.scale = scale
+        (record,) = await made.train_sync(1)
+        assert record.metrics == {"loss": 2 * scale, "rows": 50.0}
+
+
+async def test_validation_data_is_evaluated_with_the_weights_of_each_round(one_worker):
+    class Validated(Blobs):
+        samples = 60
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.x_val, self.y_val = blobs(30, seed=2)
+            self.w_val = np.linspace(0, 1, 30)
+
+    made = Validated(one_worker)
+    records = await made.train_sync(2)
+    assert list(records[0].metrics) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    told = made.model.evaluate(made.x_val, made.y_val, sample_weight=made.w_val, batch_size=16, verbose=0)
+    assert records[1].metrics["val_loss"] == pytest.approx(told[0], abs=1e-6)
+    assert records[0].metrics["val_loss"] > records[1].metrics["val_loss"]
+    by_update = await Validated(one_worker).train_async(2)
+    assert [record.metrics["val_loss"] for record in by_update] == pytest.approx(
+        [record.metrics["val_loss"] for record in records], abs=1e-6
+    )
+
+
+async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_workers):
+    class Weighted(Blobs):
+        slots = 2
+        samples = 61
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.w_train = np.linspace(0, 5, 61) ** 2
+
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile(
+                keras.optimizers.SGD(0.0),
+                "categorical_crossentropy",
+                metrics=[keras.metrics.AUC(), keras.metrics.F1Score()],
+                weighted_metrics=["accuracy"],
+            )
+
+    made = Weighted(two_workers)
+    (record,) = await made.train_sync(1)
+    whole = made.model.evaluate(made.x_train, made.y_train, sample_weight=made.w_train, verbose=0, return_dict=True)
+    f1 = whole.pop("f1_score")
+    assert record.metrics == pytest.approx({**whole, **{f"f1_score_{i}": f1[i] for i in range(4)}}, abs=1e-6)
+
+
+async def test_callbacks_that_mean_something_else_on_a_worker_are_warned_of_by_name(one_worker, capsys):
+    class Stops(Blobs):
+        verbose = True
+        samples = 20
+
+        async def create_model(self):
+            import keras
+
+            await super().create_model()
+            self.callbacks = [keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.TerminateOnNaN()]
+
+    await Stops(one_worker).train_sync(1)
+    warned = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert warned == [
+        "callback  WARNING EarlyStopping sees one worker's part only, and begins anew in each round; instead, write is_convergent"
+    ]
+
+
+async def test_a_name_of_another_library_is_asked_for(one_worker, capsys):
+    class Named(Blobs):
+        verbose = True
+        samples = 20
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.sample_weight = np.ones(20)
+
+    await Named(one_worker).train_sync(1)
+    assert "self.sample_weight has no effect by that name; did you mean self.w_train?" in capsys.readouterr().out
+
+
+async def test_averages_of_the_optimizer_need_the_optimizer_to_be_kept(one_worker):
+    class Averaged(Blobs):
+        samples = 20
+
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile(keras.optimizers.Adam(use_ema=True), "categorical_crossentropy")
+
+    made = Averaged(one_worker)
+    await made.train_sync(2)
+    plain, told = made.model.get_weights(), made.model.optimizer.variables
+    assert equal(plain[:1], [next(v.numpy() for v in told if "average" in v.path)])
+    made.optimizer_state = "fresh"
+    with pytest.raises(ConfigError, match="optimizer_state is 'fresh', but the optimizer keeps averages"):
+        await made.train_sync(1)
+
+
+async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
+    import keras
+
+    class Own(Blobs):
+        async def create_model(self):
+            class Twice(keras.layers.Layer):
+                def call(self, x):
+                    return 2 * x
+
+            self.model = keras.Sequential([keras.Input((8,)), Twice(), keras.layers.Dense(self.width)])
+            self.model.compile("sgd", "mse")
+
+    saved, loaded, other = Own(), Own(), Own()
+    await saved.create_model()
+    await saved.save_model(tmp_path / "own.keras")
+    await loaded.load_model(tmp_path / "own.keras")
+    assert equal(saved.model.get_weights(), loaded.model.get_weights())
+    other.width = 3
+    await other.create_model()
+    with pytest.raises(AppError, match=r"the weights of .*own\.keras' do not fit the app's model"):
+        await other.load_model(tmp_path / "own.keras")
