@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,23 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
             app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
             app.optimizers, app.ledger, app.history = progress.optimizers, progress.ledger, progress.records
             if job.keeper is not None:
-                await job.keeper.last(progress)
+                await _to_its_end(job.keeper.last(progress))
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Wait for something also when that is cancelled meanwhile: a second Ctrl-C must not cost the checkpoint that the first one left to write."""
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:  # its own, which is raised below
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:

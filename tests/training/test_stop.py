@@ -1,9 +1,11 @@
 """Ending a run before its time: what it has come to is there."""
 
 import asyncio
+import threading
 
 import pytest
 
+from ddlf.training.checkpoint import CheckpointFolder
 from tests.training.models import Blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,8 +31,9 @@ async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stoppe
     assert len(await app.train_sync()) == 5
 
 
-async def test_a_run_that_is_cancelled_keeps_weights_and_history_of_its_complete_rounds(two_workers):
+async def test_a_cancelled_run_keeps_all_of_its_complete_rounds(two_workers, tmp_path):
     app = Blobs(two_workers)
+    app.checkpoint = tmp_path
     app.master_epochs = 50
     app.on_round = lambda record: record.round == 2 and running.cancel()
     await app.prepare()
@@ -41,4 +44,30 @@ async def test_a_run_that_is_cancelled_keeps_weights_and_history_of_its_complete
     assert [record.round for record in app.history] == [1, 2]
     assert not equal(app.model.get_weights(), first)
     assert app.ledger.is_exact(2)
+    assert (tmp_path / "round-000002").is_dir()
+    app.checkpoint = None
     assert len(await app.train_sync(master_epochs=1)) == 1
+
+
+async def test_cancelled_while_the_last_checkpoint_is_written_it_is_written(two_workers, tmp_path, monkeypatch):
+    loop, begun, go_on, save = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), CheckpointFolder.save
+
+    def slowly(*given):
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        return save(*given)
+
+    monkeypatch.setattr(CheckpointFolder, "save", slowly)
+    app = Blobs(two_workers)
+    app.checkpoint, app.master_epochs = tmp_path, 1
+    running = asyncio.ensure_future(app.train_sync())
+    await begun.wait()
+    while app._stop is not None:  # noqa: ASYNC110  the round is over
+        await asyncio.sleep(0)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "round-000001").is_dir()
