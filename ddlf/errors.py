@@ -213,7 +213,7 @@ class ExecutorCrashed(DDLFError, RuntimeError):
     """The process that ran the request ended; the worker's daemon lives and has started a new one.
 
     Attributes:
-        may_have_run: Whether the request can have started in it.
+        may_have_run: Whether the request can have started in it; False for one that waited for its turn.
         attempts: How often an idempotent request was tried.
         exit_code_of_process: Its exit code, None when a signal ended it.
         signal: The name of that signal, as ``"SIGSEGV"``, or None.

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import getpass
 import itertools
+import logging
 import os
 import platform
 import secrets
@@ -49,6 +50,8 @@ from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
 from ddlf.worker.methods import NAME
 
+log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 10.0
 EXIT_NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
@@ -63,6 +66,8 @@ HEARTBEAT_ID = 0
 NO_ARGUMENTS = dumps([[], {}])
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
 
+TAKE_TURNS = frozenset({"run", "run_method", "run_code"})
+"""Commands that wait until the one before has ended."""
 MAY_HAVE_RUN = (WorkerLost, ExecutorCrashed, LeaseError, RequestTimeout)
 """The errors that say whether a request can have started."""
 
@@ -208,6 +213,7 @@ class ProxyWorker(IWorker):
         self._security = security
         self._session = secrets.token_bytes(16)
         self._ids = itertools.count(1)
+        self._first_id = 1
         self._control: ControlChannel | None = None
         self._data: Channel | None = None
         self._control_lock = asyncio.Lock()
@@ -220,6 +226,11 @@ class ProxyWorker(IWorker):
         self._stopped_by = ""  # who ended the worker
         self._closed = False
         self._exit: ExecutorCrashed | None = None
+        self._exit_facts = (
+            0,
+            0,
+            False,
+        )  # what it ran, the highest concurrent request that had begun, whether its daemon ended it
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
@@ -311,6 +322,7 @@ class ProxyWorker(IWorker):
         # Other ones each time: the daemon may still be ending what it finds of those before.
         first_id = secrets.randbits(48) + 1
         self._ids = itertools.count(first_id)
+        self._first_id = first_id
         claim = Request("claim", first_id)
         if not self.guest:
             claim.kwargs = dict(
@@ -573,7 +585,8 @@ class ProxyWorker(IWorker):
         facts = loads(frame.buffers)
         try:
             if frame.name == "executor_exited":
-                method = f" while it ran {facts['method']!r}" if facts["method"] else ""
+                gave_up = facts.get("gave_up") is True
+                method = f" while it ran {facts['method']!r}" if facts["method"] and not gave_up else ""
                 self._exit = ExecutorCrashed(
                     f"the executor {facts['text']}{method}",
                     worker=self.name,
@@ -582,7 +595,10 @@ class ProxyWorker(IWorker):
                     signal=facts["signal"],
                     stderr_tail=facts["stderr_tail"],
                 )
+                self._exit_facts = int(facts["id"]), int(facts.get("beside", 2**64)), gave_up
                 self._exit_news.set()
+                if gave_up:
+                    log.warning("%s; what methods kept in it is gone", self._exit)
             elif frame.name == "stopped_by":
                 self._stopped_by = str(facts["by"])
             else:
@@ -677,10 +693,18 @@ class ProxyWorker(IWorker):
         """
         if idempotent:
             return await self._rpc_until_it_ends(request, timeout_s)
+        begin = 0.0 if timeout_s is None else asyncio.get_running_loop().time()
         data = self._data
-        if data is not None and data.is_open:  # as ever: one coroutine less
-            return await self._call(data, request, timeout_s)
-        return await self._rpc_once(request, timeout_s, timeout_s)
+        try:
+            if data is not None and data.is_open:  # as ever: one coroutine less
+                return await self._call(data, request, timeout_s)
+            return await self._rpc_once(request, timeout_s, timeout_s)
+        except ExecutorCrashed as error:
+            if error.may_have_run or not self._exit_facts[2]:
+                raise
+        # Another request, which had been cancelled, had to be ended together with the executor; this one waited behind it.
+        left_s = None if timeout_s is None else max(0.0, begin + timeout_s - asyncio.get_running_loop().time())
+        return await self._rpc_once(request, left_s, timeout_s)
 
     async def _rpc_once(self, request: Request, left_s: float | None, timeout_s: float | None) -> Any:
         data = self._data
@@ -761,6 +785,13 @@ class ProxyWorker(IWorker):
             return await future
         except ResultNotData as error:  # of a class that is not here
             error.worker = self.name
+            raise
+        except ExecutorCrashed as error:
+            # Requests take turns in the order in which they were sent, and one that had its turn was still running.
+            ran, beside, _ = self._exit_facts
+            if request.command in TAKE_TURNS and self._first_id <= ran < id and beside < id:
+                error.may_have_run = False
+                error.message += f", before {_what(request)!r} had begun"
             raise
         except ConnectionResetError as error:  # it could not be sent
             future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
+_BESIDE_AT = 232  # the highest id of a concurrent method that has begun
 _ASKED_AT = 248  # how often the end of a request was asked for, or the lease changed
 _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
@@ -69,6 +70,17 @@ class Activity:
     def begin(self, id: int, name: str) -> None:
         """Say that a method starts. The system's monotonic clock is the same in both processes."""
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
+
+    def begin_beside(self, id: int) -> None:
+        """Say that a concurrent method starts, which may be before its turn."""
+        if id > self.beside:
+            _ID.pack_into(self._page, _BESIDE_AT, id)
+
+    @property
+    def beside(self) -> int:
+        """The highest id of a concurrent method that has begun: a request with a higher one than that and than the one that runs has not."""
+        id: int = _ID.unpack_from(self._page, _BESIDE_AT)[0]
+        return id
 
     def end(self) -> None:
         """Say that it ended."""

@@ -578,6 +578,7 @@ class Executor:
         self._stderr: IO[bytes] | None = None
         self._start_failures = 0
         self._restarted_by = ""
+        self._gave_up = ""
         self._served = False
         self._wanted = asyncio.Event()
         self._wanted.set()
@@ -680,12 +681,16 @@ class Executor:
         if self._restarted_by:
             text, self._restarted_by = f"was restarted by {self._restarted_by}", ""
             hint = "ask them whether they are done"
+        elif self._gave_up:
+            text = self._gave_up
+            hint = "cancel ends what runs Python code or awaits; let native code work in pieces"
         elif name == "SIGKILL":
             hint = (
                 "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers"
             )
         elif name:
             hint = "the fault is in native code that the method called"
+        gave_up, self._gave_up = bool(self._gave_up), ""
         running = self.activity.running()
         return {
             "text": text,
@@ -695,6 +700,8 @@ class Executor:
             "hint": hint,
             "id": running.id if running else 0,
             "method": running.name if running else "",
+            "beside": self.activity.beside,
+            "gave_up": gave_up,
         }
 
     def _tail(self) -> str:
@@ -749,6 +756,9 @@ class Executor:
             await asyncio.sleep(0.02)
             if not self._runs(id):
                 return "interrupted"
+        running = self.activity.running()
+        name = running.name if running is not None else ""
+        self._gave_up = f"was ended by its daemon: {name!r} went on for {grace_s:g} s after it was cancelled"
         self._kill_group()
         return "killed"
 

@@ -231,6 +231,8 @@ class Worker(IWorker):
         beside = None
         if self._activity is not None and job.id > 0:
             beside = self._activity.shown() if method.concurrent else None
+            if method.concurrent:
+                self._activity.begin_beside(job.id)
             self._activity.begin(job.id, method.name)
             # Asked after saying that it runs: the daemon asks first and then looks at what runs, so one of the two sees the other.
             cancelled = self._activity.is_to_end(job.id)

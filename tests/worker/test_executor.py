@@ -314,6 +314,53 @@ async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_ove
     assert await worker.run_method(process_id) != pid
 
 
+async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster, caplog):
+    worker = cluster.workers[0]
+    running = asyncio.ensure_future(worker.run_method(loop_stubbornly))
+    id = (await busy(worker))["id"]
+    behind = asyncio.gather(*(worker.run_method(add, a=1, b=number) for number in range(5)), worker.run_code("1 + 1"))
+    timed = asyncio.ensure_future(worker.rpc(Request("run_method", add, a=1, b=1), PATIENCE_S))
+    assert await worker.ask("cancel", id, 0.2) == "killed"
+    assert await asyncio.wait_for(behind, PATIENCE_S) == [1, 2, 3, 4, 5, 2]
+    assert await timed == 2
+    with pytest.raises(
+        ExecutorCrashed, match=r"ended by its daemon: 'loop_stubbornly' went on for 0\.2 s after it was"
+    ):
+        await running
+    assert "'loop_stubbornly' went on for 0.2 s after it was cancelled" in caplog.text
+    assert "what methods kept in it is gone" in caplog.text
+
+
+async def test_calls_that_waited_behind_one_that_crashed_are_told_that_they_have_not_begun(cluster):
+    worker = cluster.workers[0]
+    calls = [worker.run_method(segfault), *(worker.run_method(add, a=1, b=n) for n in range(3))]
+    crashed, *waited = await asyncio.gather(*calls, return_exceptions=True)
+    assert (type(crashed), crashed.may_have_run) == (ExecutorCrashed, True)
+    for error in waited:
+        assert (type(error), error.may_have_run) == (ExecutorCrashed, False)
+        assert "SIGSEGV while it ran 'segfault', before 'add' had begun" in str(error)
+
+
+async def test_a_concurrent_call_beside_one_that_crashed_may_have_run(cluster):
+    worker = cluster.workers[0]
+    await worker.run_code("import asyncio\nself.gate = asyncio.Event()")
+    crashing = asyncio.ensure_future(worker.run_method(crash_at_gate))
+    await busy(worker)
+    beside = asyncio.ensure_future(worker.run_method(stay_beside))
+    await worker.run_method(look)
+    with contextlib.suppress(ExecutorCrashed):
+        await worker.run_method(open_gate)
+    outcomes = await asyncio.gather(crashing, beside, return_exceptions=True)
+    assert [error.may_have_run for error in outcomes] == [True, True]
+
+
+async def stay_beside(self):
+    await asyncio.Event().wait()
+
+
+stay_beside.concurrent = True
+
+
 async def test_a_call_that_is_cancelled_while_another_one_blocks_never_starts(cluster):
     worker = cluster.workers[0]
     await worker.run_method(clear_starts)
