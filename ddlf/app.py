@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError
+from ddlf.training import PRELOADED
 from ddlf.training.record import RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ class IApp:
         """Connect to the workers. Safe to call again."""
         if self.cluster is None:
             self.cluster = default_cluster()
+        self.cluster.expect(*PRELOADED)
         await self.cluster.connect()
 
     async def close(self) -> None:

@@ -34,6 +34,7 @@ from apps.digits_cnn import DigitsCNN
 from benchmarks.measure import table
 from benchmarks.reliability.workers import Workers
 from ddlf import Cluster
+from ddlf.worker.process import EXECUTOR_NAME
 
 SAMPLES = 100
 WARM_UP = 0.2
@@ -79,7 +80,8 @@ class Watch:
 
     def executor(self) -> psutil.Process | None:
         """The one that runs now."""
-        return next(iter(self._processes["daemon"].children()), None)
+        below = self._processes["daemon"].children(recursive=True)
+        return next((process for process in below if process.name().startswith(EXECUTOR_NAME)), None)
 
     def step(self) -> None:
         """One more is done; now and then this reads."""

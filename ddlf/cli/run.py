@@ -18,6 +18,7 @@ from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
 from ddlf.errors import DDLFError, LeaseError
+from ddlf.training import PRELOADED
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -75,6 +76,8 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
             check_path(options.save)
         await app._check()
     say(f"cluster   {described}")
+    if is_app:
+        cluster.expect(*PRELOADED)
     await _connect(cluster, options.wait, say)
     try:
         if not is_app:

@@ -61,6 +61,7 @@ def parser() -> Parser:
         "--exit-with-parent", action="store_true", help="read the token from stdin, and end when stdin ends"
     )
     result.add_argument("--ready-fd", type=int, help="descriptor to write one line of JSON to when ready")
+    result.add_argument("--template-fd", type=int, help="socket of the process to fork executors from")
     return result
 
 
@@ -118,6 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
         security=security if encrypted else None,
+        template_fd=options.template_fd,
     )
 
     def ready(daemon: Daemon) -> None:

@@ -276,6 +276,18 @@ class Cluster:
 
     # -- life -------------------------------------------------------------------------------------------------------
 
+    def expect(self, *modules: str) -> None:
+        """Say before ``connect`` what ``preload`` will be asked for: workers on this machine begin with it at once."""
+        if self._local is not None:
+            self._local.modules = modules
+
+    async def preload(self, *modules: str) -> None:
+        """Let the executors of all workers come with modules imported; see ``ProxyWorker.preload``. A lost worker is no error here."""
+        outcomes = await asyncio.gather(*(worker.preload(*modules) for worker in self._workers), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None and not isinstance(outcome, DDLFError):
+                raise outcome
+
     async def connect(self) -> Self:
         """Connect to all workers at once, also to those that were missing. Safe to call again. A view connects and closes the whole cluster.
 

@@ -874,6 +874,23 @@ class ProxyWorker(IWorker):
         if self._data is not None:
             self._data.connection.close()  # its other end is gone, which this side may not have read yet
 
+    async def preload(self, *modules: str) -> None:
+        """Let executors of this worker come with modules imported, the present one too if it holds nothing yet; wait until they do.
+
+        They are forks of a process that imports once for all of them. Where that is not possible, for whatever reason, nothing
+        happens: executors import for themselves what they need, to the same results.
+        """
+        with contextlib.suppress(ProtocolError):  # a worker of an earlier release
+            facts = await self.ask("preload", list(modules), timeout_s=None)
+            if not facts["replaceable"]:
+                return
+            async with self._data_lock:
+                if self._data is not None:
+                    if self._data.pending:
+                        return
+                    self._data.connection.close()
+                await self.ask("preload", list(modules), replace=True, timeout_s=None)
+
     async def shutdown(self) -> None:
         """End the worker's processes, and this side's connections."""
         with contextlib.suppress(WorkerLost):

@@ -15,6 +15,7 @@ import sys
 from ddlf.errors import ConnectError
 from ddlf.tokens import Tokens, new_token
 from ddlf.worker.daemon import child_environment
+from ddlf.worker.process import Template, available
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -30,11 +31,14 @@ class LocalWorkers:
 
     Attributes:
         tokens: The throw-away token they share with this process.
+        modules: What their executors are to come with, imported, when that is known before they start.
     """
 
     def __init__(self, n: int) -> None:
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
+        self.modules: tuple[str, ...] = ()
         self._n = n
+        self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []
         self._ports: list[int] = []
 
@@ -47,6 +51,7 @@ class LocalWorkers:
         if self._processes:
             return self._ports
         try:
+            self._template = self._template or start_template(self.modules)
             outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
@@ -62,12 +67,14 @@ class LocalWorkers:
     async def _start_one(self, port: int = 0, *options: str) -> tuple[asyncio.subprocess.Process, int]:
         read_fd, write_fd = os.pipe()
         started = False
+        template = [self._template.fileno()] if self._template is not None else []
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--quiet"),
                 *("--exit-with-parent", "--ready-fd", str(write_fd), *options),
+                *(f"--template-fd={fd}" for fd in template),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(write_fd,),
+                pass_fds=(write_fd, *template),
                 env=child_environment(),
                 # Ctrl-C in the terminal is the master's: it ends its workers itself, in order.
                 start_new_session=True,
@@ -121,6 +128,64 @@ class LocalWorkers:
                 await process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+        template, self._template = self._template, None
+        if template is not None:
+            await template.close()
+
+
+_early: Template | None = None
+
+SET_BY_IMPORTS = frozenset(
+    {
+        *("TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH"),
+        *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY"),
+        *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
+    }
+)
+"""Environment variables that the backends and scikit-learn set when they are imported, for themselves."""
+
+
+def start_template_early(modules: tuple[str, ...]) -> None:
+    """Start the template of the local workers that this process is likely to start, before it does anything that takes long.
+
+    ``LocalWorkers.start`` takes it if the environment is still the same. ``end_early_template`` ends it if nobody took it.
+    """
+    global _early
+    if available and _early is None:
+        _early = _start_template(child_environment(), modules)
+
+
+async def end_early_template() -> None:
+    """End what ``start_template_early`` started, unless workers took it."""
+    global _early
+    early, _early = _early, None
+    if early is not None:
+        await early.close()
+
+
+def start_template(modules: tuple[str, ...]) -> Template | None:
+    """Start the process that executors are forked from, or take the one that was started early; None where that is not possible."""
+    global _early
+    environment = child_environment()
+    early, _early = _early, None
+    if early is not None:
+        if _unchanged(early.environment) == _unchanged(environment):
+            return early
+        early.kill()
+    return _start_template(environment, modules) if available else None
+
+
+def _start_template(environment: dict[str, str], modules: tuple[str, ...]) -> Template | None:
+    with contextlib.suppress(OSError):
+        template = Template.start(environment)
+        if modules:
+            template.begin_preload(modules).close()
+        return template
+    return None
+
+
+def _unchanged(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in SET_BY_IMPORTS}
 
 
 async def _read_line(fd: int) -> bytes:

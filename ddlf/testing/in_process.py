@@ -96,6 +96,10 @@ class InProcessExecutor(Executor):
         await asyncio.gather(*self._serving, return_exceptions=True)
         return -signal.SIGKILL
 
+    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
+        """See ``Executor``; everything is imported once for all workers anyway."""
+        return {"reason": "the executor is no process", "replaceable": False}
+
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
         """Serve a data connection; the daemon closes its own socket afterwards."""
         await self.settled.wait()

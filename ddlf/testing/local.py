@@ -13,13 +13,13 @@ from ddlf.errors import ConfigError
 from ddlf.launch.local import LocalWorkers
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
+from ddlf.worker.process import executor_name
 
 if TYPE_CHECKING:
     import psutil
 
 PERIOD_S = 0.05
 """Of the stop and go by which a worker is slowed: shorter than what anybody waits for, longer than the system's time slices."""
-EXECUTOR = "ddlf.worker.executor"
 
 
 def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
@@ -55,13 +55,13 @@ class ProcessMachine(Machine):
     @property
     def executor(self) -> psutil.Process | None:
         """The process that runs user code, while there is one."""
-        daemon = self.daemon
-        if daemon is not None:
+        import psutil
+
+        name = executor_name(self._workers.port(self.number))
+        for process in psutil.process_iter(["name"]):
             with contextlib.suppress(*_gone()):
-                for child in daemon.children():
-                    with contextlib.suppress(*_gone()):
-                        if EXECUTOR in child.cmdline():
-                            return child
+                if process.info["name"] == name and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
         return None
 
     def _parts(self, part: Part) -> Iterator[psutil.Process]:
@@ -132,6 +132,10 @@ class ProcessWorkers(LocalWorkers):
         self._proxied = proxied
         self._state: tempfile.TemporaryDirectory[str] | None = None
         self.machines: list[ProcessMachine] = []
+
+    def port(self, number: int) -> int:
+        """Where the daemon of worker ``number`` listens."""
+        return self._ports[number - 1]
 
     def process(self, number: int) -> asyncio.subprocess.Process:
         """The daemon of worker ``number``."""

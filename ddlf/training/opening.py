@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.training import data, replica
+from ddlf.training import PRELOADED, data, replica
 from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
 from ddlf.training.model import fresh_names, ready_model
@@ -70,6 +72,7 @@ class Opening:
         take = Request("run_method", replica.take_app, app=self.app, run=self.run)
         take.pickle = self._pickle
         try:
+            await worker.preload(*PRELOADED)
             await worker.rpc(take)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(worker.rpc(Request("run_method", replica.open_app, self.run, wanted)))
@@ -93,7 +96,8 @@ class Opening:
     async def here(self, seed: int) -> None:
         """Load the data and build the model on this side, as soon as the workers do."""
         app = self.app
-        await self._have_asked(app.cluster.workers)
+        # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
+        await asyncio.gather(self._have_asked(app.cluster.workers), import_keras())
         if not hasattr(app, "x_train"):
             before = dict(vars(app))
             await _make(app, app.load_dataset)
@@ -195,6 +199,13 @@ async def prepare(app: Any, seed: int | None = None) -> int:
     """
     async with crew_of(app, seed) as (_, samples):
         return samples
+
+
+async def import_keras() -> None:
+    """Import Keras on a thread. Its errors are met by who needs it."""
+    if "keras" not in sys.modules:
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(importlib.import_module, "keras")
 
 
 async def _make(app: Any, method: Callable[[], Any]) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
 _BESIDE_AT = 232  # the highest id of a concurrent method that has begun
+_USED_AT = 240
 _ASKED_AT = 248  # how often the end of a request was asked for, or the lease changed
 _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
@@ -69,6 +70,7 @@ class Activity:
 
     def begin(self, id: int, name: str) -> None:
         """Say that a method starts. The system's monotonic clock is the same in both processes."""
+        self._page[_USED_AT] = 1
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
 
     def begin_beside(self, id: int) -> None:
@@ -100,6 +102,15 @@ class Activity:
         if id == 0:
             return None
         return Running(id, name.rstrip(b"\0").decode(errors="replace"), time.monotonic() - since)
+
+    @property
+    def used(self) -> bool:
+        """Whether this executor has run a method, or was told by ``use``."""
+        return self._page[_USED_AT] != 0
+
+    def use(self) -> None:
+        """Say that the executor may hold something that a new one would not."""
+        self._page[_USED_AT] = 1
 
     def ask_end(self, id: int) -> None:
         """Say that a request is to end, whether it runs or has not started yet. The last 64 are known.

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
+from ddlf.worker.process import UNKNOWN, Forked, Template, available, executor_name
 from ddlf.worker.session import SessionFolder, remove_abandoned
 
 HAND_OVER = struct.Struct("<8sd")
@@ -52,9 +54,13 @@ ORPHAN_GRACE_S = 30.0
 SILENT_GRACE_S = 30.0
 """A master that is silent for so long is gone for good. It loses its lease long before, but only to another master that wants it: one whose process
 is stopped, or held up by a download or an import, goes on as if nothing had been."""
+STDOUT = 1
 CLAIMED_IDS = 2**32
 LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 """Tells the executor to look at its page for who may ask it."""
+SLOW = ("cancel", "restart", "preload")
+"""Commands of a control connection that are not answered at once."""
+MODULE = re.compile(r"\w+(\.\w+)*")
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
@@ -75,6 +81,7 @@ class Options:
         state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
         security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
         max_message_bytes: The largest message body accepted.
+        template_fd: Socket of a template that others have, too; None for one of its own, when a master wants something preloaded.
     """
 
     host: str
@@ -83,6 +90,7 @@ class Options:
     state_dir: Path | None
     security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
+    template_fd: int | None = None
 
 
 class Daemon:
@@ -362,6 +370,22 @@ class Daemon:
         )
         return who
 
+    async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
+        """Let executors come with modules imported, and wait until they do.
+
+        Args:
+            modules: Their full names.
+            replace: Whether to start the executor anew for that, if it has not imported them in this way and holds nothing.
+
+        Returns:
+            ``reason``, why executors come without; empty if they do. ``replaceable``, whether ``replace`` has or would have an effect.
+        """
+        if not isinstance(modules, list) or not all(
+            isinstance(name, str) and MODULE.fullmatch(name) for name in modules
+        ):
+            raise TypeError("preload takes a list of names of modules")
+        return await self._executor.preload(tuple(modules), replace=replace)
+
 
 class ControlSession:
     """One control connection: requests of a few commands, answered at once.
@@ -420,7 +444,7 @@ class ControlSession:
         if frame.kind != Kind.REQUEST:
             raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
         args, kwargs = read_arguments(loads(frame.buffers))
-        if frame.name in ("cancel", "restart"):
+        if frame.name in SLOW:
             self._spawn(self._slow(frame, args, kwargs))
             return
         result: Any = None
@@ -499,6 +523,8 @@ class ControlSession:
             result: Any = None
             if frame.name == "cancel":
                 result = await self._daemon.cancel(*args, **kwargs)
+            elif frame.name == "preload":
+                result = await self._daemon.preload(*args, **kwargs)
             else:
                 await self._daemon.restart(self._daemon.interfere(self, "restarted", **kwargs))
             self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
@@ -548,6 +574,7 @@ class Executor:
         certificate: File with the worker's own certificate; None when nothing is encrypted.
 
     Attributes:
+        name: Of the process, for ``ps`` and ``top``.
         state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
         settled: Set while the state is not ``"starting"``.
         restarts: How often one was started after the first.
@@ -564,6 +591,7 @@ class Executor:
         certificate: Path | None = None,
     ) -> None:
         self._options = options
+        self.name = executor_name(int(state_dir.name.removeprefix("port-")))
         self._session_dir = session_dir
         self._certificate = certificate
         self._tmp_dir = session_dir / "tmp"
@@ -573,7 +601,9 @@ class Executor:
         self._log = log
         self._activity_fd = Activity.create()
         self.activity = Activity(self._activity_fd)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | Forked | None = None
+        self._template = None if options.template_fd is None else Template(socket.socket(fileno=options.template_fd))
+        self._replacing = False
         self._channel: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
         self._start_failures = 0
@@ -608,6 +638,11 @@ class Executor:
                 self._close_channel()
                 facts = self._facts(None, f"could not be started: {error.strerror}")
                 await asyncio.sleep(START_RETRY_S)
+            if self._replacing:
+                self._replacing = False
+                self.restarts -= 1
+                self.activity.clear()
+                continue
             self.settled.clear()
             self.last_exit = facts
             self.activity.clear()
@@ -636,17 +671,10 @@ class Executor:
         # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "ddlf.worker.executor", str(theirs.fileno()), str(self._activity_fd)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=self._stderr,
-                pass_fds=(theirs.fileno(), self._activity_fd),
-                env=child_environment() | {"TMPDIR": str(self._tmp_dir)},
-                # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
-                start_new_session=True,
-            )
+            self._process = await self._fork(theirs) or await self._spawn(theirs)
         settings = json.dumps(
             {
+                "name": self.name,
                 "tokens": [token.decode() for token in self._options.tokens],
                 "session_dir": str(self._session_dir),
                 "persist_dir": str(self._persist_dir),
@@ -661,6 +689,50 @@ class Executor:
                 self.state = "ready"
                 self.settled.set()
 
+    async def _fork(self, channel: socket.socket) -> Forked | None:
+        if self._template is None:
+            return None
+        assert self._stderr is not None
+        return await self._template.fork(
+            {"TMPDIR": str(self._tmp_dir)},
+            *(channel.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()),
+        )
+
+    async def _spawn(self, channel: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ddlf.worker.executor", str(channel.fileno()), str(self._activity_fd)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=self._stderr,
+            pass_fds=(channel.fileno(), self._activity_fd),
+            env=child_environment() | {"TMPDIR": str(self._tmp_dir)},
+            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+            start_new_session=True,
+        )
+
+    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
+        """See ``Daemon.preload``."""
+        reason = await self._preload(modules)
+        await self.settled.wait()
+        process = self._process
+        has_them = isinstance(process, Forked) and process.modules >= set(modules)
+        replaceable = not reason and not has_them and self.state == "ready" and not self.activity.used
+        if replace and replaceable and not self._replacing:
+            self._replacing, self.state = True, "starting"
+            self.settled.clear()
+            self._kill_group()
+            await self.settled.wait()
+        return {"reason": reason, "replaceable": replaceable}
+
+    async def _preload(self, modules: tuple[str, ...]) -> str:
+        if not available:
+            return "executors are forked on Linux only"
+        if self._template is None or self._template.ended:
+            try:
+                self._template = Template.start(child_environment())
+            except OSError as error:
+                return f"no template could be started: {error.strerror}"
+        return await self._template.preload(modules)
+
     def _tls_files(self) -> list[Path | None]:
         """The worker's own certificate, then those of an organisation."""
         security = self._options.security or Security()
@@ -670,10 +742,13 @@ class Executor:
         assert self._process is not None
         code = await self._process.wait()
         self._kill_group(also_ended=True)  # what user code started
+        self._release()
         self._close_channel()
         return code
 
     def _facts(self, code: int | None, text: str = "") -> dict[str, Any]:
+        if code == UNKNOWN:
+            code, text = None, "has ended, and so has the process that could say how"
         name = signal.Signals(-code).name if code is not None and code < 0 else None
         tail = self._tail()
         text = text or (f"was ended by {name}" if name else f"ended with exit code {code}")
@@ -788,7 +863,10 @@ class Executor:
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
+            self._release()
         self._close_channel()
+        if self._template is not None:
+            await self._template.close()
         if self._stderr is not None:
             self._stderr.close()
         self.activity.close()
@@ -800,6 +878,10 @@ class Executor:
         if self._process is not None and (also_ended or self._process.returncode is None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _release(self) -> None:
+        if isinstance(self._process, Forked):
+            self._process.release()
 
     def _close_channel(self) -> None:
         if self._channel is not None:

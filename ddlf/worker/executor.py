@@ -39,6 +39,16 @@ def main(argv: list[str] | None = None) -> None:
     """Run as ``python -m ddlf.worker.executor CHANNEL_FD ACTIVITY_FD``."""
     channel_fd, activity_fd = map(int, (argv or sys.argv)[1:3])
     die_with_parent()
+    run(channel_fd, activity_fd)
+
+
+def run(channel_fd: int, activity_fd: int) -> None:
+    """Be the executor, in a process of its own.
+
+    Args:
+        channel_fd: The end of the channel that is this process's.
+        activity_fd: The page.
+    """
     faulthandler.enable()
     channel = socket.socket(fileno=channel_fd)
     # What user code starts must not hold on to what belongs to this process: a connection ends with it.
@@ -48,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a method printed is there even if it crashes
     settings = _read_settings(channel)
+    name_process(settings["name"])
     channel.setblocking(False)
     worker = Worker(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
     worker.install_interrupt()
@@ -128,15 +139,26 @@ def _exactly(stream: Any, count: int) -> bytes:
     return data
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, however it dies and whatever this process is doing."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask Linux to kill this process when its parent dies, however it dies and whatever this process is doing.
+
+    Args:
+        parent: Its process id; by default who is the parent now.
+    """
     if not sys.platform.startswith("linux"):
         return
     pr_set_pdeathsig = 1
-    parent = os.getppid()
+    parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:  # it died in between
         os._exit(0)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name for ``ps`` and ``top``, where that can be done."""
+    if sys.platform.startswith("linux"):
+        pr_set_name = 15
+        ctypes.CDLL(None).prctl(pr_set_name, name.encode(), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) els
 
 QUEUED = frozenset({"run_code", "load_mnist", "load_cifar10", "clean"})
 """Commands that wait for their turn as methods do: they run user code, or change what a running method uses."""
+KEPT = frozenset({"set_variable", "delete_variable"})
+"""Commands that wait for nobody and that a new executor would not know of."""
 
 
 class Interrupted(BaseException):
@@ -189,6 +191,8 @@ class Worker(IWorker):
             elif request.command in self._commands:
                 if job.session is not None and not job.session.may_ask():
                     raise job.session.refusal()
+                if self._activity is not None and request.command in KEPT:
+                    self._activity.use()
                 self._start(job, self._commands[request.command], request.args)
                 return
             else:

@@ -1,7 +1,6 @@
 """Real processes can be killed, frozen, slowed, cut off and started again, exactly those that are named."""
 
 import asyncio
-import os
 import time
 
 import psutil
@@ -32,8 +31,8 @@ async def cluster(shared):
     await shared.clean()
 
 
-def process_ids():
-    return os.getppid(), os.getpid()
+async def process_ids(cluster):
+    return [(status["pid"], status["executor_pid"]) for status in await cluster.status()]
 
 
 async def stopped(process):
@@ -44,7 +43,7 @@ async def stopped(process):
 
 
 async def test_the_processes_are_those_of_the_worker(cluster):
-    for machine, (daemon, executor) in zip(cluster.machines, await cluster.run_method(process_ids), strict=True):
+    for machine, (daemon, executor) in zip(cluster.machines, await process_ids(cluster), strict=True):
         assert (machine.daemon.pid, machine.executor.pid) == (daemon, executor)
 
 
@@ -56,7 +55,7 @@ async def test_a_killed_executor_is_a_crash_of_that_worker_alone(cluster):
     assert cluster.machine(2).kill()
     with pytest.raises(ExecutorCrashed, match="SIGKILL"):
         await running
-    after = [pid for _, pid in await cluster.run_method(process_ids)]
+    after = await cluster.run_code("import os; os.getpid()")
     assert after[0] == before[0]
     assert after[1] != before[1]
 
