@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError
 from ddlf.training import PRELOADED
-from ddlf.training.record import RoundRecord, TrainingEvent
+from ddlf.training.record import History, RoundRecord, TrainingEvent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,8 @@ class IApp:
         worker_epochs: Local epochs in a round, between two exchanges of weights.
         batch_size: Of each worker, as in the papers: two workers with 64 each step on 128 samples.
         seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
-        evaluate_every: Evaluate the test data after every so many rounds while the workers compute the next; 0 for never.
+        evaluate_every: Evaluate the test data after every so many rounds (updates, in asynchronous training) and after the last, while the
+            workers compute the next; 0 for never.
         class_weight: Dict of a weight for each class's number, as in ``fit``; classes that are not in it weigh 1. Or give ``w_train``.
         callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``. Epochs are counted over the whole run, so that a
             ``LearningRateScheduler`` works; what looks at whole epochs (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins
@@ -95,7 +96,7 @@ class IApp:
         outer: How a merged update changes the weights; by default it is subtracted. An object of ``ddlf.algorithms.outer``, or ``"subtract"`` or
             ``"nesterov"``.
         verbose: Whether to print a line for each step.
-        history: The records of the last training.
+        history: The records of the last training; ``history.to_keras()`` is a dict of lists.
         optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
         ledger: How often each sample was trained on in it.
 
@@ -146,8 +147,8 @@ class IApp:
     # What load_dataset and create_model set here: the value, and the one before if there was one.
     _made: Mapping[str, tuple[Any, ...]] = {}
     _stop: bool | None = None  # whether to end after this round; None while there is none
+    _weights: list[Any] | None = None  # those that the model has not been given yet
 
-    model: Any
     x_train: Any
     y_train: Any
     x_test: Any
@@ -159,8 +160,28 @@ class IApp:
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
-        self.history: list[RoundRecord] = []
+        self.history: History = History()
         self.optimizers: list[Any] = []
+
+    @property
+    def model(self) -> Any:
+        """The Keras model that ``create_model`` set. While training goes on it has the weights after the last round that was reported."""
+        model = vars(self).get("model")
+        if model is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'model'", name="model", obj=self)
+        if self._weights is not None:  # a run that does not look pays nothing
+            weights, self._weights = self._weights, None
+            model.set_weights(weights)
+        return model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        vars(self)["model"] = model
+
+    @model.deleter
+    def model(self) -> None:
+        if vars(self).pop("model", None) is None:
+            raise AttributeError("model", name="model", obj=self)
 
     # -- what a user writes -----------------------------------------------------------------------------------------
 
@@ -208,16 +229,24 @@ class IApp:
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.callbacks))
         return difference(weights, self.model.get_weights()), metrics
 
-    def is_convergent(self, record: RoundRecord) -> bool:
-        """Whether training can stop. Called on the master after every round (every update in asynchronous training)."""
+    def is_convergent(self, record: RoundRecord) -> Any:
+        """Whether training can stop. Called on the master after ``on_round``, with the same to look at. May be async."""
         return False
 
     def on_round(self, record: RoundRecord) -> Any:
-        """Called on the master after every round; prints its line. May be async."""
+        """Called on the master after every round (every update in asynchronous training); prints its line. May be async.
+
+        ``model`` has the weights after this round, so ``evaluate_model`` and ``save_model`` are of these; ``history`` ends with
+        its record; ``ledger`` and ``optimizers`` are those of now. When this round's weights are tested (``evaluate_every``), it is called when
+        the test is over, while the workers compute the next one.
+        """
         self.say(str(record))
 
     def on_event(self, event: TrainingEvent) -> Any:
-        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async."""
+        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async.
+
+        ``model`` and ``history`` are those of the last round that was reported.
+        """
         if event.kind not in ("start", "finish"):
             self.say(f"{event.kind:<9} {event.text}")
 
@@ -254,7 +283,7 @@ class IApp:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    async def train_model(self) -> list[RoundRecord]:
+    async def train_model(self) -> History:
         """Train as the attributes say, ``mode`` among them."""
         self._check_mode()
         return await (self.train_sync() if self.mode == "sync" else self.train_async())
@@ -265,7 +294,7 @@ class IApp:
         worker_epochs: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
-    ) -> list[RoundRecord]:
+    ) -> History:
         """Train synchronously: in each round every worker trains on its part, then the updates are merged.
 
         Args:
@@ -292,7 +321,7 @@ class IApp:
         worker_epochs: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
-    ) -> list[RoundRecord]:
+    ) -> History:
         """Train asynchronously: each worker's update is merged when it comes, and nobody waits. Otherwise as ``train_sync``.
 
         Returns:
@@ -302,7 +331,7 @@ class IApp:
 
         return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed)
 
-    async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
+    async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> History:
         from ddlf.training.run import train
 
         await self._check_written()
@@ -360,13 +389,13 @@ class IApp:
             Keras's metrics by name, ``"loss"`` among them.
         """
         from ddlf.training.data import has
-        from ddlf.training.evaluation import compute, evaluate
+        from ddlf.training.evaluation import evaluate, measured
 
         if not has(self, "test"):
             raise AppError(
                 "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
             )
-        metrics: dict[str, float] = await compute(evaluate, self, None)
+        metrics = await measured(evaluate, self, None)
         self.say("test      " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         return metrics
 

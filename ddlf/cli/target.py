@@ -188,9 +188,10 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
     app.verbose = app.verbose and not options.quiet
     app.takeover = app.takeover or options.takeover
     for key, text in _parameters(options):
-        if key.startswith("_") or callable(getattr(app, key, None)) or not hasattr(target, key):
+        default = getattr(target, key, property())
+        if key.startswith("_") or callable(default) or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
-        setattr(app, key, _value(key, text, getattr(target, key)))
+        setattr(app, key, _value(key, text, default))
     return app
 
 

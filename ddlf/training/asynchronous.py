@@ -20,7 +20,6 @@ a merge needs no lock.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.weights import is_float
 from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, end_all, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, round_epochs, run_slot
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
@@ -55,13 +54,19 @@ async def train(job: Job) -> list[RoundRecord]:
     if progress.round == 0:
         progress.outer = job.outer.init(progress.weights)
     schedule = round_epochs(job.master_epochs, job.worker_epochs)
-    converged = False
+    stopping = False
     latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
 
+    async def told(reporting: asyncio.Task[bool]) -> None:
+        nonlocal stopping
+        if await reporting and not stopping:
+            stopping = True
+            await job.stop_workers()
+
     async def run(slot: int) -> None:
-        nonlocal converged
+        reported: asyncio.Task[None] | None = None
         for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
-            if converged:
+            if stopping:
                 return
             begin = time.perf_counter()
             job.crew.meet_new_workers()
@@ -75,7 +80,9 @@ async def train(job: Job) -> list[RoundRecord]:
                 return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
 
             result, weights, version = await job.crew.carry(slot, number, attempt)
-            if converged or result.stopped:
+            if reported is not None:
+                await reported  # so at most K records wait for a test, each with its weights
+            if stopping or result.stopped:
                 return
             merging = time.perf_counter()
             verdict = _verdict(job, slot, result, latest)
@@ -120,22 +127,22 @@ async def train(job: Job) -> list[RoundRecord]:
                 metrics=result.metrics,
             )
             records.append(record)
-            if len(records) % job.slots == 0:  # as often as all samples were trained on
-                place = len(records) - 1
-                record = dataclasses.replace(record, metrics=record.metrics | await job.validate())
-                records[place] = record
+            # As often as all samples were trained on, the validation data is evaluated.
+            reporting = job.reporter.report(
+                progress.weights,
+                validate=len(records) % job.slots == 0,
+                last=all(done == len(schedule) for done in progress.slot_rounds),
+            )
+            reported = tasks.create_task(told(reporting))
             await job.keep()
-            if await job.report(record):
-                converged = True
-                await job.stop_workers()
 
-    slots = [asyncio.ensure_future(run(slot)) for slot in range(job.slots)]
     try:
-        await asyncio.gather(*slots)
-    except BaseException:
-        await end_all(slots)
-        raise
-    if not converged:
+        async with asyncio.TaskGroup() as tasks:
+            for slot in range(job.slots):
+                tasks.create_task(run(slot))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    if not stopping:
         await job.stop_workers()
     return records
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def _either(sizes: set[int]) -> str:
     return " or ".join(str(size) for size in sorted(sizes))
 
 
+async def measured(function: Any, app: Any, weights: list[Any] | None, *args: Any) -> dict[str, float]:
+    """``evaluate`` or ``validate`` on a thread; when it is cancelled, it ends after a batch."""
+
+    def stop() -> None:
+        vars(app)["model"].stop_evaluating = True
+
+    metrics: dict[str, float] = await compute(function, app, weights, *args, stop=stop)
+    return metrics
+
+
 async def save(app: Any, path: str | Path) -> None:
     """Save the model in Keras's format; the file is complete or not there.
 
@@ -174,10 +185,25 @@ async def load(app: Any, path: str | Path) -> None:
         ) from error
 
 
-async def compute(function: Any, *args: Any) -> Any:
-    """Run Keras on a thread of its own, so that connections are served meanwhile."""
-    with ThreadPoolExecutor(1, "compute") as executor:
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: None) -> Any:
+    """Run Keras on a thread of its own, so that connections are served meanwhile.
+
+    Args:
+        function: To run.
+        args: Of it.
+        stop: Asks it to end early, because the caller was cancelled; it is asked until it has ended, for the model is in use until then.
+    """
+    executor = ThreadPoolExecutor(1, "compute")
+    computing = asyncio.get_running_loop().run_in_executor(executor, function, *args)
+    try:
+        return await asyncio.shield(computing)
+    except asyncio.CancelledError:
+        while not computing.done():
+            stop()
+            await asyncio.wait([computing], timeout=0.05)
+        raise
+    finally:
+        executor.shutdown(wait=False)
 
 
 async def maybe_await(result: Any) -> Any:

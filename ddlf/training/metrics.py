@@ -74,6 +74,7 @@ class MetricMerge:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._model = app.model  # not asked for later: it would be given each round's weights
         self._ready: bool | None = None
 
     def __call__(self, parts: Sequence[tuple[dict[str, float], int, Any]]) -> dict[str, float]:
@@ -99,7 +100,7 @@ class MetricMerge:
         )
         if not exact or not self._build():
             return {}
-        metrics = self._app.model.metrics
+        metrics = self._model.metrics
         variables = [variable for metric in metrics for variable in metric.variables]
         shapes = [tuple(variable.shape) for variable in variables]
         if any([np.shape(array) for array in state["state"]] != shapes for state in states):
@@ -119,7 +120,7 @@ class MetricMerge:
     def _build(self) -> bool:
         """Make the metrics of this side's model have variables: Keras makes them when it sees the first batch."""
         if self._ready is None:
-            model = self._app.model
+            model = self._model
             try:
                 x, y, w = (*sample(batches(self._app, "train")), None, None)[:3]
                 outputs = model(x)

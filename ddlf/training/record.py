@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, SupportsIndex, overload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RoundRecord:
         verdicts: A line for each update that was not simply accepted.
         lost: Copies of slots that ended with their worker and were computed again.
         metrics: Of local training in its last epoch, mean over slots weighted by samples.
-        test: Metrics of the test data with the weights before this round's, when they are evaluated on the way.
+        test: Metrics of the test data with the weights after this round, when they are evaluated on the way (``evaluate_every``).
     """
 
     round: int
@@ -107,8 +107,36 @@ class RoundRecord:
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
         if self.test:
-            parts.append("test before it: " + ", ".join(f"{name} {value:.4f}" for name, value in self.test.items()))
+            parts.append("test " + ", ".join(f"{name} {value:.4f}" for name, value in self.test.items()))
         return "  ".join(parts)
+
+
+class History(list[RoundRecord]):
+    """The records of a training, in the order of their merges: a list, which can also be read as Keras's histories are."""
+
+    def to_keras(self) -> dict[str, list[float]]:
+        """A list for each metric, as in Keras's ``History.history``, ready for a plot or a ``DataFrame``.
+
+        Returns:
+            By name, each with an entry for every record: ``"round"``; all of ``record.metrics``; all of ``record.test`` as ``"test_loss"`` and so
+            on. NaN where a record has none, as between two tests.
+        """
+        found: dict[str, list[float]] = {"round": [record.round for record in self]}
+        for place, record in enumerate(self):
+            for name, value in (*record.metrics.items(), *((f"test_{name}", v) for name, v in record.test.items())):
+                found.setdefault(name, [float("nan")] * len(self))[place] = value
+        return found
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> RoundRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> History: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> RoundRecord | History:
+        """A record, or a part of the history."""
+        found = super().__getitem__(place)
+        return History(found) if isinstance(found, list) else found
 
 
 def accuracy(metrics: dict[str, float]) -> float:

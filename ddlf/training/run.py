@@ -16,17 +16,17 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training import callbacks
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
-from ddlf.training.data import has
 from ddlf.training.early import check_app, check_backend, check_folders
-from ddlf.training.evaluation import check_test_data, compute, evaluate, maybe_await, validate
+from ddlf.training.evaluation import check_test_data
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
 from ddlf.training.metrics import MetricMerge
 from ddlf.training.opening import crew_of
 from ddlf.training.optimizer_state import final_weights, keeps_averages
 from ddlf.training.progress import Keeper, Progress, check_settings
-from ddlf.training.record import RoundRecord, TrainingEvent
+from ddlf.training.record import History, TrainingEvent
 from ddlf.training.replica import describe_weights
+from ddlf.training.reporting import Reporter
 from ddlf.training.settings import MAX_SEED, check_callbacks, check_values, outer_of, whole
 from ddlf.training.slots import Job
 
@@ -58,7 +58,7 @@ def check(app: Any, mode: str, *given: int | None) -> dict[str, int]:
     return checked
 
 
-async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> list[RoundRecord]:
+async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> History:
     """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
 
     Args:
@@ -75,14 +75,17 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
             app.say(f"callback  WARNING {sentence}")
         check_test_data(app)
         job = await _job(app, samples, crew, mode, settings)
+        progress = job.progress
+        app.optimizers, app.ledger = progress.optimizers, progress.ledger
+        app.history = History(progress.records)  # those that were reported
         app._stop = False  # a wish to stop that can be heard now
         try:
-            return list(await algorithm(job))
+            return History(await algorithm(job))
         finally:
-            app._stop = None
-            progress = job.progress
+            await job.reporter.close()
+            app._stop = app._weights = None
+            app.history = progress.records
             app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
-            app.optimizers, app.ledger, app.history = progress.optimizers, progress.ledger, progress.records
             if job.keeper is not None:
                 await _to_its_end(job.keeper.last(progress))
 
@@ -117,34 +120,14 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
-    job: Job
-
-    async def evaluate_between(number: int) -> dict[str, float]:
-        if not app.evaluate_every or number == 0 or number % app.evaluate_every:
-            return {}
-        metrics: dict[str, float] = await compute(evaluate, app, job.progress.weights)
-        return metrics
-
-    one_at_a_time = asyncio.Lock()  # slots of asynchronous training come here on their own
-
-    async def validation() -> dict[str, float]:
-        if not has(app, "val"):
-            return {}
-        async with one_at_a_time:
-            found: dict[str, float] = await compute(validate, app, job.progress.weights, job.batch_size)
-        return found
-
-    async def report(record: RoundRecord) -> bool:
-        await maybe_await(app.on_round(record))
-        return bool(app.is_convergent(record)) or bool(app._stop)
-
     keeper, progress = await _open_checkpoints(app, mode, samples, settings)
     if progress is None:
         slots = app.slots or app.cluster.N
         progress = Progress(weights=app.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
     weights_out.held = dict(progress.held)
-    job = Job(
+    progress.records = History(progress.records)
+    return Job(
         run=app._run,
         cluster=app.cluster,
         crew=crew,
@@ -162,13 +145,10 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         codec=app.codec,
         weights_out=weights_out,
         balance=app.balance,
-        report=report,
         merge_metrics=MetricMerge(app),
-        validate=validation,
-        evaluate_between=evaluate_between,
+        reporter=Reporter(app, progress.records, settings["batch_size"]),
         **settings,
     )
-    return job
 
 
 async def _open_checkpoints(

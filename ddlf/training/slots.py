@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
 from ddlf.training.metrics import MetricMerge
 from ddlf.training.progress import Keeper, Progress
-from ddlf.training.record import RoundRecord
+from ddlf.training.reporting import Reporter
 from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
@@ -53,10 +53,8 @@ class Job:
         codec: Of the updates on their way back.
         weights_out: Of the weights on their way out.
         balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
-        report: Takes each record; returns whether training has converged.
         merge_metrics: Makes one of the metrics of several slots.
-        validate: Gives the metrics of the validation data with the current weights; none without such data.
-        evaluate_between: Evaluates the current weights while workers compute, in the rounds in which that is wanted.
+        reporter: Gives each record to the app's hooks.
     """
 
     run: str
@@ -77,10 +75,8 @@ class Job:
     codec: str
     weights_out: WeightsOut
     balance: str
-    report: Callable[[RoundRecord], Awaitable[bool]]
     merge_metrics: MetricMerge
-    validate: Callable[[], Awaitable[dict[str, float]]]
-    evaluate_between: Callable[[int], Awaitable[dict[str, float]]]
+    reporter: Reporter
     keep_optimizer: bool = True
     keeper: Keeper | None = None
     lost_of: dict[int, list[Any]] = field(default_factory=dict)

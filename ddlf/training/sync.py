@@ -43,6 +43,7 @@ async def train(job: Job) -> list[RoundRecord]:
         progress.outer = job.outer.init(progress.weights)
         progress.speeds = [None] * job.slots
     indices = shuffled(job.samples, job.seed, progress.round)
+    reporting: asyncio.Task[bool] | None = None
     for number, epochs in list(enumerate(schedule))[progress.round :]:
         begin = time.perf_counter()
         out, back = job.bytes_moved()
@@ -53,7 +54,9 @@ async def train(job: Job) -> list[RoundRecord]:
         tasks = [asyncio.ensure_future(carry(slot)) for slot in range(job.slots)]
         try:
             # Everything here happens while the workers compute.
-            test = await job.evaluate_between(number)
+            if reporting is not None and await reporting:  # it waits for the test of the round before
+                await end_all(tasks)
+                break
             if number + 1 < len(schedule):
                 indices = shuffled(job.samples, job.seed, number + 1)
             gathered = await gather(job, tasks, carry)
@@ -73,7 +76,6 @@ async def train(job: Job) -> list[RoundRecord]:
         progress.round = number + 1
         job.lost_of = {}
         end = time.perf_counter()
-        validated = await job.validate()
         results = list(gathered.results.values())
         slowest = max(result.elapsed for result in results)
         compute = max(result.compute_s for result in results)
@@ -95,14 +97,15 @@ async def train(job: Job) -> list[RoundRecord]:
             workers=tuple(result.worker for result in results),
             verdicts=gathered.verdicts,
             lost=job.crew.losses - lost,
-            metrics=job.merge_metrics([(result.metrics, result.samples, result.counted) for result in results])
-            | validated,
-            test=test,
+            metrics=job.merge_metrics([(result.metrics, result.samples, result.counted) for result in results]),
         )
         progress.records.append(record)
+        reporting = job.reporter.report(progress.weights, validate=True, last=number + 1 == len(schedule))
         await job.keep()
-        if await job.report(record):
+        if not job.reporter.is_testing and await reporting:
             break
+    if reporting is not None:
+        await reporting
     await job.stop_workers()
     return progress.records
 

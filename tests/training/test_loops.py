@@ -1,5 +1,8 @@
 """What the training loops promise to those who hook into them, on workers in this process: no test here waits for one to start."""
 
+import asyncio
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import pytest_asyncio
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError
 from ddlf.testing import in_process_cluster
+from ddlf.training.evaluation import compute
 from tests.training.models import Blobs, app, distance, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -136,3 +140,106 @@ async def test_evaluating_what_is_not_there_is_refused_before_anything_is_traine
     trained.on_event = lambda event: pytest.fail("training has begun")
     with pytest.raises(AppError, match="evaluate_every=1, but there is no y_test"):
         await trained.train_sync()
+
+
+# -- hooks see their round -----------------------------------------------------------------------------------------------
+
+
+@both_modes
+async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(cluster, mode, tmp_path):
+    seen = []
+
+    async def on_round(record):
+        assert trained.history[-1] is record
+        loss = (await trained.evaluate_model())["loss"]
+        await trained.save_model(tmp_path / f"{record.version}.keras")
+        seen.append((record.version, loss, trained.model.get_weights()))
+
+    async def is_convergent(record):
+        assert equal(trained.model.get_weights(), seen[-1][2])
+        assert trained.ledger.counts.max() > 0
+        assert any(state is not None for state in trained.optimizers)
+        return record.version == 4
+
+    trained = app(cluster, mode=mode, master_epochs=6)
+    trained.on_round, trained.is_convergent = on_round, is_convergent
+    records = await trained.train_model()
+    assert [version for version, *_ in seen] == [record.version for record in records]
+    assert len(seen) == 4 if mode == "sync" else len(seen) in (4, 5)  # one was on its way
+    losses = [loss for _, loss, _ in seen]
+    assert losses == sorted(losses, reverse=True)
+    for version, _, weights in seen:
+        assert equal(keras.models.load_model(tmp_path / f"{version}.keras").get_weights(), weights)
+    assert equal(trained.model.get_weights(), seen[-1][2])
+    if mode == "sync":
+        assert trained.ledger.is_exact(4)
+
+
+async def test_a_run_that_does_not_look_at_its_model_does_not_pay_for_it(cluster):
+    trained = app(cluster)
+    await trained.prepare()
+    usual, calls = trained.model.set_weights, []
+    trained.model.set_weights = lambda weights: (calls.append(weights), usual(weights))
+    await trained.train_sync(5)
+    assert len(calls) == 1  # at the end
+    assert trained.model.set_weights is not usual
+    assert equal(trained.model.get_weights(), calls[0])
+
+
+@both_modes
+async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(cluster, mode):
+    tests = {}
+
+    async def on_round(record):
+        if record.test:
+            tests[record.version] = record.test, await trained.evaluate_model()
+
+    trained = app(cluster, mode=mode, evaluate_every=2, master_epochs=3)
+    trained.on_round = on_round
+    await trained.train_model()
+    expected = {"sync": [2, 3], "async": [2, 4, 6]}[mode]
+    assert [record.version for record in trained.history if record.test] == list(tests) == expected
+    for test, evaluated in tests.values():
+        assert test == pytest.approx(evaluated)
+    assert trained.history[-1].test == pytest.approx(await trained.evaluate_model())
+
+
+async def test_convergence_of_the_test_ends_with_the_weights_that_were_tested(cluster):
+    trained = app(cluster, evaluate_every=1, master_epochs=50)
+    trained.is_convergent = lambda record: record.version == 2 and record.test["loss"] > 0
+    records = await trained.train_sync()
+    assert len(records) == len(trained.history) == 2
+    assert trained.ledger.is_exact(2)
+    assert records[-1].test == pytest.approx(await trained.evaluate_model())
+    assert records.to_keras()["test_loss"][-1] == records[-1].test["loss"]
+
+
+@both_modes
+async def test_an_error_in_a_hook_ends_the_run_as_itself_and_the_rounds_done_are_there(cluster, mode):
+    async def on_round(record):
+        if record.version == 2:
+            raise LookupError("no such thing")
+
+    trained = app(cluster, mode=mode, master_epochs=50, evaluate_every=2)
+    trained.on_round = on_round
+    with pytest.raises(LookupError, match="no such thing"):
+        await trained.train_model()
+    assert 2 <= len(trained.history) <= 4
+    assert trained.history[1].test
+    trained.on_round = lambda record: None
+    assert len(await trained.train_sync(1)) >= 1
+
+
+async def test_a_cancelled_evaluation_ends_after_a_batch_and_holds_nothing_up():
+    begun, asked = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert asked.wait(60)
+
+    computing = asyncio.ensure_future(compute(work, stop=asked.set))
+    await asyncio.to_thread(begun.wait)
+    computing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await computing
+    assert asked.is_set()

@@ -2,7 +2,7 @@
 
 import math
 
-from ddlf.training.record import RoundRecord, accuracy, size
+from ddlf.training.record import History, RoundRecord, accuracy, size
 
 
 def record(**facts):
@@ -31,3 +31,18 @@ def test_accuracy_is_found_under_any_name_and_is_nan_without_one():
 
 def test_sizes_are_for_people():
     assert [size(n) for n in (0, 999, 1000, 2_060_000, 3 * 10**9)] == ["0 B", "999 B", "1.00 kB", "2.06 MB", "3.00 GB"]
+
+
+def test_a_history_is_a_list_and_reads_as_those_of_keras():
+    first = record(round=1, metrics={"loss": 2.0, "accuracy": 0.5}, test={})
+    second = record(round=2, metrics={"loss": 1.0, "accuracy": 0.75}, test={"loss": 3.0})
+    history = History([first, second])
+    assert history == [first, second]
+    assert isinstance(history[:1], History)
+    assert history[-1] is second
+    found = history.to_keras()
+    assert list(found) == ["round", "loss", "accuracy", "test_loss"]
+    assert [found[name] for name in ("round", "loss", "accuracy")] == [[1, 2], [2.0, 1.0], [0.5, 0.75]]
+    assert found["test_loss"][1] == 3.0
+    assert math.isnan(found["test_loss"][0])
+    assert History().to_keras() == {"round": []}

@@ -172,13 +172,6 @@ async def wide_model(self):
     self.model.compile(keras.optimizers.SGD(0.005), "categorical_crossentropy", metrics=["accuracy"])
 
 
-async def test_the_test_data_is_evaluated_between_rounds_when_asked(two_workers):
-    trained = app(two_workers, evaluate_every=2)
-    records = await trained.train_sync(master_epochs=5)
-    assert [bool(record.test) for record in records] == [False, False, True, False, True]
-    assert set(records[2].test) == {"loss", "accuracy"}
-
-
 async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(two_workers):
     trained = app(two_workers, master_epochs=8)
     trained.load_dataset, trained.create_model = two_input_data.__get__(trained), two_input_model.__get__(trained)

@@ -1,0 +1,89 @@
+"""From a round that is over to the user's hooks: with its test, its weights and its place in the history. Runs on the master.
+
+Records come to the hooks one after the other, in the order of their merges. A test is evaluated on a thread while the workers compute on, and its
+record waits for it; nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ddlf.training.data import has
+from ddlf.training.evaluation import evaluate, maybe_await, measured, validate
+from ddlf.training.record import RoundRecord
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+class Reporter:
+    """Tells an app of its rounds.
+
+    Args:
+        app: The user's ``IApp``.
+        records: Of the run; the one that is reported is in it, and gets its test there.
+        batch_size: Of the evaluation of validation data, as in ``fit``.
+
+    Attributes:
+        is_testing: Whether a record waits for its test.
+        converged: Whether ``is_convergent`` has said so.
+    """
+
+    def __init__(self, app: Any, records: list[RoundRecord], batch_size: int) -> None:
+        self._app = app
+        self._records = records
+        self._batch_size = batch_size
+        self._turn = asyncio.Lock()  # fair: first come, first served
+        self._tasks: set[asyncio.Task[bool]] = set()
+        self.is_testing = False
+        self.converged = False
+
+    def report(self, weights: Weights, *, validate: bool, last: bool) -> asyncio.Task[bool]:
+        """Begin to report the newest record.
+
+        Args:
+            weights: Global ones after it.
+            validate: Whether validation data is evaluated, if there is any.
+            last: Whether it is the run's last one, whose weights are tested whatever its number.
+
+        Returns:
+            Ends when the hooks have: whether training is to end.
+        """
+        place = len(self._records) - 1
+        every = self._app.evaluate_every
+        tested = bool(every) and (last or self._records[place].version % every == 0)
+        validated = validate and has(self._app, "val")
+        self.is_testing = self.is_testing or tested or validated
+        task = asyncio.get_running_loop().create_task(self._report(place, weights, validated, tested))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End what is still being reported, because the run has ended with an error."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _report(self, place: int, weights: Weights, validated: bool, tested: bool) -> bool:
+        app = self._app
+        async with self._turn:
+            record = self._records[place]
+            if validated or tested:
+                app._weights = None  # nobody sets others meanwhile
+                if validated:
+                    more = await measured(validate, app, weights, self._batch_size)
+                    record = dataclasses.replace(record, metrics=record.metrics | more)
+                if tested:
+                    record = dataclasses.replace(record, test=await measured(evaluate, app, weights))
+                self._records[place] = record
+                self.is_testing = False
+            app._weights = weights
+            app.history.append(record)
+            await maybe_await(app.on_round(record))
+            self.converged = self.converged or bool(await maybe_await(app.is_convergent(record)))
+            return self.converged or bool(app._stop)
