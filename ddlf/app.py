@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError
 from ddlf.training import PRELOADED
-from ddlf.training.record import History, RoundRecord, TrainingEvent
+from ddlf.training.record import History, RoundRecord, TrainingEvent, fitted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -253,7 +253,7 @@ class IApp:
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
         if self.verbose:
-            print(text, flush=True)
+            print(fitted(text), flush=True)
 
     # -- life -------------------------------------------------------------------------------------------------------
 

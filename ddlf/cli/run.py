@@ -59,7 +59,9 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
 
 async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     """Run an app or a function on the cluster that the options name; return the exit code."""
-    say: Say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    from ddlf.training.record import fitted
+
+    say: Say = (lambda line: None) if options.quiet else (lambda line: print(fitted(line), flush=True))
     is_app = inspect.isclass(target)
     if not is_app:
         arguments = function_arguments(target, options)
@@ -94,6 +96,8 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
 
 async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
     """Train, save, evaluate; what complete rounds have come to is saved, however training ends."""
+    from ddlf.training.evaluation import to_its_end
+
     stop.gently = app.stop_training
     stop.words = _what_an_interrupt_does(app, path)
     try:
@@ -106,7 +110,7 @@ async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
         raise
     stop.gently = lambda: False
     if path is not None:
-        await app.save_model(path)
+        await to_its_end(app.save_model(path))
     if hasattr(app, "x_test"):
         app.verbose = True
         try:
@@ -122,11 +126,13 @@ async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
 
 
 async def _save_what_there_is(app: IApp, path: Path | None) -> None:
+    from ddlf.training.evaluation import to_its_end
+
     if not app.history:
         return
     if path is not None:
         try:
-            await app.save_model(path)
+            await to_its_end(app.save_model(path))
         except Exception as error:  # the one that ended training matters more
             print(f"the model could not be saved: {error}", file=sys.stderr)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -209,3 +209,19 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
 async def maybe_await(result: Any) -> Any:
     """The result of a user's method, which may be async."""
     return await result if hasattr(result, "__await__") else result
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Wait for something to end also when that is cancelled meanwhile: Ctrl-C must not cost what is just being written."""
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:  # its own, which is raised below
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled

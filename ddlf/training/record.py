@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from dataclasses import dataclass, field
 from typing import Literal, SupportsIndex, overload
+
+COLUMNS = 80
+INDENT = " " * 10
+MOST_METRICS = 8
+"""In a line for people. ``record.metrics`` has all of them."""
+WORTH_SAYING = 0.1
+"""Of a round's time that no worker computed in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +98,20 @@ class RoundRecord:
         return accuracy(self.metrics)
 
     def __str__(self) -> str:
-        """The one line that is printed for it."""
-        who = "" if self.slot is None else f"  slot {self.slot}"
+        """What is printed for it: a line, or as many of at most 80 columns as there is to say."""
         width = len(str(self.rounds))
+        metrics = [f"{name} {value:.4f}" for name, value in self.metrics.items()]
+        more = len(metrics) - MOST_METRICS
         parts = [
-            f"round {self.round:>{width}}/{self.rounds}{who}",
+            f"round {self.round:>{width}}/{self.rounds}" + ("" if self.slot is None else f"  slot {self.slot}"),
             f"{self.seconds:6.2f} s",
-            *(f"{name} {value:.4f}" for name, value in self.metrics.items()),
-            f"{self.samples:,} samples",
+            *metrics[:MOST_METRICS],
+            *([f"and {more} more metrics"] if more > 0 else []),
+            *(f"test_{name} {value:.4f}" for name, value in self.test.items()),
             f"{size(self.bytes_out)} out, {size(self.bytes_back)} back",
-            f"{self.seconds - self.compute_s:.2f} s not computing",
         ]
+        if (waited := self.seconds - self.compute_s) > WORTH_SAYING * self.seconds:
+            parts.append(f"{waited:.2f} s not computing")
         if self.error:
             parts.append(f"update error {self.error:.2%}")
         if self.lost:
@@ -106,9 +119,32 @@ class RoundRecord:
         parts += self.verdicts
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")
-        if self.test:
-            parts.append("test " + ", ".join(f"{name} {value:.4f}" for name, value in self.test.items()))
-        return "  ".join(parts)
+        return wrapped(parts)
+
+
+def wrapped(parts: list[str]) -> str:
+    """Parts of a line, on as many as they need; each further one begins with spaces."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) > COLUMNS:
+            lines.append(INDENT + part)
+        else:
+            lines[-1] += f"  {part}"
+    return "\n".join(lines)
+
+
+def fitted(text: str) -> str:
+    """Text for standard output: on a terminal with its lines broken between words, anywhere else as it is."""
+    if not sys.stdout.isatty():
+        return text
+    columns = max(shutil.get_terminal_size().columns, 40)
+    lines = (
+        textwrap.wrap(line, columns, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+        if len(line) > columns
+        else [line]
+        for line in text.split("\n")
+    )
+    return "\n".join(line for broken in lines for line in broken)
 
 
 class History(list[RoundRecord]):

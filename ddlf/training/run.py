@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ddlf.training import callbacks
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_folders
-from ddlf.training.evaluation import check_test_data
+from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
 from ddlf.training.metrics import MetricMerge
@@ -82,28 +81,14 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None) -> 
         try:
             return History(await algorithm(job))
         finally:
-            await job.reporter.close()
-            app._stop = app._weights = None
-            app.history = progress.records
-            app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
-            if job.keeper is not None:
-                await _to_its_end(job.keeper.last(progress))
-
-
-async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Wait for something also when that is cancelled meanwhile: a second Ctrl-C must not cost the checkpoint that the first one left to write."""
-    task = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except Exception:  # its own, which is raised below
-            break
-    task.result()
-    if cancelled is not None:
-        raise cancelled
+            try:
+                await job.reporter.close()
+            finally:  # also when that is cancelled
+                app._stop = app._weights = None
+                app.history = History(progress.records)
+                app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
+                if job.keeper is not None:
+                    await to_its_end(job.keeper.last(progress))
 
 
 async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any]) -> Job:

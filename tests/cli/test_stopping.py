@@ -47,6 +47,10 @@ class A(ddlf.IApp):
     async def save_model(self, path):
         if pathlib.Path("full").exists():
             raise OSError("no space left")
+        if pathlib.Path("saving").exists():
+            print("saving", flush=True)
+            while not pathlib.Path("saved").exists():
+                await asyncio.sleep(0.02)
         pathlib.Path(path).write_text(str(len(self.history)))
 
     async def evaluate_model(self):
@@ -179,3 +183,18 @@ def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(tmp_path):
     said = "training ended well, and its model is in m.keras; only the evaluation failed:\nTraceback"
     assert ended.stderr.startswith(said)
     assert "ValueError: no test labels" in ended.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_model_is_saved_lets_it_be_saved(train, tmp_path, number, code):
+    for name in ("go", "short", "saving"):
+        (tmp_path / name).touch()
+    process = train("--save", "m.keras", until="saving")
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    (tmp_path / "saved").touch()
+    output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", code)
+    assert errors.startswith("\nstopped")
+    assert (tmp_path / "m.keras").read_text() == "3"

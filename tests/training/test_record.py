@@ -1,8 +1,9 @@
 """Records: what is printed and what is reported."""
 
 import math
+import sys
 
-from ddlf.training.record import History, RoundRecord, accuracy, size
+from ddlf.training.record import History, RoundRecord, accuracy, fitted, size
 
 
 def record(**facts):
@@ -12,15 +13,38 @@ def record(**facts):
     )
 
 
-def test_the_line_has_round_time_metrics_samples_and_bytes():
+def test_the_line_has_round_time_metrics_and_bytes_in_eighty_columns():
     line = str(record(metrics={"loss": 0.25, "accuracy": 0.9}))
-    assert line.startswith(
-        "round  3/10    2.00 s  loss 0.2500  accuracy 0.9000  60,000 samples  2.10 MB out, 512 B back"
-    )
-    assert "0.10 s not computing" in line
+    assert line == "round  3/10    2.00 s  loss 0.2500  accuracy 0.9000  2.10 MB out, 512 B back"
     assert "staleness" not in line
     assert "slot 2" in str(record(slot=2, staleness=4))
     assert "staleness 4" in str(record(slot=2, staleness=4))
+    assert str(record(compute_s=1.5)).endswith("  0.50 s not computing")
+
+
+def test_what_does_not_fit_goes_on_below_and_many_metrics_are_counted():
+    test = {"loss": 0.3, "accuracy": 0.8}
+    assert str(record(metrics={"loss": 0.25, "accuracy": 0.9, "val_loss": 0.31}, test=test, lost=1)).splitlines() == [
+        "round  3/10    2.00 s  loss 0.2500  accuracy 0.9000  val_loss 0.3100",
+        "          test_loss 0.3000  test_accuracy 0.8000  2.10 MB out, 512 B back",
+        "          1 computed again",
+    ]
+    lines = str(record(metrics={f"output_{n}_categorical_accuracy": n for n in range(12)})).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  and 4 more metrics  2.10 MB out" in "  ".join(line.strip() for line in lines)
+    assert "output_8_categorical_accuracy" not in "".join(lines)
+
+
+def test_long_lines_are_broken_between_words_on_a_terminal_only(monkeypatch):
+    text = "data      " + "word  " * 20 + "\nshort"
+    assert fitted(text) == text
+    monkeypatch.setattr(sys, "stdout", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = fitted(text).split("\n")
+    assert lines[-1] == "short"
+    assert all(len(line) <= 60 for line in lines)
+    assert lines[1].startswith(" " * 10 + "word")
+    assert "word  word" in lines[0]
 
 
 def test_accuracy_is_found_under_any_name_and_is_nan_without_one():
