@@ -1,0 +1,179 @@
+"""The data of an app: what can be used, what is said of what cannot, and what stays on a worker."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError, DatasetError
+from ddlf.training.data import batches, check_data, class_weights, content, contents, look_alikes
+from ddlf.training.feed import make_feed
+from ddlf.training.replica import Replica
+from ddlf.worker.datasets import fingerprint, not_finite
+from ddlf.worker.held import HeldData
+from ddlf.worker.trees import leaves
+from tests.training.models import Blobs, blobs
+
+Pair = collections.namedtuple("Pair", ("left", "right"))
+
+
+def made(**attributes):
+    app = Blobs()
+    vars(app).update({"x_train": np.zeros((4, 2)), "y_train": np.zeros(4), **attributes})
+    return app
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        (dict(x_train=None, X_train=1), r"set no self\.x_train; you set self\.X_train: did you mean self\.x_train\?"),
+        (dict(y_train=np.zeros(3)), "x_train has 4 rows, y_train 3"),
+        (dict(x_train=[np.zeros(4), {"a": np.zeros(5)}]), r"x_train\[0\] has 4 rows, x_train\[1\]\['a'\] 5"),
+        (dict(w_train=np.ones(3)), "x_train has 4 rows, w_train 3"),
+        (dict(y_train=None, w_train=np.ones(4)), "there is w_train, but no y_train"),
+        (
+            dict(x_val=np.zeros(4), y_valid=1),
+            r"there is x_val, but no y_val; set self.y_val, too.*did you mean self\.y_val",
+        ),
+        (dict(y_val=np.zeros(4)), "there is y_val, but no x_val"),
+        (dict(y_train=["cat", "dog", "cat", "cat"]), r"y_train\[0\] must be a NumPy array, .* got a str"),
+        (
+            dict(y_train=np.array(["cat", "dog", "cat", "cat"])),
+            r"y_train holds text .*not numbers; turn it into numbers",
+        ),
+        (dict(x_train=np.array([[1], [2, 3], [], []], object)), r"x_train holds Python objects \(object\)"),
+        (dict(x_train=np.array(["2020-01-01"] * 4, "datetime64[D]")), "x_train holds dates"),
+        (
+            dict(x_train=np.ma.masked_array(np.zeros(4), [1, 0, 0, 0])),
+            "x_train is a masked array, whose mask Keras does not",
+        ),
+        (dict(x_train=np.array(3.0)), "x_train is a single number"),
+        (dict(x_train=np.zeros((0, 2)), y_train=np.zeros(0)), "x_train has no rows"),
+        (dict(w_train=np.ones(4), class_weight={0: 1.0}), "both w_train and class_weight are set"),
+        (dict(class_weight=[1.0, 2.0]), "class_weight must be a dict"),
+        (dict(class_weight={0: 1.0}, y_train={"a": np.zeros(4)}), "class_weight needs one label for each sample"),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_in_a_sentence(attributes, sentence):
+    with pytest.raises((AppError, DatasetError), match=sentence):
+        check_data(made(**attributes))
+
+
+def test_any_nesting_of_arrays_is_data_and_each_kind_has_its_own_fingerprint():
+    a, b = np.arange(4.0), np.arange(4.0) * 10
+    trees = [(a, b), [a, b], Pair(a, b), {"left": a, "right": b}, {"pair": [a, b]}, {"pair": (a, b)}, [[a], [b]]]
+    assert len({fingerprint(tree) for tree in trees}) == len(trees)
+    for tree in trees:
+        check_data(made(x_train=tree))
+        assert not_finite(tree) == ""
+        assert len([name for name, _ in leaves(tree)]) == 2
+    assert not_finite({"a": [np.array([1.0, np.nan])], "b": Pair(np.zeros(2), np.array([np.inf]))}) == "2 of 5 values"
+
+
+def test_lists_named_tuples_and_nested_trees_reach_a_model():
+    import keras
+
+    x, y = blobs(60)
+    a, b = keras.Input((4,)), keras.Input((4,))
+    outputs = [keras.layers.Dense(4)(keras.layers.Concatenate()([a, b])), keras.layers.Dense(2)(a)]
+    model = keras.Model([a, b], outputs)
+    model.compile("sgd", "mse")
+    losses = []
+    for inputs in ([x[:, :4], x[:, 4:]], Pair(x[:, :4], x[:, 4:])):
+        feed = make_feed((inputs, [y, y[:, :2]]), 16)
+        feed.set_order(np.arange(60))
+        assert type(feed.data[0]) is type(inputs)
+        losses.append(model.evaluate(feed.dataset, verbose=0))
+    plain = model.evaluate([x[:, :4], x[:, 4:]], [y, y[:, :2]], batch_size=16, verbose=0)
+    assert losses == [pytest.approx(plain, abs=1e-6)] * 2
+
+
+def test_numbers_of_64_bits_reach_the_model_in_kerass_own_type_and_stay_what_they_are():
+    x = np.arange(6.0)
+    feed = make_feed((x, np.arange(6)), 3)
+    feed.set_order(np.arange(6))
+    batch = next(iter(feed.dataset))
+    assert [str(part.dtype.name) for part in batch] == ["float32", "int64"]
+    assert feed.data[0] is x
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([0, 1, 2, 5]), np.array([[0], [1], [2], [5]]), np.eye(6)[[0, 1, 2, 5]], np.array([0.0, 1, 2, 5])],
+)
+def test_weights_of_classes_are_found_from_labels_of_any_form(labels):
+    assert class_weights(labels, {1: 3.0, 2: 0.5}).tolist() == [1.0, 3.0, 0.5, 1.0]
+    assert len(batches(made(y_train=labels, class_weight={1: 3.0}), "train")) == 3
+    assert len(batches(made(x_val=np.zeros(1), y_val=np.zeros(1), class_weight={1: 3.0}), "val")) == 2
+
+
+def test_names_that_have_no_effect_are_asked_for_unless_an_own_train_may_use_them():
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size): ...
+
+    own = Own()
+    own.sample_weight = Blobs.sample_weights = 1
+    try:
+        assert look_alikes(own) == []
+        assert look_alikes(Blobs()) == ["self.sample_weights has no effect by that name; did you mean self.w_train?"]
+    finally:
+        del Blobs.sample_weights
+
+
+def replica_with(held, wanted=None, **attributes):
+    app = Blobs()
+    vars(app).update(attributes)
+    replica = Replica(app, "a run")
+    return replica, replica.load(wanted or {}, held)
+
+
+def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
+    class Scaled(Blobs):
+        scale = 1.0
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.used = self.scale
+
+    held, apps = HeldData(), []
+    for scale in (1.0, 2.0):
+        app = Scaled()
+        app.scale = scale
+        Replica(app, "a run").load({}, held)
+        apps.append(app)
+    assert [app.used for app in apps] == [1.0, 2.0]
+    assert apps[0].x_train is apps[1].x_train
+    with pytest.raises(ValueError, match="read-only"):  # it would be another content under the same name
+        apps[0].x_train[0] = 1
+
+
+def test_nothing_is_loaded_when_only_arrays_are_wanted_and_all_are_here():
+    held = HeldData()
+    replica, first = replica_with(held)
+    found = contents(replica.app)
+    other, again = replica_with(held, found, load_dataset=None)
+    assert (first["loaded"], again["loaded"]) == (True, False)
+    assert again["fingerprint"] == first["fingerprint"] == content(found)
+    assert other.app.y_test is replica.app.y_test
+    _, changed = replica_with(held, {**found, "x_train": "another"})
+    assert changed["loaded"]
+
+
+def test_data_of_runs_before_the_last_one_leaves():
+    held = HeldData()
+    sizes = []
+    for samples in (100, 200, 300, 400):
+        replica_with(held, samples=samples)
+        sizes.append(held.nbytes)
+    one = (8 + 4) * 4
+    test = 100 * one
+    assert sizes == [100 * one + test, 300 * one + test, 500 * one + test, 700 * one + test]
+
+
+def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory():
+    held = HeldData(max_bytes=1000)
+    for name, size in (("a", 400), ("b", 500), ("c", 800)):
+        held[name] = np.zeros(size, np.uint8)
+        held.use([name])
+    assert list(held) == ["c"]
+    assert HeldData().use(["not here yet"]) is None
