@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from ddlf.cluster.liveness import Liveness, State
 from ddlf.cluster.pulse import Pulse
+from ddlf.cluster.sources import Sources
 from ddlf.errors import (
     ConfigError,
     ConnectError,
@@ -61,6 +62,8 @@ MAX_ATTEMPTS = 3
 """How often an idempotent request is tried: what ended three executors will end the fourth."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+PIECE_BYTES = 256 * 1024
+"""Of an answer on the control connection, on which heartbeats must not wait."""
 HEARTBEAT_ID = 0
 """The id of every heartbeat, which nobody waits for."""
 NO_ARGUMENTS = dumps([[], {}])
@@ -237,6 +240,7 @@ class ProxyWorker(IWorker):
         self.replay: Callable[[ProxyWorker], list[Request]] = lambda worker: []
         self._executor = ""
         self._told = (0, 0)
+        self._sources = Sources()
 
     def __repr__(self) -> str:
         return f"ProxyWorker({self.name})"
@@ -510,6 +514,7 @@ class ProxyWorker(IWorker):
             threads=self.threads,
             share=self.share,
             pickle_results=self.pickle_results,
+            modules=not self.guest,  # this side answers what is asked about them
         )
         told = self.id, self.N
         self.facts = await self._call(data, session, timeout_s)
@@ -580,10 +585,13 @@ class ProxyWorker(IWorker):
         )
 
     def _on_event(self, frame: Frame) -> None:
-        if frame.name not in ("executor_exited", "lease_lost", "stopped_by"):
+        if frame.name not in ("executor_exited", "lease_lost", "stopped_by", "wanted"):
             return  # of a newer worker
         facts = loads(frame.buffers)
         try:
+            if frame.name == "wanted":
+                self._spawn(self._give(int(facts["id"]), *(str(facts[key]) for key in ("what", "name", "file"))))
+                return
             if frame.name == "executor_exited":
                 gave_up = facts.get("gave_up") is True
                 method = f" while it ran {facts['method']!r}" if facts["method"] and not gave_up else ""
@@ -611,6 +619,23 @@ class ProxyWorker(IWorker):
                 self._drop(self._lost)
         except (LookupError, TypeError) as error:
             raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None
+
+    async def _give(self, id: int, what: str, name: str, file: str) -> None:
+        """Answer what an executor asks about the user's own modules."""
+        answer: Any = None
+        if not self.guest:
+            try:
+                answer = await asyncio.to_thread(self._sources.answer, what, name, file)
+            except (OSError, ValueError) as error:  # a folder that may not be read, a name that is no path
+                log.warning("%s asked for %s %s, which cannot be read: %s", self.name, what, name[:80], error)
+        data = dumps(answer)[0]
+        rest = memoryview(len(data).to_bytes(8, "little") + bytes(data))
+        with contextlib.suppress(DDLFError):  # it has gone meanwhile
+            while True:
+                piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
+                await self.ask("give", id, bytes(piece), not rest, timeout_s=None)
+                if not rest:
+                    return
 
     def _on_control_end(self, channel: Channel, reason: BaseException | None) -> None:
         self._exit_news.set()

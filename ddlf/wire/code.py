@@ -26,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError
+from ddlf.wire.messages import where_modules_come_from
 from ddlf.wire.values import Tag
 
 HASH_BYTES = 32
@@ -78,10 +79,13 @@ def unpickle(data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise NotPicklable(
             f"cannot load code sent to Python {sys.version_info.major}.{sys.version_info.minor} "
             f"({type(error).__name__}: {_text(error)})",
-            hint="install what is missing on the worker, and use the same Python version on all machines",
+            hint=where_modules_come_from(missing)
+            if missing
+            else "install what is missing on the worker, and use the same Python version on all machines",
         ) from error
 
 
@@ -216,9 +220,14 @@ def _is_own(module: Any) -> bool:
     ):
         return False
     if file not in _own:
-        path = str(Path(file).resolve())
-        _own[file] = path.endswith(".py") and not path.startswith(_INSTALLED) and "site-packages" not in path
+        _own[file] = file.endswith(".py") and not is_installed(file)
     return _own[file]
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of Python, of this environment or of DDLF, and so not the user's own."""
+    path = str(Path(file).resolve()) + (os.sep if file.endswith(os.sep) else "")
+    return path.startswith(_INSTALLED) or "site-packages" in path
 
 
 def _find_culprit(value: Any, path: str, depth: int, seen: set[int]) -> str | None:

@@ -127,13 +127,25 @@ def describe(error: BaseException) -> dict[str, Any]:
             rest.append((current.__context__, link))
         if isinstance(current, BaseExceptionGroup):
             rest += [(part, "The above exception is one of the group below:") for part in current.exceptions]
-    facts: dict[str, Any] = {"chain": chain, "hint": error.hint if isinstance(error, DDLFError) else ""}
+    facts: dict[str, Any] = {"chain": chain, "hint": _hint(error)}
     may_have_run = getattr(error, "may_have_run", None)
     if isinstance(may_have_run, bool):
         facts["may_have_run"] = may_have_run
     if not isinstance(error, DDLFError):
         facts |= _carried(error)
     return facts
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, DDLFError):
+        return error.hint
+    missing = isinstance(error, ModuleNotFoundError) and type(error.name) is str and not error.name.startswith("ddlf")
+    return where_modules_come_from(str(error.name)) if missing else ""  # type: ignore[attr-defined]
+
+
+def where_modules_come_from(name: str) -> str:
+    """What to do about a module that a worker does not find."""
+    return f"install {name.partition('.')[0]} on the worker, or keep it below the script's folder, from where modules travel"
 
 
 def _carried(error: BaseException) -> dict[str, Any]:

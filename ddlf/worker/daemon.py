@@ -40,6 +40,7 @@ from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
 from ddlf.worker.process import UNKNOWN, Forked, Template, available, executor_name
+from ddlf.worker.questions import MAX_QUESTION_BYTES, Questions
 from ddlf.worker.session import SessionFolder, remove_abandoned
 
 HAND_OVER = struct.Struct("<8sd")
@@ -58,7 +59,7 @@ STDOUT = 1
 CLAIMED_IDS = 2**32
 LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 """Tells the executor to look at its page for who may ask it."""
-SLOW = ("cancel", "restart", "preload")
+SLOW = ("cancel", "restart", "give", "preload")
 """Commands of a control connection that are not answered at once."""
 MODULE = re.compile(r"\w+(\.\w+)*")
 STDERR_TAIL_BYTES = 8192
@@ -124,6 +125,10 @@ class Daemon:
             ) from None
         self._executor = self._make_executor(state_dir)
         self._sessions: set[ControlSession] = set()
+        self._questions = Questions()
+        self._executor.on_question = lambda question, descriptor: self._questions.put(
+            question, descriptor, self._holder.event if self._holder else None
+        )
         self._lease = Lease()
         self._holder: ControlSession | None = None
         self._admission = Admission(log, lambda: len(self._sessions))
@@ -259,6 +264,7 @@ class Daemon:
         self._sessions.discard(session)
         if session is self._holder:
             self._holder = None
+            self._questions.end()
             self._lease.release()
             self._executor.grant(b"")
         if session.claimed and not self._stop.is_set():
@@ -279,6 +285,8 @@ class Daemon:
         silent = before is not None and before.judge() == "dead"
         epoch = self._lease.claim(master, known_epoch, takeover=takeover, silent=silent)
         self._holder = session
+        if before is not session:
+            self._questions.end()
         self._executor.grant(self._lease.key)
         if before is not None and before is not session:
             if before.master != master.session:
@@ -333,6 +341,11 @@ class Daemon:
             ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
         """
         return await self._executor.cancel(id, grace_s)
+
+    async def give(self, session: ControlSession, id: int, piece: bytes, last: bool) -> None:
+        """Pass on what the executor asked for, from the master that has the worker."""
+        if session is self._holder:
+            await self._questions.give(id, piece, last)
 
     async def restart(self, who: str) -> None:
         """Start the executor anew, also one that was given up.
@@ -525,6 +538,8 @@ class ControlSession:
                 result = await self._daemon.cancel(*args, **kwargs)
             elif frame.name == "preload":
                 result = await self._daemon.preload(*args, **kwargs)
+            elif frame.name == "give":
+                await self._daemon.give(self, *args)
             else:
                 await self._daemon.restart(self._daemon.interfere(self, "restarted", **kwargs))
             self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
@@ -599,6 +614,7 @@ class Executor:
         self._log_path = state_dir / "executor.log"
         self._on_exit = on_exit
         self._log = log
+        self.on_question: Callable[[bytes, int], None] = lambda question, descriptor: os.close(descriptor)
         self._activity_fd = Activity.create()
         self.activity = Activity(self._activity_fd)
         self._process: asyncio.subprocess.Process | Forked | None = None
@@ -686,6 +702,7 @@ class Executor:
         with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
             await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
             if await loop.sock_recv(self._channel, 1):
+                loop.add_reader(self._channel.fileno(), self._hear, self._channel)
                 self.state = "ready"
                 self.settled.set()
 
@@ -885,8 +902,22 @@ class Executor:
 
     def _close_channel(self) -> None:
         if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._channel.close()
             self._channel = None
+
+    def _hear(self, channel: socket.socket) -> None:
+        """Take a question of the executor, which comes with the socket for the answer."""
+        try:
+            question, descriptors, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            question, descriptors = b"", []
+        if not question:  # it has ended
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+        for descriptor in descriptors:
+            self.on_question(question, descriptor)
 
 
 def child_environment() -> dict[str, str]:

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ddlf.net.tls import Security, worker_tls
 from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import HAND_OVER, LEASE_CHANGED
+from ddlf.worker.imports import ask_daemon, leave_current_folder
 from ddlf.worker.worker import Worker
 
 READY = b"R"
@@ -116,6 +118,8 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
             return
         admission.start(greet(sock, preamble, deadline, address), address)
 
+    leave_current_folder()
+    worker.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)
     serve: Awaitable[None] = worker.start(ready.get)

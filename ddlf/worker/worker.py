@@ -40,6 +40,8 @@ from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker import methods as hosting
 from ddlf.worker.activity import Activity
 from ddlf.worker.held import HeldData
+from ddlf.worker.imports import MasterFinder
+from ddlf.worker.lease import SESSION_BYTES
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
@@ -117,6 +119,8 @@ class Worker(IWorker):
         self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._sessions: set[Session] = set()
         self._compute: ThreadPoolExecutor | None = None
+        self._finder: MasterFinder | None = None
+        self._master, self._master_gives = b"", False
         self._commands: dict[str, Callable[..., Any]] = {
             name: getattr(self, name)
             for name in (
@@ -125,6 +129,28 @@ class Worker(IWorker):
             )
         }
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
+
+    def import_from_master(self, ask: Callable[..., Any]) -> None:
+        """Let methods import what lies below the script's folder on the master; see ``imports``."""
+        self._finder = MasterFinder(ask, lambda: self._running.id if self._running is not None else None)
+        self._finder.enabled = self._may_ask_master
+        sys.meta_path.append(self._finder)
+
+    def _may_ask_master(self) -> bool:
+        """Not for a guest: the modules are those of the master that has the worker."""
+        asker = self._running.session if self._running is not None else None
+        return self._master_gives and not (asker is not None and asker.is_guest)
+
+    def begin_session(self, session: bytes, gives_modules: bool) -> None:
+        """Note which master has the worker.
+
+        Args:
+            session: Its random bytes.
+            gives_modules: Whether it answers what ``imports`` asks.
+        """
+        if session != self._master and self._finder is not None:
+            self._finder.forget()
+        self._master, self._master_gives = session, gives_modules
 
     # -- the request loop -------------------------------------------------------------------------------------------
 
@@ -589,6 +615,9 @@ class Session:
             if not self._begun:
                 self._answer(frame.id, Response(error=self.refusal()))
                 return
+            modules = kwargs.pop("modules", False) is True
+            if self.lease:
+                self._worker.begin_session(self.lease[:SESSION_BYTES], modules)
         timeout_s = frame.extra
         deadline = self._loop.time() + timeout_s if timeout_s is not None else None
         job = Job(frame.id, Request(frame.name, *args, **kwargs), lambda r: self._answer(frame.id, r), deadline, self)
@@ -596,6 +625,11 @@ class Session:
         if len(self.jobs) >= MAX_WAITING_REQUESTS:
             self._connection.pause_reading()
         self._worker.submit(job)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether its master asks without having the worker."""
+        return self._guest
 
     def may_ask(self) -> bool:
         """Whether requests of this connection are to be run: its master has the lease, or it is a guest."""

@@ -306,7 +306,7 @@ def test_corrupt_code_is_refused(data):
 def test_code_that_needs_a_missing_module_says_which():
     gone = __name__.replace("test_code", "test_gone")
     data = pickle.dumps(Model).replace(__name__.encode(), gone.encode())
-    advice = "install what is missing on the worker, and use the same Python version on all machines"
+    advice = "install tests on the worker, or keep it below the script's folder, from where modules travel"
     with pytest.raises(NotPicklable, match=rf"No module named '{gone}'\); {advice}$"):
         unpickle(data)
 

@@ -1,0 +1,219 @@
+"""Import on a worker what lies below the script's folder on the master, when it is first imported. Runs in the executor.
+
+The executor asks over the channel of its daemon, which always answers, and the daemon asks the master that has the worker. So an import works on
+any thread, also while a method blocks the event loop, and waits as for a file. What is installed on the worker is found before the master is asked.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import socket
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources.abc import Traversable, TraversableResources
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ddlf.errors import DDLFError
+from ddlf.wire.values import loads
+from ddlf.worker.questions import MAX_QUESTION_BYTES
+
+LENGTH = struct.Struct("<Q")
+
+
+def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> Any:
+    """Ask the master through the daemon, and wait.
+
+    Returns:
+        See ``Sources.answer``; None also when there is no master.
+    """
+    mine, theirs = socket.socketpair()
+    with mine:
+        with theirs:
+            question = json.dumps([what, name, file]).encode()
+            try:
+                if len(question) > MAX_QUESTION_BYTES:
+                    return None
+                socket.send_fds(channel, [question], [theirs.fileno()])
+            except OSError:
+                return None
+        data = b"".join(iter(lambda: mine.recv(1024**2), b""))
+    if len(data) < LENGTH.size or LENGTH.unpack_from(data)[0] != len(data) - LENGTH.size:
+        return None
+    try:
+        return loads([data[LENGTH.size :]])
+    except DDLFError:
+        return None
+
+
+class MasterFinder(importlib.abc.MetaPathFinder):
+    """Finds the master's modules.
+
+    Args:
+        ask: As ``ask_daemon``, without the channel.
+        turn: Names the request that runs, so that one which imports much asks once what there is; None for no request.
+
+    Attributes:
+        enabled: Whether the master answers such questions, and somebody it wants to answer runs.
+    """
+
+    def __init__(self, ask: Callable[..., Any], turn: Callable[[], object]) -> None:
+        self.ask = ask
+        self.enabled: Callable[[], bool] = lambda: True
+        self._turn = turn
+        self._names: tuple[object, frozenset[str]] = (None, frozenset())
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if not self.enabled():
+            return None
+        parent = fullname.rpartition(".")[0]
+        if parent:
+            spec = getattr(sys.modules.get(parent), "__spec__", None)
+            if not isinstance(getattr(spec, "loader", None), MasterLoader):
+                return None
+        elif fullname not in self._top():
+            return None
+        found = self.ask("module", fullname)
+        if not isinstance(found, dict):
+            return None
+        loader = MasterLoader(self, found)
+        is_package = loader.kind != "source"
+        return importlib.machinery.ModuleSpec(fullname, loader, origin=loader.file, is_package=is_package)
+
+    def _top(self) -> frozenset[str]:
+        turn = self._turn()
+        if turn is None or self._names[0] != turn:
+            self._names = turn, frozenset(self.ask("names", "") or ())
+        return self._names[1]
+
+    def forget(self) -> None:
+        """Let go of all modules that came from a master: the next one has its own."""
+        for name, module in list(sys.modules.items()):
+            loader = getattr(getattr(module, "__spec__", None), "loader", None)
+            if isinstance(loader, MasterLoader) and loader.finder is self:
+                del sys.modules[name]
+
+
+class MasterLoader(importlib.abc.InspectLoader):
+    """Makes one module of the master's source."""
+
+    def __init__(self, finder: MasterFinder, found: dict[str, Any]) -> None:
+        self.finder = finder
+        self.kind = str(found["kind"])
+        self.file = str(found["file"])
+        self._source = bytes(found["source"])
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module's code; in tracebacks it has the master's file."""
+        if self.kind != "namespace":
+            module.__file__ = self.file
+            exec(compile(self._source, self.file, "exec", dont_inherit=True), vars(module))
+
+    def get_source(self, fullname: str) -> str:
+        """Its text, for tracebacks and ``inspect``."""
+        return importlib.util.decode_source(self._source)
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether there can be modules below it."""
+        return self.kind != "source"
+
+    def get_data(self, path: str) -> bytes:
+        """A file beside the package's own, for ``pkgutil.get_data``."""
+        package, file = self._package, os.path.relpath(path, os.path.dirname(self.file))
+        return MasterFile(self.finder, package, PurePosixPath(file)).read_bytes()
+
+    def get_resource_reader(self, fullname: str) -> TraversableResources:
+        """For ``importlib.resources``."""
+        self._package = fullname
+        return MasterResources(self.finder, fullname)
+
+    _package = ""
+
+
+class MasterResources(TraversableResources):
+    """The data files of a package of the master."""
+
+    def __init__(self, finder: MasterFinder, package: str) -> None:
+        self._root = MasterFile(finder, package, PurePosixPath())
+
+    def files(self) -> MasterFile:
+        """The package's folder."""
+        return self._root
+
+
+class MasterFile(Traversable):
+    """A data file or folder of a package of the master, whose bytes come when they are read."""
+
+    def __init__(self, finder: MasterFinder, package: str, path: PurePosixPath) -> None:
+        self._finder = finder
+        self._package = package
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        """Without its folder."""
+        return self._path.name or self._package.rpartition(".")[2]
+
+    def _below(self) -> list[PurePosixPath]:
+        files = [PurePosixPath(file) for file in self._finder.ask("files", self._package) or ()]
+        return [file.relative_to(self._path) for file in files if file.is_relative_to(self._path)]
+
+    def iterdir(self) -> Iterator[MasterFile]:
+        """What is in the folder."""
+        for name in sorted({file.parts[0] for file in self._below() if file.parts}):
+            yield self.joinpath(name)
+
+    def is_dir(self) -> bool:
+        """Whether something is below it."""
+        return self._path == PurePosixPath() or any(file.parts for file in self._below())
+
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        return PurePosixPath() in self._below()
+
+    def joinpath(self, *descendants: str | os.PathLike[str]) -> MasterFile:
+        """One below it."""
+        return MasterFile(self._finder, self._package, self._path.joinpath(*descendants))
+
+    def __truediv__(self, child: str | os.PathLike[str]) -> MasterFile:
+        return self.joinpath(child)
+
+    def read_bytes(self) -> bytes:
+        """Its content.
+
+        Raises:
+            FileNotFoundError: The package has no such data file on the master.
+        """
+        data = self._finder.ask("data", self._package, str(self._path))
+        if not isinstance(data, bytes):
+            raise FileNotFoundError(f"package {self._package} has no data file {str(self._path)!r} on the master")
+        return data
+
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """See ``open``; for reading only."""
+        stream = io.BytesIO(self.read_bytes())
+        return stream if "b" in mode else io.TextIOWrapper(stream, *args, **kwargs)
+
+    def read_text(self, encoding: str | None = None) -> str:
+        """Its content as text."""
+        return self.read_bytes().decode(encoding or "utf-8")
+
+    def __repr__(self) -> str:
+        return f"MasterFile({self._package!r}, {str(self._path)!r})"
+
+
+def leave_current_folder() -> None:
+    """Import nothing from the folder in which the worker was started: a worker on another machine would not find it either."""
+    current, own = os.getcwd(), str(Path(__file__).resolve().parents[2])  # DDLF itself may be there
+    if sys.path and sys.path[0] in ("", current) and current != own and not sys.flags.safe_path:
+        del sys.path[0]
