@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
-import os.path
+import os
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
@@ -176,6 +177,17 @@ def _is_data(value: Any) -> bool:
     except Exception:  # whatever it is: it stays where it is
         return False
     return len(buffers) == 1 and len(buffers[0]) <= MAX_ATTRIBUTES_BYTES
+
+
+def _hint(error: BaseException) -> str:
+    """What to do next. A relative path begins in a folder that the reader of the error does not see."""
+    if isinstance(error, DDLFError):
+        return error.hint
+    name = getattr(error, "filename", None) if isinstance(error, FileNotFoundError) else None
+    if isinstance(name, str) and not os.path.isabs(name):
+        with contextlib.suppress(OSError):
+            return f"relative paths begin at {os.getcwd()} there, so put it there on each machine, or name it from the root"
+    return ""
 
 
 def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:

@@ -508,3 +508,19 @@ def test_the_error_data_of_the_document_is_what_is_sent(written_bytes):
     assert isinstance(arrived, ValueError)
     assert "  File \"/app/train.py\", line 7, in step\n    raise ValueError('no')\nValueError: no" in str(arrived)
     assert describe(ValueError("no")) == {"chain": [["ValueError", "no", [], ""]], "hint": ""}
+
+
+def test_a_file_that_is_missing_under_a_relative_path_is_said_to_be_looked_for_in_the_workers_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def error_of(path):
+        try:
+            open(path)  # noqa: SIM115
+        except OSError as error:
+            return rebuild(describe(error), worker="worker 2")
+
+    assert f"relative paths begin at {tmp_path} there, so put it there" in str(error_of("data/x.npz"))
+    assert isinstance(error_of("data/x.npz"), FileNotFoundError)
+    assert error_of(str(tmp_path / "x.npz")).hint == ""
