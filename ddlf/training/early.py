@@ -7,11 +7,13 @@ import importlib.util
 import inspect
 import os
 import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from ddlf.errors import AppError, ConfigError
+from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
@@ -94,6 +96,27 @@ def check_folders(app: Any) -> None:
             f"{app.checkpoint} has checkpoints already, the newest of round {max(int(name[6:]) for name in rounds)}",
             hint="go on from there with resume='auto' (--resume auto), or choose another folder",
         )
+
+
+def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
+    """Refuse the weights of another model, by the first one that differs.
+
+    Args:
+        stored: The weights of a checkpoint, by number and path as ``"0002 dense/kernel"``.
+        described: Path and shape of each weight of this model, and more.
+
+    Raises:
+        CheckpointMismatch: The text has both.
+    """
+    theirs = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
+    mine = [(str(row[0]), tuple(row[1])) for row in described]
+    for number, (old, new) in enumerate(zip_longest(theirs, mine), 1):
+        if old is None or new is None or old[1] != new[1]:
+            was, now = (f"{found[0]} of shape {found[1]}" if found else "not there" for found in (old, new))
+            raise CheckpointMismatch(
+                f"the checkpoint is of another model: weight {number} is {was} in it, but {now} here",
+                hint="use the model that it is of, or begin anew in another folder",
+            )
 
 
 def check_backend() -> None:

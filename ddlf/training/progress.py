@@ -225,6 +225,6 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any]) -> None:
     ]
     if rows:
         raise CheckpointMismatch(
-            "the run would not be the one that the checkpoint is of:\n" + "\n".join(rows[:10]) + "\n",
-            hint="use the same settings, or begin anew in another folder",
+            "the run would not be the one that the checkpoint is of (use the same settings, or begin anew in another "
+            "folder):\n" + "\n".join(rows[:10])
         )

@@ -15,7 +15,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training import callbacks
 from ddlf.training.checkpoint import CheckpointFolder
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend, check_folders
+from ddlf.training.early import check_app, check_backend, check_folders, check_same_model
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.ledger import Ledger
@@ -178,6 +178,7 @@ async def _open_checkpoints(
             )
         progress = None
         if found is not None:
+            check_same_model(found.arrays["weights"], described)
             check_settings(dict(found.facts["settings"]), now)
             progress = Progress.from_checkpoint(found)
             if app.slots not in (None, len(progress.optimizers)):

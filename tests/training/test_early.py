@@ -1,10 +1,11 @@
 """What is refused before anything is started: no worker is reached in any of these, there is none."""
 
+import numpy as np
 import pytest
 
 import ddlf
-from ddlf.errors import AppError, ConfigError
-from ddlf.training.early import check_backend
+from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.training.early import check_backend, check_same_model
 from ddlf.training.evaluation import check_path
 from ddlf.training.run import check
 
@@ -127,3 +128,21 @@ async def test_the_methods_that_must_be_written_are_missed_first():
 
     with pytest.raises(AppError, match="Half has no create_model; write one that sets"):
         await Half()._check()
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_first_weight_that_differs():
+    stored = {"0000 dense/kernel": np.zeros((8, 16)), "0001 dense/bias": np.zeros(16)}
+    rows = [["dense_7/kernel", [8, 16], "float32"], ["dense_7/bias", [16], "float32"]]
+    check_same_model(stored, rows)
+    with pytest.raises(CheckpointMismatch) as refused:
+        check_same_model(stored, [["dense/kernel", [8, 32], "float32"], ["dense/bias", [32], "float32"]])
+    assert str(refused.value) == (
+        "the checkpoint is of another model: weight 1 is dense/kernel of shape (8, 16) in it, but dense/kernel of shape (8, 32) "
+        "here; use the model that it is of, or begin anew in another folder"
+    )
+    with pytest.raises(CheckpointMismatch, match=r"weight 2 is dense/bias of shape .* in it, but not there here"):
+        check_same_model(stored, rows[:1])
+    with pytest.raises(
+        CheckpointMismatch, match=r"weight 3 is not there in it, but out/kernel of shape \(16, 4\) here"
+    ):
+        check_same_model(stored, [*rows, ["out/kernel", [16, 4], "float32"]])
