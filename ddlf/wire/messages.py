@@ -140,6 +140,12 @@ def describe(error: BaseException) -> dict[str, Any]:
 def _hint(error: BaseException) -> str:
     if isinstance(error, DDLFError):
         return error.hint
+    if isinstance(error, FileNotFoundError):
+        name = error.filename
+        if isinstance(name, str) and not os.path.isabs(name):
+            with contextlib.suppress(OSError):  # the folder itself is gone
+                return f"relative paths begin at {os.getcwd()} there, so put it there on each machine, or name it from the root"
+        return ""
     missing = isinstance(error, ModuleNotFoundError) and type(error.name) is str and not error.name.startswith("ddlf")
     return where_modules_come_from(str(error.name)) if missing else ""  # type: ignore[attr-defined]
 
@@ -177,17 +183,6 @@ def _is_data(value: Any) -> bool:
     except Exception:  # whatever it is: it stays where it is
         return False
     return len(buffers) == 1 and len(buffers[0]) <= MAX_ATTRIBUTES_BYTES
-
-
-def _hint(error: BaseException) -> str:
-    """What to do next. A relative path begins in a folder that the reader of the error does not see."""
-    if isinstance(error, DDLFError):
-        return error.hint
-    name = getattr(error, "filename", None) if isinstance(error, FileNotFoundError) else None
-    if isinstance(name, str) and not os.path.isabs(name):
-        with contextlib.suppress(OSError):
-            return f"relative paths begin at {os.getcwd()} there, so put it there on each machine, or name it from the root"
-    return ""
 
 
 def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:
