@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import ddlf
-from ddlf.script import run
+from ddlf.script import in_notebook, run
 from tests.patience import PATIENCE_S
 
 
@@ -147,3 +147,45 @@ def test_an_interrupt_of_a_script_lets_it_tidy_up_and_leaves_no_process(tmp_path
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
     assert descendants() == []
+
+
+NOTEBOOK = """
+import asyncio, builtins, sys
+builtins.get_ipython = lambda: None
+sys.argv = {argv}
+import ddlf
+
+async def main(cluster):
+    print(await cluster.run_code("6 * 7"))
+
+async def cell():  # IPython runs a cell inside its own event loop
+    ddlf.main(main)
+    print("and on")
+
+asyncio.run(cell())
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["/x/ipykernel_launcher.py", "-f", "/run/kernel-1.json"],
+        ["/x/ipykernel/__main__.py", "-f", "k"],
+        ["/bin/ipython"],
+    ],
+)
+def test_main_in_a_notebook_runs_with_the_defaults_and_returns(argv, tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK.format(argv=argv)], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert ended.stderr == ""
+    assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[42, 42]\nand on\n"
+
+
+def test_a_script_that_ipython_runs_has_its_own_command_line(monkeypatch):
+    import builtins
+
+    monkeypatch.setattr(builtins, "get_ipython", lambda: None, raising=False)
+    for argv, notebook in (["app.py", "--local", "2"], False), (["/x/ipykernel_launcher.py", "-f", "k"], True):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert in_notebook() is notebook

@@ -87,7 +87,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
             return 0
         say(
             f"training  {type(app).__name__}: {app.mode}, {app.master_epochs} epochs in rounds of {app.worker_epochs}, "
-            f"batch {app.batch_size} per worker x {cluster.N} workers, seed {app.seed}"
+            f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
         )
         return await _train(app, options.save, stop)
     finally:
@@ -214,6 +214,14 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     slow = f", which has {cores} cores: they take turns, and more than {cores} are no faster" if count > cores else ""
     cluster = Cluster.local(count, pickle_results=options.pickle_results)
     return cluster, f"{why}{_workers(count)} on this machine{slow}"
+
+
+def _slots(slots: int | None, workers: int) -> str:
+    if slots in (None, workers):
+        return f"worker x {workers} workers"
+    idle = workers - (slots or 0)
+    reserve = f", {idle} in reserve" if idle > 0 else ""
+    return f"slot, {slots} slot{'s' * (slots != 1)} on {_workers(workers)}{reserve}"
 
 
 def _workers(count: int) -> str:

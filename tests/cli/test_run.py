@@ -13,7 +13,7 @@ import pytest
 from ddlf.app import IApp
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
-from ddlf.cli.run import resolve_cluster
+from ddlf.cli.run import _slots, resolve_cluster
 from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from ddlf.tokens import new_token
@@ -744,3 +744,17 @@ def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
     whole = app(BOLD, "--local", "1", "-v").stderr
     assert "asyncio" in whole
     assert "fromnumeric.py" in whole
+
+
+@pytest.mark.parametrize(
+    ("slots", "workers", "words"),
+    [
+        (None, 2, "worker x 2 workers"),
+        (2, 2, "worker x 2 workers"),
+        (2, 3, "slot, 2 slots on 3 workers, 1 in reserve"),
+        (8, 2, "slot, 8 slots on 2 workers"),
+        (1, 2, "slot, 1 slot on 2 workers, 1 in reserve"),
+    ],
+)
+def test_workers_beyond_the_slots_are_said_to_be_in_reserve(slots, workers, words):
+    assert _slots(slots, workers) == words
