@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
     from ddlf.training.ledger import Ledger
+    from ddlf.training.progress import Progress
     from ddlf.training.replica import Replica
     from ddlf.worker.worker import Worker
 
@@ -61,7 +62,7 @@ class IApp:
 
     Attributes:
         mode: ``"sync"`` or ``"async"``: what ``train_model`` does.
-        master_epochs: Local epochs of the whole run.
+        master_epochs: Local epochs to train; with ``resume`` set, of the whole training.
         worker_epochs: Local epochs in a round, between two exchanges of weights.
         batch_size: Of each worker, as in the papers: two workers with 64 each step on 128 samples.
         seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
@@ -77,11 +78,13 @@ class IApp:
             meanwhile: the result depends on K alone.
         optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
             as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
-            begins with a new optimizer, and nothing of it travels.
-        checkpoint: Folder to write checkpoints to; None for none. One is written after every ``checkpoint_every`` rounds (updates, in
-            asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
-        resume: ``"auto"``: go on from the newest checkpoint if there is one; or the folder to go on from. Synchronous training ends with
-            the same bits as if it had never been interrupted, unless parts follow the measured speed.
+            begins with a new optimizer, and nothing of it travels or is kept.
+        checkpoint: Folder to write checkpoints to; None for none, or for that of ``resume``. One is written after every ``checkpoint_every``
+            rounds (updates, in asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
+        resume: ``"auto"``: go on from the newest checkpoint in ``checkpoint`` if there is one; or a folder of checkpoints, to go on from its
+            newest; or one checkpoint, ``DIR/round-000012``, to go on from this very one. With another folder as ``checkpoint`` the old one is only
+            read. Synchronous training ends with the same bits as if it had never been interrupted, unless parts follow the measured speed.
+            A training that has all its epochs, or has converged, is trained no more until more epochs are asked for.
         takeover: Whether to take the folder of checkpoints from another master that writes there; ``Cluster`` has the same for workers.
         wait_for_workers_s: How long to wait when all workers are lost.
         balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
@@ -96,9 +99,10 @@ class IApp:
         outer: How a merged update changes the weights; by default it is subtracted. An object of ``ddlf.algorithms.outer``, or ``"subtract"`` or
             ``"nesterov"``.
         verbose: Whether to print a line for each step.
-        history: The records of the last training; ``history.to_keras()`` is a dict of lists.
-        optimizers: The state of each slot's optimizer after it, as lists of arrays in Keras's order; None for a slot that never trained.
-        ledger: How often each sample was trained on in it.
+        history: The records of all rounds so far, of every training since the last fresh one; ``history.to_keras()`` is a dict of lists.
+        optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
+            and with ``optimizer_state="fresh"``.
+        ledger: How often each sample was trained on in them.
 
     Example::
 
@@ -142,6 +146,8 @@ class IApp:
 
     _run = ""
     _content = ""
+    _optimizer: Mapping[str, Any] = {}  # that of the workers, described
+    _progress: Progress | None = None  # what the last training has come to
     _arrays_only = False
     _feeds: Mapping[str, Any] = {}
     # What load_dataset and create_model set here: the value, and the one before if there was one.
@@ -283,10 +289,10 @@ class IApp:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    async def train_model(self) -> History:
-        """Train as the attributes say, ``mode`` among them."""
+    async def train_model(self, *, fresh: bool = False) -> History:
+        """Train as the attributes say, ``mode`` among them; see ``train_sync``."""
         self._check_mode()
-        return await (self.train_sync() if self.mode == "sync" else self.train_async())
+        return await (self.train_sync(fresh=fresh) if self.mode == "sync" else self.train_async(fresh=fresh))
 
     async def train_sync(
         self,
@@ -294,26 +300,34 @@ class IApp:
         worker_epochs: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
+        *,
+        fresh: bool = False,
     ) -> History:
         """Train synchronously: in each round every worker trains on its part, then the updates are merged.
 
+        Called again, it goes on where the last training of this app ended, as ``fit`` does: with the model's weights of now, the optimizers' states
+        and the numbers of the rounds, from which partitions and everything random follow. Settings and mode may be others each time.
+
         Args:
-            master_epochs: Local epochs of the whole run; so are the others, by default the attributes of the same names.
+            master_epochs: Local epochs to train now; with ``resume`` set, of the whole training. By default, as for the others, the attribute
+                of the same name.
             worker_epochs: Local epochs in a round.
-            batch_size: Per worker.
-            seed: Of everything random.
+            batch_size: Samples in a batch of each worker.
+            seed: Seed of everything random.
+            fresh: Whether to begin anew, from the model's weights.
 
         Returns:
-            A record for each round. ``model`` has the final weights.
+            A record for each round of this call; ``history`` has all. ``model`` has the final weights.
 
         Raises:
+            CheckpointMismatch: Data, model, optimizer, precision or number of slots are others than before.
             DatasetMismatch: Two nodes hold different training data; nothing was trained.
             AppError: The app lacks something.
             RemoteError: The app raised on a worker.
         """
         from ddlf.training import sync
 
-        return await self._train(sync.train, True, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(sync.train, True, master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
     async def train_async(
         self,
@@ -321,21 +335,23 @@ class IApp:
         worker_epochs: int | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
+        *,
+        fresh: bool = False,
     ) -> History:
         """Train asynchronously: each worker's update is merged when it comes, and nobody waits. Otherwise as ``train_sync``.
 
         Returns:
-            A record for each update, in the order in which they were applied.
+            A record for each update of this call, in the order in which they were applied.
         """
         from ddlf.training import asynchronous
 
-        return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed)
+        return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
-    async def _train(self, algorithm: Any, backups: bool, *given: int | None) -> History:
+    async def _train(self, algorithm: Any, backups: bool, *given: int | None, fresh: bool) -> History:
         from ddlf.training.run import train
 
         await self._check_written()
-        return await train(self, algorithm, backups, *given)
+        return await train(self, algorithm, backups, *given, fresh=fresh)
 
     def stop_training(self) -> bool:
         """End training after the round that goes on (in asynchronous training the next update), as if it had converged.

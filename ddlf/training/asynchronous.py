@@ -31,7 +31,7 @@ from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.weights import is_float
 from ddlf.training.gather import verdict_of
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, run_slot
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
@@ -49,11 +49,9 @@ async def train(job: Job) -> list[RoundRecord]:
     """
     progress = job.progress
     records = progress.records
-    if not progress.slot_rounds:
-        progress.slot_rounds = [0] * job.slots
-    if progress.round == 0:
-        progress.outer = job.outer.init(progress.weights)
-    schedule = round_epochs(job.master_epochs, job.worker_epochs)
+    progress.begin_async()
+    schedule = progress.epochs
+    progress.outer = progress.outer or job.outer.init(progress.weights)
     stopping = False
     latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
 
@@ -76,7 +74,7 @@ async def train(job: Job) -> list[RoundRecord]:
             async def attempt(
                 worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
             ) -> tuple[SlotResult, Any, int]:
-                weights, version = progress.weights, len(records)
+                weights, version = progress.weights, progress.version
                 return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
 
             result, weights, version = await job.crew.carry(slot, number, attempt)
@@ -98,21 +96,19 @@ async def train(job: Job) -> list[RoundRecord]:
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
             progress.outer, progress.weights = job.outer.update(progress.outer, progress.weights, share, job.trainable)
-            progress.optimizers[slot] = result.optimizer
+            job.left(slot, number, result)
             progress.ledger.add(part, epochs)
-            progress.held = job.weights_out.held
-            if result.lost is not None:
-                progress.lost[slot] = result.lost
+            if slot in job.weights_out.held:
+                progress.held = {**progress.held, slot: job.weights_out.held[slot]}
             progress.slot_rounds[slot] = number + 1
-            progress.round = len(records) + 1
-            job.lost_of.pop(slot, None)
+            progress.version += 1
             end = time.perf_counter()
             record = RoundRecord(
                 round=number + 1,
                 rounds=len(schedule),
                 slot=slot + 1,
-                version=len(records) + 1,
-                staleness=len(records) - version,
+                version=progress.version,
+                staleness=progress.version - 1 - version,
                 epochs=epochs,
                 samples=result.samples,
                 seconds=end - begin,
@@ -130,7 +126,7 @@ async def train(job: Job) -> list[RoundRecord]:
             # As often as all samples were trained on, the validation data is evaluated.
             reporting = job.reporter.report(
                 progress.weights,
-                validate=len(records) % job.slots == 0,
+                validate=progress.version % job.slots == 0,
                 last=all(done == len(schedule) for done in progress.slot_rounds),
             )
             reported = tasks.create_task(told(reporting))

@@ -3,7 +3,8 @@
 Layout::
 
     DIR/owner.json                             who may write (ddlf.training.ownership)
-    DIR/round-000012/manifest.json             round, facts, and size, SHA-256 and array names of every other file; sealed
+    DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.training.journal)
+    DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
                      weights.safetensors       one file for each group of arrays
                      optimizer.safetensors
     DIR/round-000012.replaced/                 the one before of the same round, for moments only
@@ -27,8 +28,8 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddlf import __version__
 from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
-from ddlf.training import tensors
+from ddlf.training import journal, tensors
 from ddlf.training.durable import (
     MAX_SEALED_BYTES,
     damaged,
@@ -48,9 +49,11 @@ from ddlf.training.durable import (
     unseal,
     write_new,
 )
+from ddlf.training.journal import JOURNAL, Extent, Journal
 from ddlf.training.ownership import Ownership
+from ddlf.training.record import RoundRecord
 
-FORMAT = 1
+FORMAT = 2  # 1 had all records among the facts
 MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -73,11 +76,17 @@ class Checkpoint:
             the same; a big-endian array comes back little-endian with the same values.
         facts: Whatever else is needed to go on: settings, seed, versions. Plain JSON data with text keys; tuples are refused, since they
             would come back as lists. NaN and infinities are allowed.
+        records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
+        extent: Of a loaded one, how much of the journal belongs to it.
+        problem: Of a loaded one, why it has no records although it should; empty when it has.
     """
 
     round: int
     arrays: Mapping[str, Mapping[str, tensors.Array]]
     facts: Mapping[str, Any]
+    records: Sequence[RoundRecord] = ()
+    extent: Extent = field(default_factory=Extent)
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,7 @@ class _Manifest(BaseModel):
     round: int
     epoch: int  # of the writer
     files: list[_File]
+    records: Extent = Extent()
     facts: dict[str, Any]
 
 
@@ -126,6 +136,9 @@ class CheckpointFolder:
         path: The folder. ``open`` makes it.
         keep: How many checkpoints to keep.
 
+    Attributes:
+        journal: What rounds were like, beside the checkpoints.
+
     Raises:
         ConfigError: ``keep`` is below 1.
     """
@@ -135,6 +148,7 @@ class CheckpointFolder:
             raise ConfigError(f"keep must be at least 1, not {keep}")
         self.path = Path(path).absolute()
         self.keep = keep
+        self.journal = Journal(self.path / JOURNAL)
         self._ownership = Ownership(self.path)
 
     @property
@@ -154,7 +168,13 @@ class CheckpointFolder:
         Raises:
             LeaseError: Another writer has the folder.
             CheckpointError: The folder cannot be made or written to.
+            ConfigError: It is itself a checkpoint.
         """
+        if is_checkpoint(self.path):
+            raise ConfigError(
+                f"{self.path} is a checkpoint, not a folder of checkpoints",
+                hint=f"name another one, as {self.path.parent}",
+            )
         with explained(self.path, "use the checkpoint folder"):
             if not self.path.is_dir():
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,6 +182,13 @@ class CheckpointFolder:
             self._ownership.claim(holder, takeover=takeover, epoch_above=self._highest_epoch)
             with self._ownership.held():
                 self._clean()
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Write the next rounds' records behind those of a checkpoint that was loaded from here."""
+        with explained(self.path, "read"):
+            if checkpoint.problem and self.journal.file.exists():
+                os.replace(self.journal.file, f"{self.journal.file}.damaged")
+            self.journal.go_on_after(checkpoint.extent)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint; when this returns, it survives a power cut. Takes the place of one of the same round.
@@ -180,7 +207,8 @@ class CheckpointFolder:
         """
         _check(checkpoint)
         groups = {group: tensors.plain(arrays) for group, arrays in checkpoint.arrays.items()}
-        need = sum(array.nbytes for arrays in groups.values() for array in arrays.values())
+        lines = journal.spelled(checkpoint.records)
+        need = sum(array.nbytes for arrays in groups.values() for array in arrays.values()) + sum(map(len, lines))
         name = f"round-{checkpoint.round:06d}"
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
         with explained(self.path, "write a checkpoint in", need=need):
@@ -191,8 +219,9 @@ class CheckpointFolder:
                 raise no_space(self.path, need)
             try:
                 temporary.mkdir(mode=0o700)
-                self._write(temporary, checkpoint, groups)
+                self._write(temporary, checkpoint, groups, self.journal.with_lines(lines))
                 with self._ownership.held():
+                    self.journal.append(lines)
                     self._put(temporary, self.path / name)
                     self._prune(checkpoint.round)
             except OSError:
@@ -218,7 +247,9 @@ class CheckpointFolder:
                 if number > round:
                     self._remove(name)
 
-    def _write(self, folder: Path, checkpoint: Checkpoint, groups: dict[str, dict[str, tensors.Array]]) -> None:
+    def _write(
+        self, folder: Path, checkpoint: Checkpoint, groups: dict[str, dict[str, tensors.Array]], extent: Extent
+    ) -> None:
         files = []
         for group, arrays in groups.items():
             path = folder / f"{group}.safetensors"
@@ -233,6 +264,7 @@ class CheckpointFolder:
             round=checkpoint.round,
             epoch=self.epoch,
             files=files,
+            records=extent,
             facts=dict(checkpoint.facts),
         )
         write_new(folder / MANIFEST, seal(manifest.model_dump()))
@@ -318,7 +350,7 @@ class CheckpointFolder:
         while candidates:
             name = candidates.pop(0)
             try:
-                found = self.load(name)
+                found = self.load(name, report=report)
             except CheckpointError as error:
                 if not (self.path / name).exists():  # a writer has just removed it, so there are newer ones
                     return self.newest(required=required, report=report)
@@ -335,16 +367,19 @@ class CheckpointFolder:
                 hint="use a copy of it, or another folder to begin anew",
             )
         if required:
+            if not self.path.is_dir():
+                raise CheckpointError(f"there is no folder {self.path}", hint="check its name")
             entries = self.entries()
             also = f"; found {len(entries)} incomplete" if entries else ""
             raise CheckpointError(f"no complete checkpoint in {self.path}{also}", hint="check the name of the folder")
         return None
 
-    def load(self, path: str | os.PathLike[str]) -> Checkpoint:
+    def load(self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning) -> Checkpoint:
         """One checkpoint.
 
         Args:
             path: Its folder, absolute or relative to this one, as ``"round-000012"``.
+            report: Is called with a sentence when its records are damaged or not there; without them it is used all the same.
 
         Raises:
             CheckpointCorrupt: It is damaged; names the file.
@@ -359,7 +394,21 @@ class CheckpointFolder:
             if found.keys() != set(file.arrays) or len(found) != len(file.arrays):
                 raise damaged(where, f"{len(file.arrays)} arrays named in the manifest", f"{len(found)} others")
             arrays[file.name.removesuffix(".safetensors")] = {name: found[name] for name in file.arrays}
-        return Checkpoint(round=manifest.round, arrays=arrays, facts=manifest.facts)
+        records: Sequence[RoundRecord] = ()
+        extent, problem = manifest.records, ""
+        try:
+            with explained(folder, "read"):
+                records = journal.read(folder.parent / JOURNAL, extent)
+        except CheckpointError as error:
+            extent, problem = Extent(), error.message
+            report(f"{problem}; {folder.name} is used without them, so the history begins anew")
+        return Checkpoint(
+            round=manifest.round, arrays=arrays, facts=manifest.facts, records=records, extent=extent, problem=problem
+        )
+
+    def newest_round(self) -> int | None:
+        """The highest number of a checkpoint here, whole or not; None when there is none. Reads names only."""
+        return max((number for number, _ in self._candidates()), default=None)
 
     def entries(self) -> list[Entry]:
         """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
@@ -456,6 +505,11 @@ class CheckpointFolder:
                     raise damaged(path, f"SHA-256 {file.sha256}", f"SHA-256 {digest}")
                 contents[file.name] = data
             return manifest, contents
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is itself a checkpoint, under whichever name."""
+    return (path / MANIFEST).exists()
 
 
 def _read_file(path: Path, *, limit: int) -> bytes:

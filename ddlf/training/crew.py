@@ -161,7 +161,7 @@ class Crew:
         self._begun = True
         held_back, self._held_back = self._held_back, []
         for event in held_back:
-            self._tell(event)
+            self.tell(event)
 
     def _place(self, worker: int) -> int:
         return list(self._workers).index(worker)
@@ -200,6 +200,10 @@ class Crew:
     def others_than(self, workers: frozenset[int]) -> bool:
         """Whether there is any worker but these."""
         return bool(self._schedule.workers - workers)
+
+    def member(self, worker: int) -> tuple[ProxyWorker, int] | None:
+        """A worker that takes part, and how often it was given the app: when that has changed, what it held before is gone. None if it is lost."""
+        return (self._workers[worker], self._opened[worker]) if worker in self._schedule.workers else None
 
     def distrust(self, slot: int, worker: int, why: str) -> None:
         """Say that what a worker brought for a slot does not count; the third time in a row it is out of this run, if there is another one.
@@ -452,9 +456,10 @@ class Crew:
         if kind == "gone" and not self._begun:
             self._held_back.append(event)  # if all are, that is one error and no event
         else:
-            self._tell(event)
+            self.tell(event)
 
-    def _tell(self, event: TrainingEvent) -> None:
+    def tell(self, event: TrainingEvent) -> None:
+        """Give an event to whoever observes the run; an error of theirs ends it."""
         try:
             outcome = self._observe(event)
         except Exception as error:  # the user's: this is not the place for it to come out

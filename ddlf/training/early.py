@@ -6,10 +6,8 @@ import difflib
 import importlib.util
 import inspect
 import os
-import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -18,7 +16,6 @@ from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
 """How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
-CHECKPOINT = re.compile(r"round-\d+")
 
 
 def check_app(app: Any) -> None:
@@ -74,28 +71,6 @@ def _check_train(app: Any) -> None:
             f"{type(app).__name__}.train cannot be called with what it gets",
             hint="write train(self, weights, worker_epochs, batch_size)",
         ) from None
-
-
-def check_folders(app: Any) -> None:
-    """Refuse to begin where another run has been, and to go on from nowhere. Nothing is made or claimed.
-
-    Raises:
-        ConfigError: The text says what to do.
-    """
-    if app.resume == "auto" and app.checkpoint is None:
-        raise ConfigError("resume='auto' needs a folder of checkpoints", hint="set checkpoint, too (--checkpoint DIR)")
-    for name in ("checkpoint", "resume"):
-        where = getattr(app, name)
-        if where not in (None, "auto") and Path(where).is_file():
-            raise ConfigError(f"{name} must be a folder, but {str(where)!r} is a file")
-    if app.checkpoint is None or app.resume:
-        return
-    rounds = [path.name for path in Path(app.checkpoint).glob("round-*") if CHECKPOINT.fullmatch(path.name)]
-    if rounds:
-        raise ConfigError(
-            f"{app.checkpoint} has checkpoints already, the newest of round {max(int(name[6:]) for name in rounds)}",
-            hint="go on from there with resume='auto' (--resume auto), or choose another folder",
-        )
 
 
 def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:

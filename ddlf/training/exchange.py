@@ -1,7 +1,8 @@
 """Weights and updates as they travel. ``WeightsOut`` and ``read_update`` run on the master, ``WorkerEnd`` on a worker.
 
 The codecs are in ``ddlf.algorithms.codec``; here is what each side remembers of each slot between rounds: for a delta the master keeps exactly what
-the slot's worker holds, so that another worker can be given the same; a worker keeps what a biased codec has lost so far of the slot's updates.
+the slot's worker holds, so that another worker can be given the same; a worker keeps the residual, which is what a biased codec still owes of the
+slot's updates (``ddlf.training.residuals`` is the master's side of that).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ddlf.algorithms.codec import (
     encode_update,
     relative_error,
 )
-from ddlf.errors import ConfigError
+from ddlf.errors import AppMissing, ConfigError
 
 Weights = list[np.ndarray[Any, Any]]
 DELTA = "delta:"
@@ -94,12 +95,21 @@ def read_update(encoded: EncodedUpdate, like: Weights) -> Weights:
     return decode_update(encoded, like)
 
 
+Residual = list[np.ndarray[Any, Any] | None]
+"""What a codec still owes of a slot's updates, for each tensor; None where nothing."""
+
+
 class WorkerEnd:
-    """A worker's side: what it holds, and what its updates have lost so far."""
+    """A worker's side: the weights that it holds, and the residuals of its updates.
+
+    Residuals are kept of a slot's last two rounds: while the last one is not known to count, the master may ask for the one before.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, Weights] = {}
-        self.lost: dict[int, Any] = {}
+        self._residuals: dict[
+            int, dict[int, Residual]
+        ] = {}  # slot -> round, from 0, after which it was left -> residual
 
     def read_weights(self, slot: int, message: dict[str, Any], like: Weights) -> Weights:
         """The weights that came for a slot, whole or as a difference to its last ones.
@@ -119,8 +129,37 @@ class WorkerEnd:
             self._held[slot] = weights
         return weights
 
+    def begin(self, slot: int, number: int, residual: Any) -> None:
+        """Take note of the residual that a slot's round begins with.
+
+        Args:
+            slot: Which.
+            number: Of the round, from 0.
+            residual: ``"held"``: what the slot's round before left here; or the arrays; or None for nothing.
+
+        Raises:
+            AppMissing: The slot's round before left none here.
+        """
+        if isinstance(residual, str):
+            self.residual(slot, number - 1)
+        elif residual is None:
+            self._residuals.pop(slot, None)
+        else:
+            self._residuals[slot] = {number - 1: residual}
+
+    def residual(self, slot: int, number: int) -> Residual:
+        """What a round of a slot left.
+
+        Raises:
+            AppMissing: It is not here, or not any more.
+        """
+        try:
+            return self._residuals[slot][number]
+        except KeyError:
+            raise AppMissing(f"slot {slot + 1} has left no residual of round {number + 1} here") from None
+
     def encode_update(
-        self, slot: int, name: str, update: Weights, lossless: Sequence[bool]
+        self, slot: int, name: str, update: Weights, lossless: Sequence[bool], number: int
     ) -> tuple[EncodedUpdate, float]:
         """An update as it travels back.
 
@@ -129,10 +168,16 @@ class WorkerEnd:
             name: Of the codec.
             update: One array for each tensor.
             lossless: For each, whether it must arrive exactly.
+            number: Of the round, from 0.
 
         Returns:
             What travels, and its relative error: the L2 norm of the difference to the update over the update's.
         """
-        encoded, self.lost[slot] = encode_update(codec(name), update, lossless, self.lost.get(slot))
+        before = self._residuals.get(slot, {}).get(number - 1)
+        encoded, residual = encode_update(codec(name), update, lossless, before)
+        if codec(name).biased:
+            self._residuals[slot] = {number - 1: before or [None] * len(update), number: residual}
+        else:
+            self._residuals.pop(slot, None)  # what was owed has just been paid
         error = 0.0 if name == "float32" else relative_error(update, decode_update(encoded, update))
         return encoded, error

@@ -139,7 +139,7 @@ class Opening:
         _check_data(self.content.result(), opened)
         self.checked = True
         first = next(iter(opened.values()))
-        app._content = first["fingerprint"]
+        app._content, app._optimizer = first["fingerprint"], first["optimizer"]
         samples: int = first["samples"]
         return samples
 

@@ -23,7 +23,7 @@ class TrainingEvent:
     Args:
         kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"`` (for the rest of the run) of a
             worker; ``"backup"`` when a late slot is given to a second worker; ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"``
-            of an update; ``"checkpoint"`` when one was written or could not be.
+            of an update; ``"dropped"`` when the residual of a slot was lost with its worker; ``"checkpoint"`` when one could not be written.
         round: From 1.
         slot: From 1, or None.
         worker: Its number, or None.
@@ -31,7 +31,18 @@ class TrainingEvent:
     """
 
     kind: Literal[
-        "start", "finish", "lost", "back", "joined", "gone", "backup", "waiting", "rejected", "clipped", "checkpoint"
+        "start",
+        "finish",
+        "lost",
+        "back",
+        "joined",
+        "gone",
+        "backup",
+        "waiting",
+        "rejected",
+        "clipped",
+        "dropped",
+        "checkpoint",
     ]
     round: int
     slot: int | None = None

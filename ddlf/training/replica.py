@@ -18,7 +18,8 @@ import numpy as np
 from ddlf.errors import AppError, AppMissing
 from ddlf.training.callbacks import look_at_batches
 from ddlf.training.data import batches, check_data, content, contents, rows_of
-from ddlf.training.exchange import WorkerEnd
+from ddlf.training.describe import describe_optimizer
+from ddlf.training.exchange import Residual, WorkerEnd
 from ddlf.training.feed import Feed, make_feed
 from ddlf.training.metrics import NOTHING_COUNTED, read_state, scalars
 from ddlf.training.model import fresh_names, is_built, ready_model
@@ -110,6 +111,7 @@ class Replica:
         self._fresh = read_optimizer(model)
         return {
             "weights": describe_weights(model),
+            "optimizer": describe_optimizer(model.optimizer),
             "keras": keras.__version__,
             "backend": keras.backend.backend(),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
@@ -152,11 +154,12 @@ class Replica:
         Args:
             task: ``slot``, ``round``, ``epoch`` (local ones before this round), ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,);
                 ``weights`` as ``WeightsOut`` encodes them, ``codec`` for the update; ``optimizer``, the state to begin with: ``"held"`` (what the
-                slot's last round left here), ``"fresh"``, or its arrays; ``lost``, what the codec has lost so far, if it comes from elsewhere.
+                slot's last round left here), ``"fresh"``, or its arrays; ``keep_optimizer``, whether its state is to come back;
+                ``residual``, as ``WorkerEnd.begin`` takes it.
 
         Returns:
-            ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer``, ``samples``, ``digest`` of the indices,
-            ``metrics`` and what the model's metrics have counted, ``seconds``, ``stopped``, and ``lost`` if the task asks for it.
+            ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer`` (None if it is not kept), ``samples``,
+            ``digest`` of the indices, ``metrics`` and what the model's metrics have counted, ``seconds``, ``stopped``.
 
         Raises:
             AppMissing: The slot's last round did not leave its state here.
@@ -166,23 +169,21 @@ class Replica:
         self._task, self._fitted = task, False
         slot = task["slot"]
         self._set_optimizer(slot, task["round"], task["optimizer"])
-        if task["optimizer"] != "held":
-            self._exchange.lost.pop(slot, None)
-            if task.get("lost") is not None:
-                self._exchange.lost[slot] = task["lost"]
+        self._exchange.begin(slot, task["round"], task["residual"])
         self.app.indices = task["indices"]
         reseed(self.app.model, (task["seed"], task["round"], slot))
         weights = self._exchange.read_weights(slot, task["weights"], self._like)
         update, metrics = run_train(self.app, weights, task["epochs"], task["batch_size"])
-        encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless)
-        optimizer = read_optimizer(self.app.model)
-        self._optimizers[slot] = task["round"], optimizer
-        self._in_model = slot
+        encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless, task["round"])
+        optimizer = None
+        if task["keep_optimizer"]:
+            optimizer = read_optimizer(self.app.model)
+            self._optimizers[slot] = task["round"], optimizer
+            self._in_model = slot
         return {
             "update": encoded,
             "error": error,
             "optimizer": optimizer,
-            **({"lost": self._exchange.lost[slot]} if task["give_lost"] else {}),
             "samples": len(task["indices"]),
             "digest": digest(task["indices"]),
             "metrics": metrics,
@@ -190,6 +191,10 @@ class Replica:
             "seconds": time.perf_counter() - begin,
             "stopped": self.stopping,
         }
+
+    def residual(self, slot: int, number: int) -> Residual:
+        """What a biased codec still owed of a slot's updates after a round, from 0; any thread may ask."""
+        return self._exchange.residual(slot, number)
 
     def _set_optimizer(self, slot: int, number: int, state: Any) -> None:
         """Let the optimizer go on from where the slot's last round left it, wherever that was."""
@@ -423,6 +428,16 @@ async def train_slot(self: Worker, task: dict[str, Any]) -> dict[str, Any]:
         await asyncio.wait([computing])
         raise
     return result
+
+
+@concurrent
+def give_residual(self: Worker, run: str, slot: int, number: int) -> Residual:
+    """What a biased codec still owed of a slot's updates after a round, from 0; also while another slot is trained.
+
+    Raises:
+        AppMissing: It is not here, or not any more.
+    """
+    return replica_of(self, run).residual(slot, number)
 
 
 @concurrent

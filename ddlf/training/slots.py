@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.check import fault
-from ddlf.algorithms.codec import codec
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.cluster.cluster import Cluster
@@ -20,9 +19,11 @@ from ddlf.errors import ProtocolError
 from ddlf.training import replica
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
+from ddlf.training.keeper import Keeper
 from ddlf.training.metrics import MetricMerge
-from ddlf.training.progress import Keeper, Progress
+from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
+from ddlf.training.residuals import Residuals
 from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
@@ -39,6 +40,7 @@ class Job:
         slots: K.
         progress: What the run has come to; the weights are in it.
         keeper: Writes checkpoints of it, if any are wanted.
+        residuals: What a biased codec still owes of each slot's updates, and where that is.
         trainable: For each of them, whether it is trained; the others are averaged plainly.
         samples: n, in the data set of every node.
         master_epochs: Local epochs of the whole run.
@@ -62,6 +64,7 @@ class Job:
     crew: Crew
     slots: int
     progress: Progress
+    residuals: Residuals
     trainable: list[bool]
     samples: int
     master_epochs: int
@@ -79,11 +82,11 @@ class Job:
     reporter: Reporter
     keep_optimizer: bool = True
     keeper: Keeper | None = None
-    lost_of: dict[int, list[Any]] = field(default_factory=dict)
 
-    def give_lost(self, number: int) -> bool:
-        """Whether workers are to send what a biased codec has lost so far, because the checkpoint after this round needs it."""
-        return self.keeper is not None and codec(self.codec).biased and self.keeper.is_due(number + 1)
+    def left(self, slot: int, number: int, result: SlotResult) -> None:
+        """Take note of what a slot's round, from 0, has left for its next one; its update was merged."""
+        self.progress.optimizers[slot] = result.optimizer
+        self.residuals.left(slot, number, result.worker)
 
     def check(self, slot: int, result: SlotResult) -> None:
         """Refuse an update that cannot be used whatever the others are.
@@ -98,7 +101,7 @@ class Job:
     async def keep(self) -> None:
         """Write a checkpoint of what the run has come to, if that is due."""
         if self.keeper is not None:
-            await self.keeper.keep(self.progress)
+            await self.keeper.keep(self.progress, self.residuals)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, by all workers."""
@@ -123,11 +126,10 @@ class SlotResult:
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
         stopped: Whether it was ended early.
-        optimizer: The state of the optimizer after it.
+        optimizer: The state of the optimizer after it; None if it is not kept.
         worker: Who carried it.
         bytes_out: Sent for it.
         bytes_back: Received.
-        lost: What the codec of the updates has lost so far, for each tensor, if it was asked for.
     """
 
     update: Weights
@@ -138,11 +140,10 @@ class SlotResult:
     compute_s: float
     elapsed: float
     stopped: bool
-    optimizer: Weights
+    optimizer: Weights | None
     worker: int
     bytes_out: int
     bytes_back: int
-    lost: list[Any] | None
 
 
 async def run_slot(
@@ -178,11 +179,11 @@ async def run_slot(
     task = {
         "run": job.run,
         "optimizer": "fresh" if fresh else "held" if holds else state,
-        "give_lost": job.give_lost(number),
-        "lost": None if holds else job.lost_of.get(slot),
+        "keep_optimizer": job.keep_optimizer,
+        "residual": await job.residuals.of(slot, worker.id, holds),
         "slot": slot,
         "round": number,
-        "epoch": number * job.worker_epochs,
+        "epoch": job.progress.starts[number],
         "seed": job.seed,
         "epochs": epochs,
         "batch_size": job.batch_size,
@@ -202,18 +203,11 @@ async def run_slot(
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
         stopped=reply["stopped"],
-        optimizer=[np.asarray(array) for array in reply["optimizer"]],
+        optimizer=[np.asarray(array) for array in reply["optimizer"]] if job.keep_optimizer else None,
         worker=worker.id,
         bytes_out=worker.bytes_sent - out,
         bytes_back=worker.bytes_received - back,
-        lost=reply.get("lost"),
     )
-
-
-def round_epochs(master_epochs: int, worker_epochs: int) -> list[int]:
-    """Local epochs of each round; the last round is shorter when ``master_epochs`` is no multiple."""
-    full, rest = divmod(master_epochs, worker_epochs)
-    return [worker_epochs] * full + [rest] * (rest > 0)
 
 
 async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
 from ddlf.training.gather import gather
 from ddlf.training.record import RoundRecord
-from ddlf.training.slots import SlotResult, end_all, round_epochs, run_slot
+from ddlf.training.slots import SlotResult, end_all, run_slot
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job
@@ -38,10 +38,9 @@ async def train(job: Job) -> list[RoundRecord]:
         A record for each round.
     """
     progress = job.progress
-    schedule = round_epochs(job.master_epochs, job.worker_epochs)
-    if progress.round == 0:
-        progress.outer = job.outer.init(progress.weights)
-        progress.speeds = [None] * job.slots
+    progress.begin_sync()
+    schedule = progress.epochs
+    progress.outer = progress.outer or job.outer.init(progress.weights)
     indices = shuffled(job.samples, job.seed, progress.round)
     reporting: asyncio.Task[bool] | None = None
     for number, epochs in list(enumerate(schedule))[progress.round :]:
@@ -67,14 +66,13 @@ async def train(job: Job) -> list[RoundRecord]:
             progress.outer, progress.weights, gathered.merged, job.trainable
         )
         for slot, result in gathered.results.items():
-            progress.optimizers[slot] = result.optimizer
+            job.left(slot, number, result)
             speed = result.samples * epochs / max(result.compute_s, 1e-9)
             progress.speeds[slot] = smooth_speed(progress.speeds[slot], speed)
             progress.ledger.add(partitions[slot], epochs)
-        progress.held = job.weights_out.held
-        progress.lost = {slot: result.lost for slot, result in gathered.results.items() if result.lost is not None}
+        progress.held = dict(job.weights_out.held)
         progress.round = number + 1
-        job.lost_of = {}
+        progress.version += 1
         end = time.perf_counter()
         results = list(gathered.results.values())
         slowest = max(result.elapsed for result in results)
@@ -83,7 +81,7 @@ async def train(job: Job) -> list[RoundRecord]:
         record = RoundRecord(
             round=number + 1,
             rounds=len(schedule),
-            version=number + 1,
+            version=progress.version,
             epochs=epochs,
             samples=sum(result.samples for result in results),
             seconds=end - begin,

@@ -155,7 +155,7 @@ def test_a_folder_that_is_missing_or_empty_has_no_newest_checkpoint_and_reading_
     assert missing.newest() is None
     assert missing.entries() == []
     assert not missing.path.exists()
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*/none; check the name"):
+    with pytest.raises(CheckpointError, match=r"there is no folder .*/none; check its name"):
         missing.newest(required=True)
 
 
@@ -228,12 +228,12 @@ def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(folder, m
     folder.save(of(1))
     load = CheckpointFolder.load
 
-    def overtaken(reader, name):
+    def overtaken(reader, name, **options):
         if name == "round-000001":
             folder.save(of(2))
             folder.discard_after(2)
             shutil.rmtree(folder.path / name)
-        return load(reader, name)
+        return load(reader, name, **options)
 
     monkeypatch.setattr(CheckpointFolder, "load", overtaken)
     assert CheckpointFolder(folder.path).newest().round == 2
@@ -331,7 +331,7 @@ def changed(saved, change):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda m: m.update(extra=1), r"expected the entries of format 1, found extra: Extra inputs"),
+        (lambda m: m.update(extra=1), r"expected the entries of format 2, found extra: Extra inputs"),
         (lambda m: m.pop("facts"), r"facts: Field required"),
         (lambda m: m.update(round="1"), r"round: Input should be a valid integer"),
         (lambda m: m.update(round=2), "expected round 2, as its manifest says, found round 1 in its name"),
@@ -355,9 +355,9 @@ def test_a_manifest_that_is_whole_but_wrong_is_refused(folder, change, sentence)
 def test_a_newer_format_names_both_versions_and_is_never_passed_over(folder):
     folder.save(state(1, 0.01))
     saved = folder.save(state(2, 0.01))
-    changed(saved, lambda manifest: manifest.update(format=2, ddlf="2.1", something="new"))
+    changed(saved, lambda manifest: manifest.update(format=3, ddlf="2.1", something="new"))
     with pytest.raises(
-        CheckpointError, match=f"was written by DDLF 2.1 in format 2, this is DDLF {__version__} with format 1"
+        CheckpointError, match=f"was written by DDLF 2.1 in format 3, this is DDLF {__version__} with format 2"
     ):
         folder.newest()
 
@@ -594,7 +594,7 @@ def test_a_reader_always_finds_a_checkpoint_while_a_writer_replaces_them(folder)
 def test_manifest_is_json_that_people_can_read(folder):
     saved = folder.save(of(12, {"seed": 7}, kernel=np.ones(3, ml_dtypes.bfloat16)))
     content = json.loads((saved / "manifest.json").read_text())
-    assert list(content) == ["format", "ddlf", "round", "epoch", "files", "facts", "sha256"]
+    assert list(content) == ["format", "ddlf", "round", "epoch", "files", "records", "facts", "sha256"]
     assert content["files"][0] | {"sha256": "", "bytes": 0} == {
         "name": "weights.safetensors",
         "bytes": 0,

@@ -56,8 +56,8 @@ def test_what_a_codec_loses_of_a_slots_updates_comes_back_in_its_next_ones():
     worker, update = WorkerEnd(), [np.full((40, 30), 1e-4, "float32"), np.zeros(2000, "float32")]
     update[0][0, 0] = 1.0  # so large that int8 rounds the others to zero
     total = np.zeros((40, 30))
-    for _ in range(200):
-        encoded, error = worker.encode_update(3, "int8", update, [False, False])
+    for number in range(200):
+        encoded, error = worker.encode_update(3, "int8", update, [False, False], number)
         total += read_update(encoded, update)[0]
         assert 0 <= error < 1
     assert np.allclose(total.mean(), 200 * update[0].mean(), rtol=0.02)

@@ -85,6 +85,18 @@ async def test_a_run_can_be_made_longer(two_workers, tmp_path):
     longer = app(two_workers, resume=tmp_path, master_epochs=4)
     await longer.train_model()
     assert equal(longer.model.get_weights(), plain.model.get_weights())
+    # Also when the last round was shorter, and rounds are of another length than the epochs that are added.
+    longer = app(two_workers, resume=tmp_path, master_epochs=5)
+    await longer.train_model()
+    again = app(two_workers, checkpoint=tmp_path / "again", master_epochs=3, worker_epochs=2)
+    await again.train_model()
+    longer = app(two_workers, resume=tmp_path / "again", master_epochs=6, worker_epochs=2)
+    records = await longer.train_model()
+    assert [record.epochs for record in longer.history] == [2, 1, 2, 1]
+    assert [(record.round, record.rounds) for record in records] == [(3, 4), (4, 4)]
+    assert longer.ledger.is_exact(6)
+    fits = [int(state[0]) for state in longer.optimizers]
+    assert fits == [6 * -(-part // 16) for part in (102, 101)], "batches that each optimizer has seen"
 
 
 async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):
@@ -105,8 +117,11 @@ async def test_checkpoints_of_an_earlier_run_are_not_written_over(two_workers, t
 
 
 async def test_nothing_to_resume_from_is_said(two_workers, tmp_path):
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match=r"there is no folder .*nothing; check its name"):
         await app(two_workers, resume=tmp_path / "nothing").train_model()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        await app(two_workers, resume=tmp_path).train_model()
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="needs a folder"):
         await app(two_workers, resume="auto").train_model()
 

@@ -1,0 +1,55 @@
+"""Settings that are objects, as text that is the same in every process: to see whether a run goes on as the one that it was. Runs everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import numpy as np
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def describe_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Class and configuration of a Keras optimizer, each entry on its own, but for its name, which Keras counts up."""
+    facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    config = {} if optimizer is None else optimizer.get_config()
+    for name, value in config.items():
+        if name != "name":
+            facts[f"optimizer {name}"] = (
+                _shortest(value) if isinstance(value, bool | int | float | str) else describe(value)
+            )
+    return facts
+
+
+def _shortest(value: Any) -> Any:
+    """0.1 for what float32 makes of it; Keras keeps the learning rate in a variable."""
+    if isinstance(value, float) and float(np.float32(value)) == value:
+        return float(str(np.float32(value)))
+    return value
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """A value's class and plain attributes as text: the same in every process, so never with an address in memory."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return f"{array.dtype}{list(array.shape)}:{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    if depth > 5:
+        return type(value).__qualname__
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{describe(k, depth + 1)}: {describe(v, depth + 1)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(describe(entry, depth + 1) for entry in value)}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(describe(entry, depth + 1) for entry in value))}}}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if not _ADDRESS.search(text := repr(value)):
+        return text
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    shown = ", ".join(f"{name}={describe(entry, depth + 1)}" for name, entry in sorted(attributes.items()))
+    return f"{type(value).__qualname__}({shown})"

@@ -1,0 +1,134 @@
+"""Writes checkpoints while training goes on. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddlf.errors import CheckpointError, LeaseError
+from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.progress import Progress, arrays_of_slots
+from ddlf.training.record import RoundRecord
+from ddlf.training.residuals import Residuals
+
+RECENT = 256
+"""So many of the last records are looked at again, whether their test has come meanwhile; there are at most as many as slots."""
+MAX_FAILURES = 3
+"""So many checkpoints in a row that could not be written end the run: it would run for days for nothing."""
+
+
+class Keeper:
+    """Takes a snapshot whenever a checkpoint is due, and has it written in a thread.
+
+    Args:
+        folder: Opened for writing.
+        every: Write after so many rounds (updates, in asynchronous training).
+        names: Paths of the weights.
+        report: Takes a sentence about each checkpoint that could not be written.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, every: int, names: Sequence[str], report: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._every = every
+        self._names = names
+        self._report = report
+        self._writing: asyncio.Future[Any] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._saved: tuple[int, bool] | None = None  # version and whether it had converged
+        self._written = 0  # records in the folder's journal
+        self._recent: dict[int, RoundRecord] = {}  # of the last of them, by place, what was written
+        self._failures = 0
+
+    def is_due(self, version: int) -> bool:
+        """Whether a checkpoint is written after so many merges."""
+        return version % self._every == 0
+
+    async def keep(self, progress: Progress, residuals: Residuals) -> None:
+        """Begin to write the state of now, if that is due; the one before is waited for.
+
+        Raises:
+            LeaseError: Another master took the job over; nothing was written.
+            CheckpointError: The third one in a row that could not be written.
+        """
+        if self.is_due(progress.version):
+            await self._keep(progress, residuals.all())
+
+    async def last(self, progress: Progress) -> None:
+        """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go."""
+        try:
+            await self.finish()
+            if self._saved != (progress.version, progress.converged) or self._changed(progress.records):
+                residuals = asyncio.get_running_loop().create_future()
+                residuals.set_result(progress.lost)
+                await self._keep(progress, residuals)
+                await self.finish()
+        finally:
+            await asyncio.to_thread(self._folder.close)
+
+    def resumed_at(self, version: int, converged: bool, records: int) -> None:
+        """Say which state, and how many records, are in the folder already."""
+        self._saved = version, converged
+        self._written = records
+
+    async def _keep(self, progress: Progress, residuals: asyncio.Future[dict[int, list[Any]]]) -> None:
+        # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
+        checkpoint = progress.to_checkpoint(self._names)
+        saved = progress.version, progress.converged
+        records, count = progress.records, len(progress.records)
+        async with self._one_at_a_time:
+            await self.finish()
+            self._saved = saved
+            self._writing = asyncio.ensure_future(self._write(checkpoint, residuals, records, count))
+
+    async def _write(
+        self,
+        checkpoint: Checkpoint,
+        residuals: asyncio.Future[dict[int, list[Any]]],
+        records: list[RoundRecord],
+        count: int,
+    ) -> None:
+        arrays = {**checkpoint.arrays, "lost": arrays_of_slots(await residuals)}
+
+        def save() -> None:
+            new = {**self._changed(records), **dict(enumerate(records[self._written : count], self._written))}
+            self._folder.save(dataclasses.replace(checkpoint, arrays=arrays, records=list(new.values())))
+            self._written = count
+            self._recent = dict(sorted({**self._recent, **new}.items())[-RECENT:])
+
+        await asyncio.to_thread(save)
+
+    def _changed(self, records: list[RoundRecord]) -> dict[int, RoundRecord]:
+        return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
+
+    async def finish(self) -> None:
+        """Wait until the one that is being written is on the disk."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self._writing = writing
+            raise
+        except LeaseError:
+            raise
+        except CheckpointError as error:
+            self._saved = None
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                raise
+            self._report(f"{error}; training goes on, {self._before()}")
+        else:
+            self._failures = 0
+
+    def _before(self) -> str:
+        newest = self._folder.newest_round()
+        return (
+            "and there is no checkpoint yet"
+            if newest is None
+            else f"the checkpoint before, of round {newest}, is whole"
+        )

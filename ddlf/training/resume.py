@@ -1,0 +1,297 @@
+"""What a run goes on from: nothing, what the app was trained to before, or a checkpoint. Runs on the master.
+
+Looking changes nothing: no folder is made, claimed or cleaned before it is to be written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.training.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
+from ddlf.training.describe import describe, describe_optimizer
+from ddlf.training.early import check_same_model
+from ddlf.training.keeper import Keeper
+from ddlf.training.ledger import Ledger
+from ddlf.training.progress import Progress
+from ddlf.training.record import TrainingEvent
+from ddlf.training.replica import describe_weights
+from ddlf.training.settings import outer_of
+
+SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
+"""Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
+
+
+def check_folders(app: Any, fresh: bool) -> None:
+    """See, before anything is started, that the folders of ``checkpoint`` and ``resume`` are what they should be. Reads names only.
+
+    Raises:
+        ConfigError: Two settings contradict each other, or a folder is used for another run.
+        CheckpointError: There is nothing to go on from.
+    """
+    if fresh and app.resume is not None:
+        raise ConfigError(
+            f"fresh=True begins anew, resume={str(app.resume)!r} goes on", hint="leave out one of the two"
+        )
+    target, source = _folders(app)
+    for name in ("checkpoint", "resume"):
+        where = getattr(app, name)
+        if where not in (None, "auto") and Path(where).is_file():
+            raise ConfigError(f"{name} must be a folder, but {str(where)!r} is a file")
+    if target is not None and is_checkpoint(target):
+        raise ConfigError(
+            f"checkpoint={str(target)!r} is itself a checkpoint, not a folder of them", hint=f"name {target.parent}"
+        )
+    if target is None:
+        return
+    newest = CheckpointFolder(target).newest_round()
+    if source is None:
+        if newest is not None and app.resume != "auto" and (fresh or _training(app) is None):
+            raise _used(target, newest)
+    elif is_checkpoint(source):
+        found = _number(source)
+        if newest is not None and (target.absolute() != source.absolute().parent or newest != found):
+            raise ConfigError(
+                f"{target} has checkpoints already, the newest of round {newest}, and {source} is not that one",
+                hint="give checkpoint another folder to go on from there; nothing in the old one is changed",
+            )
+    elif CheckpointFolder(source).newest_round() is None:
+        CheckpointFolder(source).newest(required=True)  # says it
+    elif newest is not None and target.absolute() != source.absolute():
+        raise _used(target, newest)
+
+
+def _folders(app: Any) -> tuple[Path | None, Path | None]:
+    """Where checkpoints are written to, and where one is read from: a folder of them, or one itself; None for "auto" and nothing."""
+    target = None if app.checkpoint is None else Path(app.checkpoint)
+    if app.resume is None:
+        return target, None
+    if str(app.resume) == "auto":
+        if target is None:
+            raise ConfigError(
+                "resume='auto' needs a folder of checkpoints", hint="set checkpoint, too (--checkpoint DIR)"
+            )
+        return target, None
+    source = Path(app.resume)
+    if target is None and is_checkpoint(source):
+        if _number(source) is None or not (source.absolute().parent / "owner.json").exists():
+            raise ConfigError(
+                f"{source} lies alone, so nothing says where to write new checkpoints", hint="set checkpoint, too"
+            )
+        return source.absolute().parent, source
+    return target or source, source
+
+
+def _number(checkpoint: Path) -> int | None:
+    match = re.fullmatch(r"round-(\d{6,})", checkpoint.absolute().name)
+    return int(match[1]) if match else None
+
+
+def _used(folder: Path, newest: int) -> ConfigError:
+    return ConfigError(
+        f"{folder} has checkpoints already, the newest of round {newest}",
+        hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+    )
+
+
+def _training(app: Any) -> Progress | None:
+    progress: Progress | None = app._progress
+    return progress
+
+
+async def begin(
+    app: Any,
+    mode: str,
+    samples: int,
+    settings: dict[str, Any],
+    tell: Callable[[TrainingEvent], None],
+    *,
+    fresh: bool,
+) -> tuple[Progress, Keeper | None]:
+    """What the run goes on from, planned, and what writes checkpoints of it.
+
+    Args:
+        app: The user's ``IApp``, prepared.
+        mode: ``"sync"`` or ``"async"``.
+        samples: n.
+        settings: ``master_epochs``, ``worker_epochs``, ``batch_size``, ``seed``.
+        tell: Takes each event of a checkpoint that could not be written.
+        fresh: Whether what the app was trained to before is left behind, but for the model's weights.
+
+    Raises:
+        CheckpointMismatch: The checkpoint, or the training before, was another one; the text says what differs.
+        CheckpointError: There is no complete checkpoint.
+        ConfigError: The folder has checkpoints of another training.
+        LeaseError: Another master writes into the folder.
+    """
+    now = settings_of(app, mode, samples, settings)
+    target, source = _folders(app)
+    found = None
+    if app.resume is not None and target is not None:
+        found = await asyncio.to_thread(_find, source or target, source is not None, app.say)
+    before = None if fresh else _training(app)
+    if found is not None:
+        check_same_model(found.arrays["weights"], describe_weights(app.model))
+        progress = Progress.from_checkpoint(found)
+        slots = len(progress.optimizers)
+        check_settings(
+            {**progress.settings, "slots": slots},
+            {**now, "slots": app.slots or slots},
+            "in the checkpoint",
+            "use the same settings, or begin anew in another folder",
+        )
+        asked = progress.asked
+        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
+        progress.converged = progress.converged and progress.asked <= asked
+        progress.asked = max(asked, progress.asked)
+    elif before is not None:
+        progress = _go_on(app, before, now)
+        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=app.resume is None)
+    else:
+        slots = app.slots or app.cluster.N
+        progress = Progress(
+            weights=app.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots, speeds=[None] * slots
+        )
+        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
+    progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
+    same = (
+        found
+        if found is not None and (source is None or target == source or target == source.absolute().parent)
+        else None
+    )
+    keeper = None if target is None else await _open(app, target, progress, same, tell)
+    if progress.version:
+        where = f", from {source or target}" if found is not None else ", where the last training of this app ended"
+        app.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {progress.version}{where}")
+    return progress, keeper
+
+
+def _find(folder: Path, required: bool, report: Any) -> Checkpoint | None:
+    if is_checkpoint(folder):
+        return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report)
+    return CheckpointFolder(folder).newest(required=required, report=report)
+
+
+def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
+    """The progress of the training before, from the model's weights of now."""
+    slots = len(before.optimizers)
+    was = {
+        name: value for name, value in before.settings.items() if name in SAME_TRAINING or name.startswith("optimizer ")
+    }
+    check_settings(
+        {**was, "slots": slots},
+        {**now, "slots": app.slots or slots},
+        "before",
+        "leave it as it was, or begin anew from the model's weights with fresh=True",
+    )
+    compiled = describe_optimizer(app.model.optimizer)
+    if compiled != before.compiled and compiled != {name: now.get(name) for name in compiled}:
+        raise ConfigError(
+            "the master's model was compiled with another optimizer since the training before, but workers train with "
+            "the one of create_model",
+            hint="change it in create_model, and begin anew from the model's weights with fresh=True",
+        )
+    return dataclasses.replace(
+        before,
+        weights=app.model.get_weights(),  # the user may have set others
+        converged=False,
+        outer=before.outer if before.settings.get("outer") == now["outer"] else [],
+        held=before.held if now["weights_codec"].startswith("delta:") else {},
+        optimizers=list(before.optimizers) if now["optimizer_state"] == "kept" else [None] * slots,
+    )
+
+
+async def _open(
+    app: Any, path: Path, progress: Progress, found: Checkpoint | None, tell: Callable[[TrainingEvent], None]
+) -> Keeper:
+    """Become the writer of a folder, which has no checkpoints but those of this very training.
+
+    Args:
+        app: The user's.
+        path: The folder.
+        progress: That the run goes on from.
+        found: The checkpoint in this folder that it is of, if it is.
+        tell: As in ``begin``.
+    """
+    folder = CheckpointFolder(path, keep=app.checkpoint_keep)
+    opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread goes on, and would leave a folder that this process holds for ever.
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            await asyncio.to_thread(folder.close)
+        raise
+    try:
+        # Only now does nobody else write there.
+        newest = await asyncio.to_thread(folder.newest, report=app.say)
+        keeper = Keeper(
+            folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], _reporter(tell, progress)
+        )
+        if newest is not None:
+            ours = newest.facts.get("training") == progress.training and newest.round <= progress.version
+            if not (newest.round == found.round if found is not None else ours):
+                raise _used(path, newest.round)
+            await asyncio.to_thread(folder.go_on_from, newest)
+            keeper.resumed_at(newest.round, newest.facts.get("converged", False), len(newest.records))
+    except BaseException:
+        await asyncio.to_thread(folder.close)
+        raise
+    return keeper
+
+
+def _reporter(tell: Callable[[TrainingEvent], None], progress: Progress) -> Callable[[str], None]:
+    def report(text: str) -> None:
+        tell(TrainingEvent(kind="checkpoint", round=progress.reached, text=text))
+
+    return report
+
+
+def settings_of(app: Any, mode: str, samples: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """All that decides about the bits of a run, as JSON data."""
+    return {
+        "mode": mode,
+        "samples": samples,
+        "data": app._content,
+        "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
+        **app._optimizer,  # the workers': the master's own is never used
+        "outer": describe(None if app.outer is None else outer_of(app)),
+        **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
+        **{
+            name: getattr(app, name)
+            for name in (
+                "precision",
+                "balance",
+                "codec",
+                "weights_codec",
+                "optimizer_state",
+                "merge",
+                "update_policy",
+            )
+        },
+    }
+
+
+def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:
+    """Refuse to go on from a run that was another one. What was not stored, by an older version, is not compared.
+
+    Raises:
+        CheckpointMismatch: The text says what differs.
+    """
+    rows = [
+        f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"
+        for name in sorted(saved)
+        if saved[name] != now.get(name)
+    ]
+    if rows:
+        raise CheckpointMismatch(
+            f"the run would not be the one that it is to go on from ({hint}):\n" + "\n".join(rows[:10])
+        )

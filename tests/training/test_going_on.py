@@ -1,0 +1,642 @@
+"""What a run goes on from: what the app was trained to before, a folder of checkpoints, or one of them. Looking changes nothing."""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import os
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from benchmarks.reliability import snapshots
+from benchmarks.reliability.made_up import App, made_up
+from ddlf.algorithms.outer import Nesterov
+from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
+from ddlf.training import checkpoint as checkpoints
+from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.describe import describe
+from ddlf.training.durable import seal, unseal
+from ddlf.training.journal import JOURNAL
+from ddlf.training.keeper import Keeper
+from ddlf.training.progress import Progress
+from ddlf.training.slots import Job
+from tests.patience import PATIENCE_S
+from tests.training.models import equal
+
+ALL = {"codec": "topk:0.05", "weights_codec": "delta:int8", "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
+"""Everything that one round leaves for the next one."""
+
+
+@pytest.fixture(autouse=True)
+def no_keras():
+    with made_up(), mock.patch("os.fsync"):
+        yield
+
+
+def said(app):
+    lines = []
+    app.say = lines.append
+    return lines
+
+
+def weights(app):
+    return app.model.get_weights()
+
+
+def content(folder):
+    """Every name and byte below a folder."""
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+# Trained again
+
+
+@pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all"])
+async def test_trained_again_an_app_goes_on_as_if_it_had_been_one_run(options):
+    whole = App(**options)
+    await whole.train_sync(7)
+    parts = App(**options)
+    returned = [await parts.train_sync(3), await parts.train_sync(2), await parts.train_sync(2)]
+    assert equal(weights(parts), weights(whole))
+    for one, other in zip(parts.optimizers, whole.optimizers, strict=True):
+        assert equal(one, other)
+    assert [[record.round for record in records] for records in returned] == [[1, 2, 3], [4, 5], [6, 7]]
+    assert [record.version for record in parts.history] == list(range(1, 8))
+    assert [record.rounds for record in parts.history] == [3, 3, 3, 5, 5, 7, 7]
+    assert parts.ledger.is_exact(7)
+
+
+async def test_asynchronous_training_goes_on_with_every_slots_next_round():
+    app = App(mode="async")
+    first = await app.train_model()
+    second = await app.train_async(2)
+    assert len(first) == 8
+    assert sorted((record.slot, record.round) for record in second) == [(slot, n) for slot in (1, 2) for n in (5, 6)]
+    assert [record.version for record in app.history] == list(range(1, 13))
+    assert all(0 <= record.staleness < 4 for record in second)
+    assert app.ledger.is_exact(6)
+
+
+async def test_the_mode_and_the_length_of_rounds_may_change_between_two_trainings():
+    app = App()
+    await app.train_sync(3)
+    await app.train_async(2)
+    await app.train_sync(5, worker_epochs=2)
+    assert [record.version for record in app.history] == list(range(1, 3 + 4 + 3 + 1))
+    assert [record.round for record in app.history][-3:] == [6, 7, 8]
+    assert [record.epochs for record in app.history][-3:] == [2, 2, 1]
+    assert app.ledger.is_exact(10)
+
+
+async def test_fresh_begins_anew_from_the_models_weights():
+    app = App()
+    await app.train_sync(2)
+    start = weights(app)
+    records = await app.train_sync(2, fresh=True)
+    other = App()
+    other.model.set_weights(start)
+    await other.train_sync(2)
+    assert equal(weights(app), weights(other))
+    assert [record.round for record in records] == [record.round for record in app.history] == [1, 2]
+    assert app.ledger.is_exact(2)
+
+
+async def test_it_starts_from_the_weights_that_the_model_has_now():
+    app = App()
+    await app.train_sync(1)
+    app.model.set_weights([array + 1 for array in weights(app)])
+    seen = []
+    for worker in app.cluster.workers:
+        worker.made = lambda task, got, worker=worker: (seen.append(got), type(worker).made(worker, task, got))[1]
+    start = weights(app)
+    await app.train_sync(1)
+    assert equal(seen[0], start)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("slots", 3, "slots: 2 before, 3 now"),
+        ("learning_rate", 0.01, "optimizer learning_rate: 0.1 before, 0.01 now"),
+        ("samples", 100, "samples: 203 before, 100 now"),
+        ("precision", "mixed_bfloat16", "precision: 'auto' before, 'mixed_bfloat16' now"),
+    ],
+)
+async def test_what_cannot_change_between_two_trainings_is_refused_by_name(name, value, sentence):
+    app = App()
+    await app.train_sync(1)
+    start = weights(app)
+    setattr(app, name, value)
+    with pytest.raises(CheckpointMismatch, match=f"with fresh=True.:\n  {sentence}"):
+        await app.train_sync(1)
+    assert equal(weights(app), start)
+    assert len(await app.train_sync(1, fresh=True)) == 1
+
+
+async def test_an_optimizer_that_only_the_master_was_given_is_refused():
+    app = App()
+    await app.train_sync(1)
+    app.model.optimizer.get_config = lambda: {"name": "sgd", "learning_rate": 0.5}
+    with pytest.raises(ConfigError, match=r"workers train with the one of create_model; change it in create_model"):
+        await app.train_sync(1)
+
+
+async def test_another_outer_optimizer_begins_with_its_own_state():
+    app = App()
+    await app.train_sync(2)
+    app.outer = Nesterov()
+    await app.train_sync(1)
+    assert len(app._progress.outer) == 2
+
+
+async def test_after_an_interruption_training_goes_on_with_the_round_that_was_not_done():
+    app = App()
+    usual = app.on_round
+
+    def interrupt(record):
+        if record.round == 2:
+            raise KeyError("stop")
+
+    app.on_round = interrupt
+    with pytest.raises(KeyError):
+        await app.train_sync(4)
+    assert len(app.history) == 2
+    app.on_round = usual
+    assert [record.round for record in await app.train_sync(2)] == [3, 4]
+    assert app.ledger.is_exact(4)
+
+
+async def test_after_convergence_training_goes_on_when_it_is_asked_for():
+    app = App(mode="async")
+    app.is_convergent = lambda record: record.version == 3
+    await app.train_async(4)
+    assert 3 <= len(app.history) < 8
+    app.is_convergent = lambda record: False
+    await app.train_async(2)
+    rounds = max(record.round for record in app.history)
+    assert app.ledger.is_exact(rounds), "the slot that was behind has caught up"
+
+
+async def test_a_second_training_writes_on_in_the_same_folder(tmp_path):
+    app = App(checkpoint=tmp_path, **ALL)
+    await app.train_sync(2)
+    await app.train_sync(1)
+    app.checkpoint = None
+    await app.train_sync(1)
+    app.checkpoint = tmp_path
+    await app.train_sync(1)
+    found = CheckpointFolder(tmp_path).newest()
+    assert (found.round, [record.round for record in found.records]) == (5, [1, 2, 3, 4, 5])
+    resumed = App(resume=tmp_path, master_epochs=7, **ALL)
+    await resumed.train_model()
+    whole = App(**ALL)
+    await whole.train_sync(7)
+    assert equal(weights(resumed), weights(whole))
+
+
+async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
+    app = App(checkpoint=tmp_path)
+    await app.train_sync(2)
+    before = content(tmp_path)
+    with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
+        await app.train_sync(2, fresh=True)
+    other = App(checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
+        await other.train_sync(2)
+    app.resume = tmp_path
+    with pytest.raises(ConfigError, match="fresh=True begins anew"):
+        await app.train_sync(2, fresh=True)
+    assert content(tmp_path) == before
+
+
+async def test_a_folder_that_another_app_wrote_to_meanwhile_is_not_written_to(tmp_path):
+    app = App(checkpoint=tmp_path)
+    await app.train_sync(2)
+    await App(resume=tmp_path, master_epochs=3).train_model()
+    with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 3"):
+        await app.train_sync(1)
+
+
+# One checkpoint, and another folder
+
+
+async def test_a_run_goes_on_from_one_certain_checkpoint_into_another_folder(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    whole = App(checkpoint=old, checkpoint_keep=9, **ALL)
+    await whole.train_sync(6)
+    before = content(old)
+    for source, begins in ((old / "round-000002", 3), (old, 7)):
+        app = App(checkpoint=new / str(begins), resume=source, master_epochs=8, **ALL)
+        await app.train_model()
+        assert [record.round for record in app.history] == list(range(1, 9))
+        assert content(old) == before
+        assert CheckpointFolder(new / str(begins)).newest().round == 8
+    await whole.train_sync(2)
+    assert equal(weights(app), weights(whole))
+
+
+async def test_a_checkpoint_that_is_the_newest_of_its_folder_is_gone_on_from_there(tmp_path):
+    await App(checkpoint=tmp_path).train_sync(3)
+    app = App(resume=tmp_path / "round-000003", master_epochs=5)
+    assert [record.round for record in await app.train_model()] == [4, 5]
+    assert CheckpointFolder(tmp_path).newest().round == 5
+
+
+async def test_one_that_has_later_ones_beside_it_is_only_gone_on_from_in_another_folder(tmp_path):
+    await App(checkpoint=tmp_path).train_sync(3)
+    before = content(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"the newest of round 3, and .*round-000002 is not that one; give checkpoint another folder"
+    ):
+        await App(resume=tmp_path / "round-000002", master_epochs=5).train_model()
+    with pytest.raises(ConfigError, match=r"checkpoint='.*round-000002' is itself a checkpoint.*; name"):
+        await App(checkpoint=tmp_path / "round-000002").train_model()
+    with pytest.raises(ConfigError, match="is a checkpoint, not a folder of checkpoints"):
+        CheckpointFolder(tmp_path / "round-000003").open("a test")
+    assert content(tmp_path) == before
+
+
+async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp_path):
+    await App(checkpoint=tmp_path / "run").train_sync(3)
+    os.rename(tmp_path / "run" / "round-000003", tmp_path / "best")
+    with pytest.raises(ConfigError, match="lies alone, so nothing says where to write"):
+        await App(resume=tmp_path / "best", master_epochs=5).train_model()
+    app = App(resume=tmp_path / "best", checkpoint=tmp_path / "new", master_epochs=5)
+    lines = said(app)
+    records = await app.train_model()
+    assert [record.round for record in records] == [record.round for record in app.history] == [4, 5]
+    assert any("records.jsonl is missing; best is used without them" in line for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "new", "run"]
+
+
+async def test_a_misspelt_folder_is_neither_made_nor_claimed(tmp_path):
+    await App(checkpoint=tmp_path / "run").train_sync(1)
+    before = content(tmp_path)
+    for name, sentence in (("rum", "there is no folder"), ("run/round-000009", "there is no folder")):
+        with pytest.raises(CheckpointError, match=sentence):
+            await App(resume=tmp_path / name).train_model()
+    assert content(tmp_path) == before
+
+
+async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp_path, monkeypatch):
+    opened, go_on = threading.Event(), threading.Event()
+    usual = CheckpointFolder.open
+
+    def slowly(self, *arguments, **options):
+        opened.set()
+        go_on.wait()
+        usual(self, *arguments, **options)
+
+    monkeypatch.setattr(CheckpointFolder, "open", slowly)
+    running = asyncio.ensure_future(App(checkpoint=tmp_path).train_model())
+    await asyncio.to_thread(opened.wait)
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    monkeypatch.undo()
+    await App(checkpoint=tmp_path).train_sync(1)
+
+
+# What a checkpoint is of
+
+
+async def test_a_longer_run_after_a_shorter_last_round_loses_no_epoch(tmp_path):
+    for mode in ("sync", "async"):
+        folder = tmp_path / mode
+        await App(mode=mode, checkpoint=folder, master_epochs=5, worker_epochs=2).train_model()
+        app = App(mode=mode, resume=folder, master_epochs=10, worker_epochs=2)
+        await app.train_model()
+        of_one = [record.epochs for record in app.history if record.slot in (None, 1)]
+        assert of_one == [2, 2, 1, 2, 2, 1]
+        assert app.ledger.is_exact(10)
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+async def test_slots_that_were_interrupted_at_different_rounds_end_with_the_same_ones(tmp_path, version):
+    class Interrupted(Exception):
+        pass
+
+    app = App(mode="async", checkpoint=tmp_path, master_epochs=5, worker_epochs=2)
+
+    def on_round(record):
+        if record.version == version:
+            raise Interrupted
+
+    app.on_round = on_round
+    usual = app.cluster.workers[1].rpc
+
+    async def late(request, timeout_s=None):
+        for _ in range(40):
+            await asyncio.sleep(0)
+        return await usual(request, timeout_s)
+
+    app.cluster.workers[1].rpc = late
+    with pytest.raises(Interrupted):
+        await app.train_model()
+    longer = App(mode="async", resume=tmp_path, master_epochs=9, worker_epochs=2)
+    await longer.train_model()
+    assert longer.ledger.is_exact(9)
+
+
+async def test_what_has_converged_is_trained_no_more_until_more_is_asked_for(tmp_path):
+    app = App(checkpoint=tmp_path, checkpoint_every=2)
+    app.is_convergent = lambda record: record.round == 3
+    await app.train_sync(6)
+    start = weights(app)
+    for _ in range(2):
+        again = App(checkpoint=tmp_path, resume="auto", master_epochs=6)
+        lines = said(again)
+        assert await again.train_model() == []
+        assert "nothing   to train: it converged after round 3; to go on, ask for more than 6 epochs" in lines
+        assert equal(weights(again), start)
+        assert [record.round for record in again.history] == [1, 2, 3]
+    more = App(checkpoint=tmp_path, resume="auto", master_epochs=8)
+    assert [record.round for record in await more.train_model()] == [4, 5, 6, 7, 8]
+    done = App(checkpoint=tmp_path, resume="auto", master_epochs=8)
+    lines = said(done)
+    assert await done.train_model() == []
+    assert "nothing   to train: all 8 epochs are done; to go on, ask for more" in lines
+
+
+async def test_a_run_that_was_ended_by_its_user_has_not_converged(tmp_path):
+    app = App(checkpoint=tmp_path)
+    app.on_round = lambda record: record.round == 2 and app.stop_training()
+    await app.train_sync(4)
+    assert len(app.history) == 2
+    assert len(await App(checkpoint=tmp_path, resume="auto").train_model()) == 2
+
+
+async def test_another_learning_rate_is_refused_by_name_and_an_older_checkpoint_that_did_not_store_it_is_not(tmp_path):
+    await App(checkpoint=tmp_path).train_sync(1)
+    with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.1 in the checkpoint, 1e-06 now"):
+        await App(resume=tmp_path, learning_rate=1e-6).train_model()
+    as_of_0_1(tmp_path)
+    assert len(await App(resume=tmp_path, learning_rate=1e-6).train_model()) == 3
+
+
+class PlainOuter:
+    """Subtracts, and has no repr."""
+
+    def __init__(self, rate):
+        self.rate = rate
+        self.schedule = {"from": np.arange(3)}
+
+    def init(self, weights):
+        return []
+
+    def update(self, state, weights, merged, trainable):
+        return state, [w - np.float32(self.rate) * g for w, g in zip(weights, merged, strict=True)]
+
+
+class Called(PlainOuter):
+    def __repr__(self):
+        return f"<Called at {hex(id(self))}>"
+
+
+async def test_a_run_with_an_own_outer_optimizer_is_resumed_and_another_one_refused(tmp_path):
+    for kind in (PlainOuter, Called):
+        folder = tmp_path / kind.__name__
+        await App(checkpoint=folder, outer=kind(0.5)).train_sync(2)
+        await App(resume=folder, outer=kind(0.5)).train_model()
+        with pytest.raises(CheckpointMismatch, match=r"outer: .\w+\(rate=0.5, .* in the checkpoint, .\w+\(rate=0.7"):
+            await App(resume=folder, outer=kind(0.7)).train_model()
+
+
+def test_a_description_has_no_address_and_tells_values_apart():
+    class Slots:
+        __slots__ = ("inner", "x")
+
+    inner = Slots()
+    inner.x, inner.inner = 1, np.float32(2)
+    value = {"f": np.mean, "o": inner, "s": {"b", "a"}, "l": [1.5, None, lambda: 0]}
+    assert describe(value) == describe(value)
+    assert "0x" not in describe(value)
+    assert describe(np.zeros(3)) != describe(np.ones(3))
+    assert describe(Nesterov()) == repr(Nesterov())
+
+
+def as_of_0_1(folder):
+    """Make the newest checkpoint one as DDLF 0.1.0 wrote it."""
+    reader = CheckpointFolder(folder)
+    found = reader.newest()
+    file = folder / f"round-{found.round:06d}" / "manifest.json"
+    manifest = unseal(file.read_bytes(), file)
+    facts = manifest["facts"]
+    for name in ("training", "round", "epochs", "asked", "converged"):
+        del facts[name]
+    facts["settings"] = {name: value for name, value in facts["settings"].items() if not name.startswith("optimizer ")}
+    facts["records"] = [
+        {**dataclasses.asdict(record), "workers": list(record.workers), "verdicts": []} for record in found.records
+    ]
+    del manifest["records"]
+    file.write_bytes(seal({**manifest, "format": 1}))
+    (folder / JOURNAL).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
+    whole = App(mode=mode, master_epochs=9, worker_epochs=2)
+    await whole.train_model()
+    await App(mode=mode, checkpoint=tmp_path, master_epochs=4, worker_epochs=2).train_model()
+    as_of_0_1(tmp_path)
+    app = App(mode=mode, resume=tmp_path, master_epochs=9, worker_epochs=2)
+    await app.train_model()
+    assert len(app.history) == len(whole.history)
+    assert app.ledger.is_exact(9)
+    assert mode == "async" or equal(weights(app), weights(whole))
+    assert len(CheckpointFolder(tmp_path).newest().records) == len(whole.history)
+
+
+async def test_a_shorter_last_round_of_0_1_is_known_by_its_ledger(tmp_path):
+    await App(checkpoint=tmp_path, master_epochs=5, worker_epochs=2).train_model()
+    as_of_0_1(tmp_path)
+    app = App(resume=tmp_path, master_epochs=10, worker_epochs=2)
+    await app.train_model()
+    assert app.ledger.is_exact(10)
+
+
+# Snapshots, and what they cost
+
+
+def test_every_checkpoint_of_asynchronous_training_is_of_one_moment_and_can_be_gone_on_from(tmp_path):
+    found = snapshots.measure(tmp_path / "run", 60)
+    assert (found["wrong"], found["wrong_resumed"], found["resumed"]) == ([], [], 6)
+    assert len(found["save_s"]) == 60
+    assert "0 of them not of one moment" in snapshots.report(found)
+
+
+async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_takes(tmp_path):
+    went_on = threading.Event()
+    usual, left = checkpoints.seal, Job.left
+
+    def slowly(content):
+        went_on.wait(PATIENCE_S)
+        return usual(content)
+
+    def on_left(self, *arguments):
+        left(self, *arguments)
+        if self.progress.version:
+            went_on.set()  # the state goes on while that of before is written
+
+    app = App(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
+    with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(Job, "left", on_left):
+        await app.train_model()
+    folder = CheckpointFolder(tmp_path)
+    for number in range(1, 9):
+        assert sum(folder.load(f"round-{number:06d}").facts["slot_rounds"]) == number
+
+
+async def test_manifest_and_what_is_taken_on_the_event_loop_do_not_grow_with_the_number_of_rounds(tmp_path):
+    app = App(checkpoint=tmp_path)
+    lines, sizes = [], []
+    usual = CheckpointFolder.save
+
+    def save(self, checkpoint):
+        lines.append(len(checkpoint.records))
+        written = usual(self, checkpoint)
+        sizes.append((written / "manifest.json").stat().st_size)
+        return written
+
+    with mock.patch.object(CheckpointFolder, "save", save):
+        await app.train_sync(60)
+    assert sizes[-1] < sizes[9] + 50
+    assert set(lines) == {1}
+    journal = (tmp_path / JOURNAL).read_text().splitlines()
+    assert [json.loads(line)["round"] for line in journal] == list(range(1, 61))
+
+
+async def test_metrics_of_any_kind_can_be_kept(tmp_path):
+    app = App(checkpoint=tmp_path)
+    for worker in app.cluster.workers:
+        usual = worker.train
+        worker.train = lambda task, usual=usual: {**usual(task), "metrics": {"loss": np.float32(0.5)}}
+    await app.train_sync(2)
+    assert [record.metrics for record in CheckpointFolder(tmp_path).newest().records] == [{"loss": 0.5}] * 2
+
+
+async def test_damaged_records_cost_the_history_and_nothing_else(tmp_path):
+    app = App(checkpoint=tmp_path, checkpoint_keep=9)
+    await app.train_sync(3)
+    file = tmp_path / JOURNAL
+    whole = file.read_bytes()
+    for damage in (whole[:-1], whole.replace(b"1", b"2", 1), b""):
+        file.write_bytes(damage)
+        reports = []
+        found = CheckpointFolder(tmp_path).newest(report=reports.append)
+        assert (found.round, list(found.records)) == (3, [])
+        assert f"{file} is damaged: expected" in reports[0]
+    resumed = App(resume=tmp_path, master_epochs=5)
+    await resumed.train_model()
+    assert (tmp_path / f"{JOURNAL}.damaged").read_bytes() == b""
+    assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [4, 5]
+
+
+async def test_records_of_rounds_that_are_done_again_are_replaced(tmp_path):
+    app = App(checkpoint=tmp_path, checkpoint_keep=9)
+    await app.train_sync(4)
+    (tmp_path / "round-000004" / "weights.safetensors").write_bytes(b"")
+    file = tmp_path / JOURNAL
+    file.write_bytes(file.read_bytes() + b'{"of": "a killed writer')
+    resumed = App(resume=tmp_path, master_epochs=5)
+    await resumed.train_model()
+    assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [1, 2, 3, 4, 5]
+    assert equal(weights(resumed), weights(await trained_to(5)))
+
+
+async def trained_to(epochs):
+    app = App()
+    await app.train_sync(epochs)
+    return app
+
+
+async def test_records_that_could_not_be_written_are_written_with_the_next_checkpoint(tmp_path):
+    usual, failures = CheckpointFolder.save, iter([0, 1, 1, 0, 0])
+
+    def save(self, checkpoint):
+        if next(failures):
+            raise CheckpointError("no space")
+        return usual(self, checkpoint)
+
+    app = App(checkpoint=tmp_path)
+    with mock.patch.object(CheckpointFolder, "save", save):
+        await app.train_sync(5)
+    assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [1, 2, 3, 4, 5]
+    texts = [event.text for event in app.events if event.kind == "checkpoint"]
+    assert texts == ["no space; training goes on, the checkpoint before, of round 1, is whole"] * 2
+
+
+async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):
+    sizes = {}
+    for state in ("kept", "fresh"):
+        app = App(checkpoint=tmp_path / state, optimizer_state=state)
+        await app.train_sync(2)
+        replies = [reply["optimizer"] for worker in app.cluster.workers for reply in worker.replies]
+        sizes[state] = sum(array.nbytes for reply in replies for array in reply or [])
+        stored = CheckpointFolder(tmp_path / state).newest().arrays["optimizer"]
+        sizes[state, "stored"] = sum(array.nbytes for array in stored.values())
+        sizes[state, "memory"] = sum(array.nbytes for one in app.optimizers for array in one or [])
+    one = sum(array.nbytes for array in weights(app))
+    assert [sizes["kept"], sizes["kept", "stored"], sizes["kept", "memory"]] == [4 * one, 2 * one, 2 * one]
+    assert [sizes["fresh"], sizes["fresh", "stored"], sizes["fresh", "memory"]] == [0, 0, 0]
+
+
+def test_the_rounds_of_a_longer_plan_begin_where_the_foremost_slot_is():
+    for before, worker_epochs, more in itertools.product((1, 4, 5), (1, 2, 3), (0, 1, 5)):
+        progress = Progress(weights=[], ledger=None)
+        progress.plan(before, worker_epochs, more=False)
+        assert sum(progress.epochs) == before
+        progress.round = len(progress.epochs)
+        done = list(progress.epochs)
+        progress.plan(before + more, worker_epochs, more=False)
+        assert progress.epochs[: len(done)] == done
+        assert sum(progress.epochs) == before + more
+        progress.plan(more + 1, worker_epochs, more=True)
+        assert sum(progress.epochs) == before + more + 1
+
+
+async def test_a_record_whose_test_comes_later_is_kept_with_it(tmp_path):
+    app = App(checkpoint=tmp_path)
+
+    def on_round(record):
+        if record.round > 1:
+            records = app._progress.records
+            records[record.round - 2] = dataclasses.replace(
+                records[record.round - 2], test={"loss": float(record.round)}
+            )
+
+    app.on_round = on_round
+    await app.train_sync(4)
+    found = CheckpointFolder(tmp_path).newest().records
+    assert [record.test for record in found] == [{"loss": 2.0}, {"loss": 3.0}, {"loss": 4.0}, {}]
+    assert [record.round for record in found] == [1, 2, 3, 4]
+
+
+async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.open("a test")
+    keeper = Keeper(folder, 1, ["a"], print)
+    progress = Progress(weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), version=1)
+    with (
+        mock.patch.object(CheckpointFolder, "save", side_effect=CheckpointError("no space")),
+        mock.patch("ddlf.training.keeper.MAX_FAILURES", 1),
+        pytest.raises(CheckpointError),
+    ):
+        await keeper.last(progress)
+    CheckpointFolder(tmp_path).open("another")
+
+
+def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
+    progress = Progress(
+        weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), optimizers=[None], speeds=[None],
+        epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
+    )  # fmt: skip
+    stored = progress.to_checkpoint(["a"])
+    back = Progress.from_checkpoint(Checkpoint(round=stored.round, arrays=stored.arrays, facts=stored.facts))
+    for name in ("training", "version", "round", "asked", "converged", "settings", "slot_rounds"):
+        assert getattr(back, name) == getattr(progress, name), name
+    assert back.epochs == [2, 2, 1]

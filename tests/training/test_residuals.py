@@ -1,0 +1,228 @@
+"""What a codec still owes of a slot's updates is not lost: not between rounds, not when the slot moves, not when the run is interrupted."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.reliability.made_up import App, Cluster, made_up
+from ddlf.errors import AppMissing
+from ddlf.training.checkpoint import CheckpointFolder
+from ddlf.training.exchange import WorkerEnd
+from tests.training.models import equal
+from tests.training.test_exchange import tensors
+
+LOSSY = [{"codec": "int8"}, {"codec": "topk:0.05"}, {"codec": "int8", "weights_codec": "delta:int8"}]
+IDS = ["int8", "topk", "delta"]
+
+
+@pytest.fixture(autouse=True)
+def no_keras():
+    with made_up():
+        yield
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted_after(app, version):
+    def on_round(record):
+        if record.version == version:
+            raise Interrupted
+
+    app.on_round = on_round
+    return app
+
+
+async def trained(cluster=None, **options):
+    app = App(cluster, master_epochs=6, **options)
+    await app.train_model()
+    assert all((record.error > 0) == (app.codec != "float32") for record in app.history), "or no codec was used"
+    return app
+
+
+def asked(app, name):
+    return [entry for worker in app.cluster.workers for entry in worker.asked if entry[0] == name]
+
+
+def kinds(app):
+    return [event.kind for event in app.events if event.kind not in ("start", "finish")]
+
+
+@pytest.mark.parametrize("options", LOSSY, ids=IDS)
+@pytest.mark.parametrize("state", ["kept", "fresh"])
+async def test_a_run_interrupted_between_two_checkpoints_ends_with_the_same_bits(tmp_path, options, state):
+    options = {**options, "optimizer_state": state}
+    plain = await trained(**options)
+    first = App(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
+    with pytest.raises(Interrupted):
+        await interrupted_after(first, 3).train_model()
+    resumed = await trained(checkpoint=tmp_path, resume="auto", **options)
+    assert equal(resumed.model.get_weights(), plain.model.get_weights())
+    assert kinds(first) == kinds(resumed) == []
+
+
+async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bits_when_it_is_resumed(tmp_path):
+    options = LOSSY[2]
+    plain = await trained(**options)
+    first = App(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
+    usual = first.cluster.workers[0].train
+
+    def train(task):
+        reply = usual(task)
+        if task["round"] == 3:  # what its worker holds is one round further than what the master knows of
+            raise Interrupted
+        return reply
+
+    first.cluster.workers[0].train = train
+    with pytest.raises(Interrupted):
+        await first.train_model()
+    assert CheckpointFolder(tmp_path).newest().round == 3
+    resumed = await trained(checkpoint=tmp_path, resume="auto", **options)
+    assert equal(resumed.model.get_weights(), plain.model.get_weights())
+
+
+async def test_with_fresh_optimizers_what_was_lost_is_still_sent_later():
+    app = await trained(codec="topk:0.05", optimizer_state="fresh")
+    given = [task["residual"] for _, task in asked(app, "train_slot")]
+    assert given.count("held") == len(given) - 2, "but for the first round of each slot"
+
+
+@pytest.mark.parametrize("options", LOSSY, ids=IDS)
+async def test_a_slot_that_moves_between_living_workers_takes_it_along(options):
+    alone = await trained(Cluster(1), slots=3, **options)
+    two = Cluster(2)
+    usual = two.workers[0].rpc
+
+    async def rpc(request, timeout_s=None):
+        for _ in range(50 * (request.args[-1]["round"] % 2 if request.args[0].__name__ == "train_slot" else 0)):
+            await asyncio.sleep(0)  # in every other round this worker is late
+        return await usual(request, timeout_s)
+
+    two.workers[0].rpc = rpc
+    among = await trained(two, slots=3, **options)
+    assert len({record.workers for record in among.history}) > 1, "or no slot moved and this test shows nothing"
+    assert equal(alone.model.get_weights(), among.model.get_weights())
+    assert kinds(among) == []
+
+
+def losing(app, worker, round):
+    """Lose a worker, with all that it held, before it carries a slot in this round."""
+    one = app.cluster.workers[worker - 1]
+    usual = one.rpc
+
+    async def rpc(request, timeout_s=None):
+        if request.args[0].__name__ == "train_slot" and request.args[1]["round"] == round - 1:
+            one.rpc = usual
+            one.lost = True
+            one.open()
+        return await usual(request, timeout_s)
+
+    one.rpc = rpc
+    return app
+
+
+async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
+    app = losing(App(codec="int8"), worker=2, round=3)
+    await app.train_model()
+    events = [event for event in app.events if event.kind == "dropped"]
+    assert [(event.slot, event.worker, event.round) for event in events] == [(2, 2, 2)]
+    assert events[0].text.startswith("what int8 still owed of slot 2's updates went with worker 2 (it was lost)")
+
+
+async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_worker(tmp_path):
+    plain = await trained(codec="int8")
+    app = losing(App(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
+    await app.train_model()
+    assert kinds(app) == ["lost", "back"]
+    assert equal(app.model.get_weights(), plain.model.get_weights())
+
+
+async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_has_of_before():
+    options = {"codec": "topk:0.05", "update_policy": "reject", "slots": 4}
+    plain = await trained(**options)
+    app = App(master_epochs=6, **options)
+    broken = []
+    for worker in app.cluster.workers:
+
+        def made(task, weights, worker=worker):
+            update, state = type(worker).made(worker, task, weights)
+            if (task["round"], task["slot"]) == (2, 1) and not broken:
+                broken.append(worker.id)
+                update[0][:] = float("nan")
+            return update, state
+
+        worker.made = made
+    await app.train_model()
+    assert "rejected" in kinds(app)
+    assert equal(app.model.get_weights(), plain.model.get_weights())
+
+
+async def test_residuals_travel_only_when_they_must(tmp_path):
+    exact = App(checkpoint=tmp_path / "exact")
+    await exact.train_model()
+    assert asked(exact, "give_residual") == []
+    lossy = await trained(codec="int8")
+    assert [entry[2:] for entry in asked(lossy, "give_residual")] == [(0, 5), (1, 5)], "for what goes on from here"
+    every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
+    assert sorted(entry[2:] for entry in asked(every, "give_residual")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_update(tmp_path, every):
+    app = App(mode="async", codec="topk:0.05", checkpoint=tmp_path, checkpoint_every=every, checkpoint_keep=100)
+    left = {}
+    for worker in app.cluster.workers:
+
+        def train(task, worker=worker):
+            reply = type(worker).train(worker, task)
+            left[task["slot"], task["round"]] = worker._end.residual(task["slot"], task["round"])
+            return reply
+
+        worker.train = train
+    await app.train_model()
+    folder = CheckpointFolder(tmp_path)
+    entries = [entry.round for entry in folder.entries()]
+    assert sorted(entries) == sorted({*range(every, 9, every), 8})
+    for number in entries:
+        found = folder.load(f"round-{number:06d}")
+        rounds = found.facts["slot_rounds"]
+        assert sum(rounds) == number
+        expected = {
+            f"slot {slot:04d} {i:04d}": array
+            for slot, done in enumerate(rounds)
+            if done
+            for i, array in enumerate(left[slot, done - 1])
+            if array is not None
+        }
+        assert expected
+        assert found.arrays["lost"].keys() == expected.keys()
+        assert equal(found.arrays["lost"].values(), expected.values())
+
+
+async def test_an_exact_codec_pays_what_the_one_before_owed():
+    app = App(codec="topk:0.05")
+    await app.train_sync(2)
+    owed = app._progress.lost
+    assert set(owed) == {0, 1}
+    app.codec = "float32"
+    await app.train_sync(2)
+    given = [task["residual"] for _, task in asked(app, "train_slot") if task["round"] >= 2]
+    assert sum(residual is not None for residual in given) == 2
+    assert app._progress.lost == {}
+
+
+def test_a_worker_gives_what_the_last_two_rounds_of_a_slot_left_and_nothing_else():
+    end = WorkerEnd()
+    left = []
+    for number in range(3):
+        end.begin(0, number, "held" if number else None)
+        end.encode_update(0, "int8", tensors(number), [False, False], number)
+        left.append(end.residual(0, number))
+    assert equal(end.residual(0, 1), left[1])
+    assert equal(end.residual(0, 2), left[2])
+    for slot, number in ((0, 0), (0, 3), (1, 2)):
+        with pytest.raises(AppMissing, match=f"slot {slot + 1} has left no residual of round {number + 1} here"):
+            end.residual(slot, number)
+    with pytest.raises(AppMissing):
+        end.begin(0, 5, "held")
