@@ -70,6 +70,14 @@ def parser() -> Parser:
     stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
     stop.add_argument("--force", action="store_true", help="also while somebody's run uses them, which fails then")
 
+    clean = commands.add_parser(
+        "clean",
+        help="free what earlier runs left on the workers",
+        description="Free data, models and variables that earlier runs left on the workers.",
+    )
+    _add_cluster(clean)
+    clean.add_argument("--methods", action="store_true", help="forget hosted methods, too")
+
     token = commands.add_parser(
         "token", help="make or show the token", description="The secret that master and workers share."
     )
@@ -120,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _main(argv: list[str]) -> NoReturn:
     top = parser()
-    names = ("run", "status", "bench", "stop", "token")
+    names = ("run", "status", "bench", "stop", "clean", "token")
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if argv and not argv[0].startswith("-") and argv[0] not in names:
@@ -143,7 +151,7 @@ def _main(argv: list[str]) -> NoReturn:
 
         sys.exit(run_file(options.app, options))
     try:
-        commands = {"status": _status, "bench": _bench, "stop": _stop}
+        commands = {"status": _status, "bench": _bench, "stop": _stop, "clean": _clean}
         code = _token(options) if options.command == "token" else asyncio.run(commands[options.command](options))
     except DDLFError as error:
         if getattr(options, "debug", False):
@@ -241,6 +249,11 @@ def _describe(answer: Any) -> str:
     restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
     lease = answer["lease"]
     restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
+    from ddlf.cli.clean import held
+
+    methods = answer.get("methods") or []
+    holds = [*held(answer), *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else [])]
+    restarts += f", holds {' and '.join(holds)}" if holds else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
 
@@ -276,6 +289,15 @@ async def _stop(options: argparse.Namespace) -> int:
             f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {answer if isinstance(answer, DDLFError) else done}"
         )
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+async def _clean(options: argparse.Namespace) -> int:
+    from ddlf.cli.clean import clean
+
+    workers = _cluster(options).workers
+    for worker in workers:
+        worker.guest = False  # what is freed must be nobody else's
+    return await clean(workers, options)
 
 
 async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:

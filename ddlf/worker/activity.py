@@ -21,6 +21,8 @@ _USED_AT = 240
 _ASKED_AT = 248  # how often the end of a request was asked for, or the lease changed
 _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
+_HELD = struct.Struct("<QQ")  # data sets, and their bytes
+_HELD_AT = 800
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
 _LEASE_END = _LEASE_AT + _LEASE_BYTES
@@ -72,6 +74,16 @@ class Activity:
         """Say that a method starts. The system's monotonic clock is the same in both processes."""
         self._page[_USED_AT] = 1
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
+
+    def hold(self, count: int, nbytes: int) -> None:
+        """Say how many data sets there are now, and how many bytes they have."""
+        _HELD.pack_into(self._page, _HELD_AT, count, nbytes)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """What ``hold`` said last."""
+        count, nbytes = _HELD.unpack_from(self._page, _HELD_AT)
+        return count, nbytes
 
     def begin_beside(self, id: int) -> None:
         """Say that a concurrent method starts, which may be before its turn."""

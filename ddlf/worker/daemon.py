@@ -324,6 +324,8 @@ class Daemon:
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._sessions),
+            "datasets": dict(zip(("count", "bytes"), self._executor.activity.held, strict=True)),
+            "methods": self._executor.methods,
             "lease": self._holder.facts(self._lease) if self._holder else None,
             "python": platform.python_version(),
             "tls": self.encrypts,
@@ -642,6 +644,12 @@ class Executor:
     def pid(self) -> int | None:
         """Of the process, while there is one."""
         return self._process.pid if self._process else None
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the hosted methods, which lie in files."""
+        folders = (self._persist_dir, self._session_dir)
+        return sorted({path.stem.rpartition("-")[2] for folder in folders for path in folder.glob("*.method")})
 
     async def keep_running(self) -> None:
         """Start the process, and start another one whenever it ends."""

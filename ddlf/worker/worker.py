@@ -109,6 +109,7 @@ class Worker(IWorker):
         self.data: dict[Any, Any] = {}
         self.variables: dict[str, Any] = {}
         self.datasets = HeldData()
+        self._shown: list[str] = []
         self.methods = hosting.Methods(session_dir, persist_dir)
         self._namespace: dict[str, Any] = {"self": self}
         self._activity = activity
@@ -346,6 +347,9 @@ class Worker(IWorker):
         return await result if inspect.isawaitable(result) else result
 
     def _finish(self, job: Job, response: Response) -> None:
+        if self._activity is not None and (self.datasets or self._shown) and self._shown != [*self.datasets]:
+            self._shown = [*self.datasets]
+            self._activity.hold(len(self.datasets), self.datasets.nbytes)
         if job is self._running:
             self._running = None
             if self._activity is not None:

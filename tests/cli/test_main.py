@@ -49,12 +49,13 @@ def test_help_shows_first_steps_and_every_command():
         "status",
         "bench",
         "stop",
+        "clean",
         "token",
         "ddlf run apps/digits_cnn.py --local 2",
         "ddlf-worker --port 9000",
     ):
         assert word in text
-    for name in ("run", "status", "bench", "stop", "token"):
+    for name in ("run", "status", "bench", "stop", "clean", "token"):
         assert ddlf(name, "--help").returncode == 0
     assert ddlf("--version").stdout.startswith("ddlf 0.")
     assert json.loads(ddlf("--schema").stdout)["title"] == "cluster.yaml of DDLF"
@@ -64,7 +65,7 @@ def test_help_shows_first_steps_and_every_command():
     ("arguments", "sentence"),
     [
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
-        (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, token"),
+        (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, clean, token"),
         (["run"], "the following arguments are required: app"),
         (["token"], "the following arguments are required: ACTION"),
         (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),
