@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import inspect
 import math
 import os
@@ -32,7 +33,32 @@ ASK_AGAIN_S = 1.0
 
 def run_file(path: Path, options: argparse.Namespace) -> int:
     """Run the app in a file; return the exit code."""
-    return execute(lambda: find_target(path, options.target, options), options)
+
+    def find() -> Any:
+        if _will_train_here(path, options):
+            from ddlf.launch.local import start_template_early
+
+            start_template_early(PRELOADED)
+        return find_target(path, options.target, options)
+
+    try:
+        return execute(find, options)
+    finally:
+        if local := sys.modules.get("ddlf.launch.local"):
+            local.end_early_template()
+
+
+def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
+    """Whether the file is likely to need local workers with Keras: they can import it while this side imports the file.
+
+    When this is wrong nothing but time is lost.
+    """
+    from ddlf.config import find_config
+
+    with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
+        local = options.local or not (options.hosts or find_config(options.config))
+        return bool(local) and path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8")
+    return False
 
 
 def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import sys
 from ddlf.errors import ConnectError
 from ddlf.tokens import Tokens, new_token
 from ddlf.worker.daemon import child_environment
-from ddlf.worker.process import Template, available
+from ddlf.worker.process import Template, can_fork
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -151,16 +151,16 @@ def start_template_early(modules: tuple[str, ...]) -> None:
     ``LocalWorkers.start`` takes it if the environment is still the same. ``end_early_template`` ends it if nobody took it.
     """
     global _early
-    if available and _early is None:
+    if can_fork() and _early is None:
         _early = _start_template(child_environment(), modules)
 
 
-async def end_early_template() -> None:
+def end_early_template() -> None:
     """End what ``start_template_early`` started, unless workers took it."""
     global _early
     early, _early = _early, None
     if early is not None:
-        await early.close()
+        early.kill()
 
 
 def start_template(modules: tuple[str, ...]) -> Template | None:
@@ -172,7 +172,7 @@ def start_template(modules: tuple[str, ...]) -> Template | None:
         if _unchanged(early.environment) == _unchanged(environment):
             return early
         early.kill()
-    return _start_template(environment, modules) if available else None
+    return _start_template(environment, modules) if can_fork() else None
 
 
 def _start_template(environment: dict[str, str], modules: tuple[str, ...]) -> Template | None:

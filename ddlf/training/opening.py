@@ -228,10 +228,11 @@ async def _make(app: Any, method: Callable[[], Any]) -> None:
 
 def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     first = next(iter(opened.values()))
+    backends = sorted({facts["backend"] for facts in opened.values()})
     threads = sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})
     app.say(
         f"model     {app.model.name}: {app.model.count_params():,} parameters, Keras {first['keras']} on "
-        f"{first['backend']}, threads per worker {'-'.join(map(str, threads))}, ready in {seconds:.1f} s"
+        f"{' and '.join(backends)}, threads per worker {'-'.join(map(str, threads))}, ready in {seconds:.1f} s"
     )
     gain = max(facts["gain"] for facts in opened.values())
     if gain > WORTH_SAYING:

@@ -39,7 +39,7 @@ from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
-from ddlf.worker.process import UNKNOWN, Forked, Template, available, executor_name
+from ddlf.worker.process import UNKNOWN, Forked, Template, can_fork, executor_name
 from ddlf.worker.questions import MAX_QUESTION_BYTES, Questions
 from ddlf.worker.session import SessionFolder, remove_abandoned
 
@@ -749,8 +749,8 @@ class Executor:
         return {"reason": reason, "replaceable": replaceable}
 
     async def _preload(self, modules: tuple[str, ...]) -> str:
-        if not available:
-            return "executors are forked on Linux only"
+        if not can_fork():
+            return "executors are forked on Linux only, and not with DDLF_FORK=0"
         if self._template is None or self._template.ended:
             try:
                 self._template = Template.start(child_environment())

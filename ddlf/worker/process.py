@@ -24,8 +24,13 @@ UNKNOWN = 256
 
 EXECUTOR_NAME = "ddlf-exec"
 
-available = sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
-"""Whether there can be templates: the lifeline of a fork is Linux's alone, and elsewhere libraries do not bear a fork."""
+NO_FORK = "DDLF_FORK"
+"""The environment variable that is ``0`` where executors are to be processes of their own."""
+
+
+def can_fork() -> bool:
+    """Whether there can be templates: the lifeline of a fork is Linux's alone, and elsewhere libraries do not bear a fork."""
+    return sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and os.environ.get(NO_FORK) != "0"
 
 
 def executor_name(port: int) -> str:

@@ -15,7 +15,6 @@ import pytest_asyncio
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ExecutorCrashed, RemoteError, WorkerLost
-from ddlf.launch import local
 from ddlf.worker import template
 from ddlf.worker.activity import Activity
 from ddlf.worker.process import UNKNOWN, Template
@@ -184,8 +183,9 @@ async def test_an_open_accelerator_makes_a_fork_unsafe(monkeypatch):
 
 
 async def test_without_a_template_executors_are_processes_of_their_own(monkeypatch):
-    monkeypatch.setattr(local, "available", False)
+    monkeypatch.setenv("DDLF_FORK", "0")
     async with Cluster.local(1) as cluster:
+        await cluster.preload(MODULE)
         (status,) = await cluster.status()
         ((_, parent, _),) = await cluster.run_method(where, module=MODULE)
         assert parent == status["pid"]
