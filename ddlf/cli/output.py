@@ -10,12 +10,13 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlf.errors import DDLFError
+from ddlf.errors import DDLFError, RemoteError
 
 HERE = f"{Path(__file__).parents[1]}{os.sep}"
 MACHINERY = (HERE, "<frozen ", f"{Path(contextlib.__file__).parent / 'asyncio'}{os.sep}")
 ALSO_MACHINERY = ("/concurrent/futures/", "/contextlib.py", "/threading.py")
 LIBRARIES = ("site-packages", "dist-packages")
+FRAME = re.compile(r'  File "([^"]*)", line \d+, in .*(?:\n    .*)*')
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -28,13 +29,26 @@ def show_error(error: BaseException, *, whole: bool) -> None:
     """
     if isinstance(error, DDLFError):
         text = "".join(traceback.format_exception(error)) if whole else ""
-        text += f"error  {error}\n"
+        text += f"error  {error if whole else _once(error)}\n"
     else:
         text = "".join(traceback.format_exception(error) if whole else _of_the_user(error))
     if not sys.stderr.isatty():
         text = ANSI.sub("", text)  # Keras's bold type
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def _once(error: DDLFError) -> str:
+    """The text of an error; of one that a worker raised, what the first line says is not said again, and its libraries' lines are left out."""
+    text = str(error)
+    if not isinstance(error, RemoteError) or not error.remote_traceback:
+        return text
+    whole = error.remote_traceback.rstrip()
+    shown = whole.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
+    frames = list(FRAME.finditer(shown))
+    while len(frames) > 1 and frames[-1].end() == len(shown) and any(part in frames[-1][1] for part in LIBRARIES):
+        shown = shown[: frames.pop().start()].rstrip()
+    return text.replace(whole, shown)
 
 
 def _of_the_user(error: BaseException) -> list[str]:

@@ -564,7 +564,7 @@ class ProxyWorker(IWorker):
         if self._lost is not None:
             raise LeaseError(self._lost.message, hint=self._lost.hint, worker=self.name)
         what = (
-            ("not connected yet", "connect first")
+            ("not connected yet", "connect first: await cluster.connect(), or async with cluster")
             if self._control is None
             else ("the connection was closed on this side", "connect again")
             if self._closed

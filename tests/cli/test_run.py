@@ -758,3 +758,22 @@ def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
 )
 def test_workers_beyond_the_slots_are_said_to_be_in_reserve(slots, workers, words):
     assert _slots(slots, workers) == words
+
+
+IN_A_LIBRARY = """
+def shape(self):
+    import numpy as np
+    np.reshape(np.ones(3), (2, 2))
+
+async def main(cluster):
+    await cluster.run_method(shape)
+"""
+
+
+def test_an_error_of_a_worker_is_said_once_with_the_users_own_lines(app):
+    ended = app(IN_A_LIBRARY, "--local", "1", "-q")
+    assert ended.returncode == 1
+    assert ended.stderr.count("cannot reshape array") == 1
+    assert "fromnumeric.py" not in ended.stderr
+    assert ended.stderr.endswith("in shape\n    np.reshape(np.ones(3), (2, 2))\n")
+    assert "fromnumeric.py" in app(IN_A_LIBRARY, "--local", "1", "-q", "-v").stderr
