@@ -74,8 +74,9 @@ class IApp:
             anew in each round: it is warned of.
         precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
             bfloat16 would gain.
-        slots: K, the logical replicas that the workers carry; None for as many as workers at the beginning. Workers may come and go
-            meanwhile: the result depends on K alone.
+        slots: K, the logical replicas that the workers carry. Workers may come and go: the result depends on K alone. None for as many as workers
+            at the beginning; workers that come later then get slots of their own, from a round on that ``history`` names. With a number it
+            stays that: more workers are in reserve, fewer take turns.
         optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
             as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
             begins with a new optimizer, and nothing of it travels or is kept.

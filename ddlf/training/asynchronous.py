@@ -27,9 +27,9 @@ import numpy as np
 
 from ddlf.algorithms.check import Verdict, scaled
 from ddlf.algorithms.merge import RunningMerge
-from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.algorithms.partition import equal_sizes, partition
 from ddlf.algorithms.weights import is_float
-from ddlf.training.gather import verdict_of
+from ddlf.training.gather import tell_clipped, verdict_of
 from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, run_slot
 
@@ -52,6 +52,7 @@ async def train(job: Job) -> list[RoundRecord]:
     progress.begin_async()
     schedule = progress.epochs
     progress.outer = progress.outer or job.outer.init(progress.weights)
+    begun = list(progress.slot_rounds)
     stopping = False
     latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
 
@@ -61,6 +62,14 @@ async def train(job: Job) -> list[RoundRecord]:
             stopping = True
             await job.stop_workers()
 
+    def grow() -> None:
+        """New workers get slots that begin with the first round that nobody has begun: it and those after it are cut into more parts."""
+        first = max(begun)
+        for slot in job.grow(first) if first < len(schedule) else ():
+            progress.slot_rounds.append(first)
+            begun.append(first)
+            tasks.create_task(run(slot))
+
     async def run(slot: int) -> None:
         reported: asyncio.Task[None] | None = None
         for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
@@ -68,8 +77,11 @@ async def train(job: Job) -> list[RoundRecord]:
                 return
             begin = time.perf_counter()
             job.crew.meet_new_workers()
+            grow()
+            begun[slot] = number + 1
             # Every slot shuffles alike and takes its own part: in each round the parts are disjoint and complete.
-            part = partition(shuffled(job.samples, job.seed, number), equal_sizes(job.samples, job.slots))[slot]
+            slots = progress.slots_in(number)
+            part = partition(await job.order(number), equal_sizes(job.samples, slots))[slot]
 
             async def attempt(
                 worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
@@ -91,7 +103,7 @@ async def train(job: Job) -> list[RoundRecord]:
             one = RunningMerge(1, like=weights)
             one.add(0, scaled(result.update, verdict.factor), result.samples, checked=True)
             share = [
-                np.asarray(update / job.slots, update.dtype) if is_float(update) else update for update in one.result()
+                np.asarray(update / slots, update.dtype) if is_float(update) else update for update in one.result()
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
@@ -117,6 +129,7 @@ async def train(job: Job) -> list[RoundRecord]:
                 merge_s=end - merging,
                 bytes_out=result.bytes_out,
                 bytes_back=result.bytes_back,
+                slots=slots,
                 workers=(result.worker,),
                 verdicts=() if verdict.action == "accept" else (str(verdict),),
                 error=result.error,
@@ -153,4 +166,6 @@ def _verdict(job: Job, slot: int, result: SlotResult, latest: dict[int, SlotResu
         job.crew.distrust(slot, result.worker, str(verdict))
     else:
         job.crew.trust(result.worker)
+    if verdict.action == "clip":
+        tell_clipped(job, slot, result, verdict)
     return verdict

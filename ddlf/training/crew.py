@@ -53,6 +53,7 @@ class Crew:
 
     Attributes:
         losses: How many copies of slots ended with their worker so far.
+        fixed_slots: K, if it stays what it is whoever comes.
 
     Args:
         cluster: Its workers, connected.
@@ -87,6 +88,7 @@ class Crew:
         self._tries: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
+        self.fixed_slots: int | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._opening: set[asyncio.Future[Any]] = set()
@@ -196,6 +198,11 @@ class Crew:
         self._schedule.apply(Wanted(slot, avoid))
         self._advance_soon()
         return await future
+
+    @property
+    def size(self) -> int:
+        """Workers that carry a slot or could."""
+        return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:
         """Whether there is any worker but these."""
@@ -384,12 +391,18 @@ class Crew:
             self._cluster.take_in(worker)
             self._schedule.apply(Ready(worker.id))
             if kind != "opened":
-                self._say(kind, worker.id, None, f"{worker.name} takes part{' again' if kind == 'back' else ''}")
+                self._say(kind, worker.id, None, f"{worker.name} takes part{self._how(kind)}")
         finally:
             self._recoveries.pop(worker.id, None)
             if worker.id in self._first:
                 self._first[worker.id] = True
             self._note_change()
+
+    def _how(self, kind: str) -> str:
+        if kind == "back":
+            return " again"
+        reserve = 0 if self.fixed_slots is None else self.size - self.fixed_slots
+        return f": {self.fixed_slots} slots on {self.size} workers, {reserve} in reserve" if reserve > 0 else ""
 
     def _opened_or_not(self, opening: asyncio.Future[Any]) -> None:
         self._opening.discard(opening)

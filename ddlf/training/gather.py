@@ -17,6 +17,7 @@ import numpy as np
 
 from ddlf.algorithms.check import Verdict, judge, scaled
 from ddlf.errors import BadUpdate
+from ddlf.training.record import TrainingEvent
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job, SlotResult
@@ -75,6 +76,7 @@ async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: 
     results = dict(enumerate(await asyncio.gather(*tasks)))
     lines: list[str] = []
     refused: dict[int, frozenset[int]] = {}
+    said: dict[int, tuple[SlotResult, str]] = {}  # of each slot the result that was judged last, and how
     while True:
         verdicts = verdict_of(job, results)
         again = []
@@ -83,7 +85,13 @@ async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: 
             if verdict.action == "accept":
                 job.crew.trust(worker)
                 continue
+            before, action = said.get(slot, (None, ""))
+            said[slot] = results[slot], verdict.action
+            if before is results[slot] and action == verdict.action:
+                continue  # it was looked at again because others were computed again
             lines.append(f"{verdict} (worker {worker})")
+            if verdict.action == "clip":
+                tell_clipped(job, slot, results[slot], verdict)
             if verdict.action == "reject":
                 refused[slot] = refused.get(slot, frozenset()) | {worker}
                 job.crew.distrust(slot, worker, str(verdict))
@@ -101,6 +109,13 @@ async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: 
     for place, (slot, result) in enumerate(fit.items()):
         merge.add(place, scaled(result.update, verdicts[slot].factor), result.samples, checked=True)
     return Gathered(merge.result(), fit, tuple(dict.fromkeys(lines)), arrived)
+
+
+def tell_clipped(job: Job, slot: int, result: SlotResult, verdict: Verdict) -> None:
+    """Let the app know that an update counts for less than was sent."""
+    number = job.progress.slot_rounds[slot] if job.progress.slot_rounds else job.progress.round
+    text = f"worker {result.worker}, {verdict}"
+    job.crew.tell(TrainingEvent(kind="clipped", round=number + 1, slot=slot + 1, worker=result.worker, text=text))
 
 
 def verdict_of(job: Job, results: dict[int, SlotResult]) -> dict[int, Verdict]:

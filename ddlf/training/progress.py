@@ -45,6 +45,7 @@ class Progress:
         lost: Residual of each slot, for each tensor: what a biased codec still owes of its updates.
         settings: Of the run that has come to this.
         compiled: The optimizer of the master's model, described; not stored.
+        slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
         records: Of all rounds so far.
     """
 
@@ -65,7 +66,15 @@ class Progress:
     lost: dict[int, list[Any]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
+    slots_from: list[tuple[int, int]] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slots_from = list(self.slots_from) or [(0, len(self.optimizers))]
+
+    def slots_in(self, number: int) -> int:
+        """K in a round, from 0."""
+        return next(slots for first, slots in reversed(self.slots_from) if first <= number)
 
     def plan(self, epochs: int, worker_epochs: int, *, more: bool) -> None:
         """Set the local epochs of the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
@@ -122,6 +131,7 @@ class Progress:
             "training": self.training,
             "round": self.round,
             "slot_rounds": list(self.slot_rounds),
+            "slots_from": [list(entry) for entry in self.slots_from],
             "epochs": [[len(list(equal)), epochs] for epochs, equal in itertools.groupby(self.epochs[: self.reached])],
             "asked": self.asked,
             "converged": self.converged,
@@ -145,6 +155,7 @@ class Progress:
             version=checkpoint.round,
             round=facts.get("round", 0 if slot_rounds else checkpoint.round),
             slot_rounds=slot_rounds,
+            slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],
             asked=facts.get("asked", 0),
             converged=facts.get("converged", False),
             outer=list(arrays["outer"].values()),

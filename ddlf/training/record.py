@@ -22,8 +22,9 @@ class TrainingEvent:
 
     Args:
         kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"`` (for the rest of the run) of a
-            worker; ``"backup"`` when a late slot is given to a second worker; ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"``
-            of an update; ``"dropped"`` when the residual of a slot was lost with its worker; ``"checkpoint"`` when one could not be written.
+            worker; ``"backup"`` when a late slot is given to a second worker; ``"slots"`` when there are more of them from a round on;
+            ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost
+            with its worker; ``"checkpoint"`` when one could not be written.
         round: From 1.
         slot: From 1, or None.
         worker: Its number, or None.
@@ -38,6 +39,7 @@ class TrainingEvent:
         "joined",
         "gone",
         "backup",
+        "slots",
         "waiting",
         "rejected",
         "clipped",
@@ -70,6 +72,7 @@ class RoundRecord:
         bytes_out: Sent to all workers.
         bytes_back: Received from all workers.
         error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
+        slots: K in this round; 0 in records of 0.1.0.
         workers: Which worker's update of each slot counts, in slot order.
         verdicts: A line for each update that was not simply accepted.
         lost: Copies of slots that ended with their worker and were computed again.
@@ -92,6 +95,7 @@ class RoundRecord:
     bytes_out: int
     bytes_back: int
     error: float = 0.0
+    slots: int = 0
     workers: tuple[int, ...] = ()
     verdicts: tuple[str, ...] = ()
     lost: int = 0

@@ -135,11 +135,16 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
     weights_out.held = dict(progress.held)
     progress.records = History(progress.records)
+    fixed = app.slots is not None
+    crew.fixed_slots = len(progress.optimizers) if fixed else None
+    if fixed and crew.fixed_slots != app.cluster.N:
+        app.say(f"slots     {_on_workers(len(progress.optimizers), app.cluster.N)}")
     return Job(
         run=app._run,
         cluster=app.cluster,
         crew=crew,
         slots=len(progress.optimizers),
+        grows=not fixed,
         progress=progress,
         keeper=keeper,
         residuals=Residuals(app._run, crew, app.codec, progress.lost, crew.tell),
@@ -157,3 +162,8 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         reporter=Reporter(app, progress.records, settings["batch_size"]),
         **settings,
     )
+
+
+def _on_workers(slots: int, workers: int) -> str:
+    more = f"{workers - slots} in reserve" if workers > slots else "which take turns"
+    return f"{slots} on {workers} {'worker' if workers == 1 else 'workers'}, {more}"

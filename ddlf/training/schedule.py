@@ -191,23 +191,28 @@ class Schedule:
             if running.slot not in self._open and not running.stopping:
                 running.stopping = True
                 actions.append(Stop(worker))
-        while self._free and (late := self._straggler(now)) is not None:
-            worker = next(iter(self._free))
-            del self._free[worker]
-            self._running[worker] = _Running(late, now)
-            actions.append(Start(late, worker, backup=True))
+        for slot in self._stragglers(now):
+            worker = self._backup_for(slot)
+            if worker is not None:
+                del self._free[worker]
+                self._running[worker] = _Running(slot, now)
+                actions.append(Start(slot, worker, backup=True))
         return actions
 
     def wake_at(self) -> float | None:
         """When ``plan`` may have something new to say although nothing happened."""
-        limit = self._late_after()
-        if limit is None or not self._free or self._waiting:
+        limit = self._late_after() if self._free and not self._waiting else None
+        if limit is None:
             return None
-        return min((self._running_of(slot).since + limit for slot in self._alone()), default=None)
+        alone = self._alone().items()
+        return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
 
     def _any_for(self, slot: int) -> int | None:
         avoid = self._avoid[slot] if self.workers - self._avoid[slot] else frozenset[int]()
         return next((worker for worker in self._free if worker not in avoid), None)
+
+    def _backup_for(self, slot: int) -> int | None:
+        return next((worker for worker in self._free if worker not in self._avoid[slot]), None)
 
     def _start(self, slot: int, worker: int, now: float) -> Start:
         self._waiting.remove(slot)
@@ -218,22 +223,23 @@ class Schedule:
     def _carried(self, slot: int) -> bool:
         return any(running.slot == slot and not running.stopping for running in self._running.values())
 
-    def _running_of(self, slot: int) -> _Running:
-        return next(running for running in self._running.values() if running.slot == slot and not running.stopping)
-
-    def _alone(self) -> list[int]:
-        """Open slots that exactly one worker carries."""
-        carried = [running.slot for running in self._running.values() if not running.stopping]
-        return [slot for slot in sorted(self._open) if carried.count(slot) == 1]
+    def _alone(self) -> dict[int, float]:
+        """Open slots that exactly one worker carries, and since when."""
+        carried: dict[int, list[float]] = {}
+        for running in self._running.values():
+            if not running.stopping and running.slot in self._open:
+                carried.setdefault(running.slot, []).append(running.since)
+        return {slot: since[0] for slot, since in carried.items() if len(since) == 1}
 
     def _late_after(self) -> float | None:
         if not self.backups or not self._durations:
             return None
         return max(STRAGGLER_FACTOR * median(self._durations), STRAGGLER_LEAST_S)
 
-    def _straggler(self, now: float) -> int | None:
-        limit = self._late_after()
-        if limit is None or self._waiting:
-            return None
-        late = [slot for slot in self._alone() if now - self._running_of(slot).since >= limit]
-        return max(late, key=lambda slot: now - self._running_of(slot).since, default=None)
+    def _stragglers(self, now: float) -> list[int]:
+        """Those that are late, the latest first."""
+        limit = self._late_after() if self._free and not self._waiting else None
+        if limit is None:
+            return []
+        late = [(since, slot) for slot, since in self._alone().items() if now - since >= limit]
+        return [slot for _, slot in sorted(late)]

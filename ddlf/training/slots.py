@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ddlf.algorithms.check import fault
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ProtocolError
@@ -22,11 +23,18 @@ from ddlf.training.exchange import WeightsOut, read_update
 from ddlf.training.keeper import Keeper
 from ddlf.training.metrics import MetricMerge
 from ddlf.training.progress import Progress
+from ddlf.training.record import TrainingEvent
 from ddlf.training.reporting import Reporter
 from ddlf.training.residuals import Residuals
 from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
+
+
+ORDERS = 4
+"""So many rounds' orders of the samples are kept; each takes 1 to 8 bytes a sample."""
+IN_A_THREAD = 100_000
+"""So many samples take a millisecond to shuffle. More are shuffled while connections are served."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +45,8 @@ class Job:
         run: Names it on the workers.
         cluster: Its workers carry the slots.
         crew: They, as they come and go.
-        slots: K.
+        slots: K of the round that begins, or began last.
+        grows: Whether workers that come meanwhile get slots of their own.
         progress: What the run has come to; the weights are in it.
         keeper: Writes checkpoints of it, if any are wanted.
         residuals: What a biased codec still owes of each slot's updates, and where that is.
@@ -63,6 +72,7 @@ class Job:
     cluster: Cluster
     crew: Crew
     slots: int
+    grows: bool
     progress: Progress
     residuals: Residuals
     trainable: list[bool]
@@ -82,6 +92,35 @@ class Job:
     reporter: Reporter
     keep_optimizer: bool = True
     keeper: Keeper | None = None
+    orders: dict[int, asyncio.Future[Indices]] = field(default_factory=dict)
+
+    def grow(self, number: int) -> range:
+        """Have as many slots as there are workers from a round on, if they may become more; they never become fewer.
+
+        Args:
+            number: Of a round, from 0, that no slot has begun.
+
+        Returns:
+            The new slots. Each begins with a fresh optimizer.
+        """
+        before, workers = self.slots, min(self.crew.size, self.samples)
+        if not self.grows or workers <= before:
+            return range(0)
+        self.slots = workers
+        self.progress.slots_from.append((number, workers))
+        self.progress.optimizers += [None] * (workers - before)
+        self.progress.speeds += [None] * (workers - before)
+        text = f"{workers} from round {number + 1} on: each worker gets one"
+        self.crew.tell(TrainingEvent(kind="slots", round=number + 1, text=text))
+        return range(before, workers)
+
+    async def order(self, number: int) -> Indices:
+        """The samples in the order of a round, from 0. The last few are kept: slots of asynchronous training come for the same one."""
+        if number not in self.orders:
+            for old in list(self.orders)[: 1 - ORDERS]:
+                del self.orders[old]
+            self.orders[number] = asyncio.ensure_future(_order(self.samples, self.seed, number))
+        return await asyncio.shield(self.orders[number])
 
     def left(self, slot: int, number: int, result: SlotResult) -> None:
         """Take note of what a slot's round, from 0, has left for its next one; its update was merged."""
@@ -208,6 +247,12 @@ async def run_slot(
         bytes_out=worker.bytes_sent - out,
         bytes_back=worker.bytes_received - back,
     )
+
+
+async def _order(samples: int, seed: int, number: int) -> Indices:
+    if samples < IN_A_THREAD:
+        return shuffled(samples, seed, number)
+    return await asyncio.to_thread(shuffled, samples, seed, number)
 
 
 async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
+from ddlf.algorithms.partition import equal_sizes, partition, sizes_by_speed, smooth_speed
 from ddlf.training.gather import gather
 from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, end_all, run_slot
@@ -41,14 +41,14 @@ async def train(job: Job) -> list[RoundRecord]:
     progress.begin_sync()
     schedule = progress.epochs
     progress.outer = progress.outer or job.outer.init(progress.weights)
-    indices = shuffled(job.samples, job.seed, progress.round)
     reporting: asyncio.Task[bool] | None = None
     for number, epochs in list(enumerate(schedule))[progress.round :]:
         begin = time.perf_counter()
         out, back = job.bytes_moved()
         lost = job.crew.losses
         job.crew.begin_round()
-        partitions = partition(indices, _sizes(job, progress.speeds))
+        job.grow(number)
+        partitions = partition(await job.order(number), _sizes(job, progress.speeds))
         carry = partial(_carry, job, number, epochs, partitions)
         tasks = [asyncio.ensure_future(carry(slot)) for slot in range(job.slots)]
         try:
@@ -57,7 +57,7 @@ async def train(job: Job) -> list[RoundRecord]:
                 await end_all(tasks)
                 break
             if number + 1 < len(schedule):
-                indices = shuffled(job.samples, job.seed, number + 1)
+                await job.order(number + 1)
             gathered = await gather(job, tasks, carry)
         except BaseException:
             await end_all(tasks)
@@ -92,6 +92,7 @@ async def train(job: Job) -> list[RoundRecord]:
             bytes_out=moved[0] - out,
             bytes_back=moved[1] - back,
             error=sum(result.error for result in results) / len(results),
+            slots=job.slots,
             workers=tuple(result.worker for result in results),
             verdicts=gathered.verdicts,
             lost=job.crew.losses - lost,

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError
 from ddlf.testing import in_process_cluster
 from ddlf.training.evaluation import compute
 from tests.training.models import Blobs, app, distance, equal
+from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -243,3 +245,69 @@ async def test_a_cancelled_evaluation_ends_after_a_batch_and_holds_nothing_up():
     with pytest.raises(asyncio.CancelledError):
         await computing
     assert asked.is_set()
+
+
+# -- more workers than slots ---------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a run."""
+
+
+@both_modes
+async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_trained_on_as_often(
+    token_file,
+    start_here,  # noqa: F811
+    tmp_path,
+    mode,
+):
+    first, second, joined = start_here(), start_here(), asyncio.Event()
+    options = dict(mode=mode, master_epochs=7, checkpoint=tmp_path, checkpoint_keep=99)
+    async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
+        trained, events = app(cluster, **options), []
+
+        async def on_round(record):
+            if record.version == 1:
+                await cluster.add("127.0.0.1", second.port)
+            elif record.version == 2:
+                await joined.wait()
+            elif record.version == 7:
+                raise Interrupted
+
+        def on_event(event):
+            events.append(event)
+            if event.kind == "joined":
+                joined.set()
+
+        trained.on_round, trained.on_event = on_round, on_event
+        with pytest.raises(Interrupted):
+            await trained.train_model()
+        (grown,) = [event for event in events if event.kind == "slots"]
+        assert grown.text == f"2 from round {grown.round} on: each worker gets one"
+        assert len(trained.optimizers) == 2
+        for record in trained.history:
+            assert record.slots == (2 if record.round >= grown.round else 1)
+            assert len(record.workers) == (1 if mode == "async" else record.slots)
+        assert {worker for record in trained.history for worker in record.workers} == {1, 2}
+        again = app(cluster, **options, resume="auto")
+        records = await again.train_model()
+        assert again.ledger.is_exact(7)
+        done = sorted((record.round, record.slot) for record in again.history)
+        late = range(grown.round, 8)
+        if mode == "async":
+            assert done == sorted([(n, 1) for n in range(1, 8)] + [(n, 2) for n in late])
+        else:
+            assert [record.slots for record in again.history] == [1] * (grown.round - 1) + [2] * len(late)
+        assert all(record.slots == 2 for record in records[-2:])
+
+
+async def test_a_run_resumed_on_more_workers_uses_them_unless_slots_are_given(cluster, tmp_path, capsys):
+    alone = app(cluster.options(workers=[1]), checkpoint=tmp_path, checkpoint_keep=99)
+    await alone.train_sync(2)
+    for slots in (1, None):
+        resumed = app(cluster, slots=slots, resume=tmp_path, checkpoint=None, verbose=True)
+        records = await resumed.train_sync(3 if slots else 5)
+        assert [record.slots for record in resumed.history] == ([1, 1, 1] if slots else [1, 1, 1, 2, 2])
+        assert resumed.ledger.is_exact(len(resumed.history))
+        assert ("slots     1 on 2 workers, 1 in reserve" in capsys.readouterr().out) == (slots == 1)
+    assert records[-1].workers == (1, 2)

@@ -118,6 +118,18 @@ def test_a_straggler_is_given_to_a_free_worker_and_the_slower_copy_is_stopped():
     assert schedule.open == {1}
 
 
+def test_a_straggler_is_not_given_to_a_worker_that_it_avoids():
+    schedule = schedule_of(1, 2, 3, slots=[0])
+    schedule.plan(0)
+    schedule.apply(Wanted(1, frozenset({1})))
+    assert schedule.plan(0) == [Start(1, 2)]
+    schedule.apply(Finished(1, 2))
+    assert schedule.plan(7) == [Start(1, 3, backup=True)]
+    schedule.apply(Lost(3))
+    assert schedule.plan(8) == []
+    assert schedule.wake_at() is None
+
+
 def test_short_slots_are_no_stragglers_and_without_backups_none_is():
     for schedule, until in (
         (schedule_of(1, 2, slots=[0, 1]), 0.9),

@@ -80,7 +80,7 @@ async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attri
 RIGHT = [
     dict(slots=3),
     dict(slots=np.int64(3)),
-    dict(evaluate_every=2, checkpoint="runs", resume=Path("runs"), wait_for_workers_s=0, verbose=0),
+    dict(evaluate_every=2, checkpoint=Path("nowhere"), resume="auto", wait_for_workers_s=0, verbose=0),
     dict(callbacks=[], outer="nesterov", optimizer_state="fresh", balance="speed", merge="trimmed:0.1"),
     dict(outer=Subtract(learning_rate=0.5), codec="topk:0.1", weights_codec="delta:int8"),
     dict(mode="async", evaluate_every=3, outer=Nesterov(), update_policy="clip", slots=2, seed=np.uint32(7)),
