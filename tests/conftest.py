@@ -1,7 +1,6 @@
 """Which tests run, and workers for them: real processes and real sockets on loopback, started once for many tests.
 
-Without ``--all``, and when no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below ``tests/benchmarks`` are
-marked by their place.
+When no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below ``tests/benchmarks`` are marked by their place.
 
 Nothing here touches the user's own files: before any test runs, the folders for configuration, state and cache and the folder for temporary files
 are new ones, which processes that tests start inherit.
@@ -22,6 +21,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,35 +33,64 @@ from ddlf.tokens import new_token
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+HERE = Path(__file__).parent
+USE_KERAS = (
+    HERE / "training",
+    HERE / "test_app.py",
+    HERE / "testing" / "test_in_process.py",
+    HERE / "testing" / "test_plan.py",
+)
+"""Importing Keras costs as much as a hundred tests: when two processes run the tests, one of them has all these and those of ``two_workers``."""
+LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow tests and those of benchmarks, too")
+def pytest_configure(config: pytest.Config) -> None:
+    # What a process of pytest-xdist is given are the folders and files, whoever named them.
+    named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
+    config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks, and pytest-xdist at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(BENCHMARKS):
+        if item.path.is_relative_to(HERE / "benchmarks"):
             item.add_marker("slow")
-    named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
-    if named or config.option.all:
-        return
-    left = [item for item in items if item.get_closest_marker("slow")]
-    if left:
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow and config.stash[LEFT] >= 0:
+        config.stash[LEFT] = len(slow)
+        config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=left)
+    if hasattr(config, "workerinput"):
+        for item in items:
+            keras = "two_workers" in item.fixturenames or any(map(item.path.is_relative_to, USE_KERAS))
+            item.add_marker(pytest.mark.xdist_group("keras" if keras else str(item.path)))
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("keras",))  # the longest part first
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["left"] = node.config.stash[LEFT]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = session.config.stash[LEFT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left = sum(bool(item.get_closest_marker("slow")) for item in terminalreporter.stats.get("deselected", ()))
-    if left and not config.option.keyword and not config.option.markexpr:
-        terminalreporter.write_line(f"{left} slow tests and tests of benchmarks are left to scripts/test --all")
+    if config.stash[LEFT] > 0:
+        terminalreporter.write_line(
+            f"{config.stash[LEFT]} slow tests and tests of benchmarks are left to scripts/test --all"
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)
