@@ -33,14 +33,12 @@ from ddlf.tokens import new_token
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
 
-HERE = Path(__file__).parent
+BENCHMARKS = Path(__file__).parent / "benchmarks"
 USE_KERAS = (
-    HERE / "training",
-    HERE / "test_app.py",
-    HERE / "testing" / "test_in_process.py",
-    HERE / "testing" / "test_plan.py",
+    *("tests/training/", "tests/test_app.py", "tests/testing/test_in_process.py", "tests/testing/test_plan.py"),
+    *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py"),
 )
-"""Importing Keras costs as much as a hundred tests: when two processes run the tests, one of them has all these and those of ``two_workers``."""
+"""Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all these, and begins with them."""
 LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
@@ -54,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks, and pytest-xdist at the groups
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE / "benchmarks"):
+        if item.path.is_relative_to(BENCHMARKS):
             item.add_marker("slow")
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow and config.stash[LEFT] >= 0:
@@ -65,10 +63,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
-        for item in items:
-            keras = "two_workers" in item.fixturenames or any(map(item.path.is_relative_to, USE_KERAS))
-            item.add_marker(pytest.mark.xdist_group("keras" if keras else str(item.path)))
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("keras",))  # the longest part first
+        items.sort(key=lambda item: not item.nodeid.startswith(USE_KERAS))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "keras" if nodeid.startswith(USE_KERAS) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -78,7 +78,7 @@ class Run:
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.tmp), "PYTHONFAULTHANDLER": "1"}
         environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options, "--save", "model.keras"]
+        command = [sys.executable, "-m", "ddlf.cli.main", "run", str(app), *options]
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # A shell starts what runs in the background so, and it would be inherited.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--app", type=Path, default=ROOT / "apps" / "digits_cnn.py")
-    parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4"])
+    parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4", "--save", "model.keras"])
     given = parser.parse_args(argv)
     app = given.app.resolve()
     whole = min(undisturbed(app, given.options) for _ in range(2))  # the first one fills the system's caches

@@ -9,6 +9,7 @@ from benchmarks import compressors, published, training
 from benchmarks.baselines import spark
 from benchmarks.measure import Spread, mean_and_deviation, run_child, table, turns
 from benchmarks.workload import STEPS_PER_EXECUTION, Workload
+from tests.patience import PATIENCE_S
 
 TINY = ["--data", "digits", "--samples", "64", "--batch-size", "16", "--repeats", "1"]
 
@@ -45,7 +46,7 @@ def test_ratios_compare_runs_of_the_same_repeat_only():
 
 def test_a_contender_that_fails_is_reported_with_what_it_wrote():
     with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
-        run_child("benchmarks.contender", "nobody", "{}", timeout_s=60)
+        run_child("benchmarks.contender", "nobody", "{}", timeout_s=PATIENCE_S)
 
 
 def test_training_is_measured_for_ddlf_the_published_algorithm_and_the_limit(tmp_path, capsys):

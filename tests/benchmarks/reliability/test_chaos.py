@@ -2,10 +2,13 @@
 
 import pytest
 
+from benchmarks.reliability import chaos
 from benchmarks.reliability.chaos import Call, History, Outcome, make_plan, run
+from tests.patience import PATIENCE_S
 
 
-async def test_every_request_under_faults_has_one_outcome_and_a_true_one():
+async def test_every_request_under_faults_has_one_outcome_and_a_true_one(monkeypatch):
+    monkeypatch.setattr(chaos, "LATE_S", PATIENCE_S)
     history = await run(seed=3, requests=500, faults=15, scale=0.25)
     assert history.violations() == []
     assert len(history.outcomes) == 500

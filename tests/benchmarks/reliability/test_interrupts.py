@@ -5,18 +5,30 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability import interrupts
 from benchmarks.reliability.interrupts import ROOT, interrupted, undisturbed
+from tests.patience import PATIENCE_S
 
 APP = ROOT / "apps" / "pi.py"
 OPTIONS = ["--local", "2"]
 
 
-def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing():
+def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing(monkeypatch):
     whole = undisturbed(APP, OPTIONS)
+    monkeypatch.setattr(interrupts, "LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(interrupts, "IGNORED_S", max(interrupts.IGNORED_S, whole / 2))
     chance = random.Random(1)
     for again_s in (None, None, None, None, 0.0, 0.1):
         outcome = interrupted(APP, OPTIONS, chance.uniform(0, whole), again_s)
         assert outcome.problems == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Seconds that a command takes on this machine that does nothing."""
+    app = tmp_path_factory.mktemp("app") / "nothing.py"
+    app.write_text("async def main(cluster): pass\n")
+    return undisturbed(app, ["--local", "1"])
 
 
 @pytest.mark.parametrize(
@@ -25,16 +37,17 @@ def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing():
         ("open('left.txt', 'w')", "left.txt"),
         ("import tempfile; tempfile.mkdtemp(prefix='ddlf-')", "/tmp/ddlf-"),
         ("open(f'/dev/shm/ddlf-left-{__import__(\"os\").getpid()}', 'w')", "left: /dev/shm/ddlf-left-"),
-        ("import subprocess; subprocess.Popen(['sleep', '30'], start_new_session=True)", "is left: sleep 30"),
+        ("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)", "is left: sleep 300"),
         ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", "went on"),
         ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", "ended with 7"),
     ],
 )
-def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, line, problem):
-    monkeypatch.setattr("benchmarks.reliability.interrupts.LIMIT_S", 7)
+def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, whole, line, problem):
+    monkeypatch.setattr("benchmarks.reliability.interrupts.LIMIT_S", 4 * whole + 3)
     app = tmp_path / "bad.py"
-    app.write_text(f"import time\n{line}\ntime.sleep(3)\nasync def main(cluster): pass\n")
-    outcome = interrupted(app, ["--local", "1"], 2.0)
+    # Interrupted when it sleeps: not sooner than the line, and not later than the end.
+    app.write_text(f"import time\n{line}\ntime.sleep({2 * whole + 2})\nasync def main(cluster): pass\n")
+    outcome = interrupted(app, ["--local", "1"], whole)
     for path in Path("/dev/shm").glob("ddlf-left-*"):
         path.unlink()
     assert problem in "; ".join(outcome.problems)
