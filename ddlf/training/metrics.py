@@ -42,24 +42,35 @@ def scalars(values: Any) -> dict[str, float]:
     return found
 
 
-def read_state(model: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What a model's metrics have counted, from which those of several slots are computed exactly.
+def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
+    """The names of all that a model's metrics tell, with None for those whose value is another one in ``metrics``.
 
     Args:
         model: After training.
-        metrics: What it has told of its last epoch.
+        metrics: What ``fit`` has told of its last epoch; a step of the user's may tell anything.
+    """
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    if sum(np.prod(variable.shape) for variable in variables) * 8 > MAX_STATE_BYTES:
+        return []
+    found = scalars(model.get_metrics_result())
+    names = [
+        name if np.array_equal(metrics.get(name, ()), value, equal_nan=True) else None for name, value in found.items()
+    ]
+    return names if any(names) else []
+
+
+def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
+    """What a model's metrics have counted, from which those of several slots are computed exactly.
 
     Returns:
-        ``names`` of those of them that follow from ``state``, an array for each variable of ``model.metrics``.
+        ``names``, and ``state``: an array for each variable of ``model.metrics``, from which the named values follow.
     """
     import keras
 
-    variables = [variable for metric in model.metrics for variable in metric.variables]
-    if sum(np.prod(variable.shape) for variable in variables) * 8 > MAX_STATE_BYTES:
+    if not any(names):
         return NOTHING_COUNTED
-    found = scalars(model.get_metrics_result())
-    names = [name for name, value in metrics.items() if np.array_equal(found.get(name, ()), value, equal_nan=True)]
-    return {"names": names, "state": [keras.ops.convert_to_numpy(variable) for variable in variables] if names else []}
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    return {"names": names, "state": [keras.ops.convert_to_numpy(variable) for variable in variables]}
 
 
 class MetricMerge:
@@ -95,10 +106,8 @@ class MetricMerge:
         return {**merged, **self._counted([state for _, _, state in parts])}
 
     def _counted(self, states: list[Any]) -> dict[str, float]:
-        exact = (
-            [name for name in states[0]["names"] if all(name in state["names"] for state in states)] if states else []
-        )
-        if not exact or not self._build():
+        names = states[0]["names"]
+        if not names or any(state["names"] != names for state in states) or not self._build():
             return {}
         metrics = self._model.metrics
         variables = [variable for metric in metrics for variable in metric.variables]
@@ -114,8 +123,11 @@ class MetricMerge:
             mine, sums = sums[: len(metric.variables)], sums[len(metric.variables) :]
             value = metric.stateless_result(mine)
             found.update(value if isinstance(value, dict) else {metric.name: value})
-        values = scalars(found)
-        return {name: values[name] for name in exact if name in values}
+        # By place, not by name: the model here may have been made among others, which gives automatic names other numbers.
+        values = list(scalars(found).values())
+        if len(values) != len(names):
+            return {}
+        return {name: value for name, value in zip(names, values, strict=True) if name is not None}
 
     def _build(self) -> bool:
         """Make the metrics of this side's model have variables: Keras makes them when it sees the first batch."""

@@ -21,10 +21,11 @@ from ddlf.training.data import batches, check_data, content, contents, rows_of
 from ddlf.training.describe import describe_optimizer
 from ddlf.training.exchange import Residual, WorkerEnd
 from ddlf.training.feed import Feed, make_feed
-from ddlf.training.metrics import NOTHING_COUNTED, read_state, scalars
+from ddlf.training.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.model import fresh_names, is_built, ready_model
 from ddlf.training.optimizer_state import no_final_averages, read_optimizer, write_optimizer
 from ddlf.training.precision import gain_of_bfloat16, set_precision
+from ddlf.training.randomness import keeps_a_seed, reseed
 from ddlf.worker.held import HeldData
 from ddlf.worker.methods import concurrent
 from ddlf.worker.trees import tree_map
@@ -87,7 +88,10 @@ class Replica:
         ] = {}  # slot -> the round after which its optimizer was like this
         self._in_model: int | None = None
         self._steps = 1
-        self._fitted = False
+        self._told: dict[str, float] = {}
+        self._names: list[str | None] | None = None
+        self._step: Any = None
+        self._step_keeps_a_seed = False
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
@@ -166,12 +170,12 @@ class Replica:
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._task, self._fitted = task, False
+        self._task, self._told = task, {}
         slot = task["slot"]
         self._set_optimizer(slot, task["round"], task["optimizer"])
         self._exchange.begin(slot, task["round"], task["residual"])
         self.app.indices = task["indices"]
-        reseed(self.app.model, (task["seed"], task["round"], slot))
+        self._reseed(task)
         weights = self._exchange.read_weights(slot, task["weights"], self._like)
         update, metrics = run_train(self.app, weights, task["epochs"], task["batch_size"])
         encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless, task["round"])
@@ -187,7 +191,7 @@ class Replica:
             "samples": len(task["indices"]),
             "digest": digest(task["indices"]),
             "metrics": metrics,
-            "counted": read_state(self.app.model, metrics) if self._fitted else NOTHING_COUNTED,
+            "counted": self._counted(metrics),
             "seconds": time.perf_counter() - begin,
             "stopped": self.stopping,
         }
@@ -195,6 +199,24 @@ class Replica:
     def residual(self, slot: int, number: int) -> Residual:
         """What a biased codec still owed of a slot's updates after a round, from 0; any thread may ask."""
         return self._exchange.residual(slot, number)
+
+    def _counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """What the metrics were computed from, as far as they are those that ``fit`` has told."""
+        if not self._told:
+            return NOTHING_COUNTED
+        if self._names is None:
+            self._names = counted_names(self.app.model, self._told)
+        names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
+        return read_state(self.app.model, names)
+
+    def _reseed(self, task: dict[str, Any]) -> None:
+        """Set everything random from the slot's seed; a step that keeps the seed that it was compiled with is compiled again."""
+        model = self.app.model
+        reseed(model, (task["seed"], task["round"], task["slot"]))
+        if self._step is not model.train_function:
+            self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
+        if self._step_keeps_a_seed:
+            model.train_function = None
 
     def _set_optimizer(self, slot: int, number: int, state: Any) -> None:
         """Let the optimizer go on from where the slot's last round left it, wherever that was."""
@@ -246,8 +268,8 @@ class Replica:
                 shuffle=False,
                 callbacks=[Round(), *callbacks],
             ).history
-        self._fitted = True
-        return scalars({name: values[-1] for name, values in history.items()})
+        self._told = scalars({name: values[-1] for name, values in history.items()})
+        return dict(self._told)
 
     def _feed_of(self, batch_size: int) -> Feed:
         """The feed of the training data; it is kept from round to round."""
@@ -343,27 +365,6 @@ def describe_weights(model: Any) -> list[list[Any]]:
 def digest(indices: np.ndarray[Any, Any]) -> str:
     """Names a partition: SHA-256 of its indices in order, as 64-bit integers."""
     return hashlib.sha256(np.ascontiguousarray(indices, "<i8").data).hexdigest()
-
-
-def reseed(model: Any, seed: tuple[int, ...]) -> None:
-    """Set every random state of Keras from a slot's seed, so that a slot's result does not depend on who carries it.
-
-    Dropout and the like hold seed generators, which are variables but no weights, so they do not come with the weights. ``keras.random`` without a
-    seed has one for all, which a compiled step goes on using: it is set anew, not made anew.
-    """
-    import keras
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
-
-    common = seed_generator.global_seed_generator()
-    words = np.random.SeedSequence(seed).generate_state(2)
-    keras.utils.set_random_seed(int(words[0]))
-    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, common)
-    states = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
-    for number, state in enumerate([*states, common.state]):
-        # 31 bits fit every type that a backend keeps the state in.
-        words = np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)
-        state.assign(words.astype(str(state.dtype)))
 
 
 # -- methods that the master runs on a worker -----------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The worker's side of a round: still plain ``fit``, and nothing that depends on who carries a slot."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from ddlf.algorithms.codec import codec, encode_update
 from ddlf.errors import AppError
 from ddlf.training.data import check_data
 from ddlf.training.optimizer_state import final_weights, read_optimizer
-from ddlf.training.replica import Replica, describe_weights, reseed
+from ddlf.training.randomness import reseed
+from ddlf.training.replica import Replica, describe_weights
 from ddlf.worker.held import HeldData
 from tests.training.models import Blobs, blobs, equal, small_model
 
@@ -260,14 +263,16 @@ def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_t
     assert max(np.abs(a - b).max() for a, b in zip(final, plain.get_weights(), strict=True)) < 1e-6
 
 
-def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(make_replica):
+@pytest.mark.parametrize("library", ["keras", "tensorflow"])
+def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(make_replica, library):
     class Noisy(Blobs):
         async def create_model(self):
             import keras
 
             class Noise(keras.layers.Layer):
                 def call(self, x):
-                    return x + keras.random.normal(keras.ops.shape(x))
+                    normal = importlib.import_module(library).random.normal
+                    return x + normal(keras.ops.shape(x))
 
             self.model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, activation="softmax")])
             self.model.compile("sgd", "categorical_crossentropy")
