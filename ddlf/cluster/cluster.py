@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import logging
 import math
 from collections import Counter
@@ -16,8 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, ProxyWorker, checked_function, method_name
-from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, NotPicklable, RemoteError
+from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, MAX_ATTEMPTS, ProxyWorker, checked_function, method_name
+from ddlf.errors import (
+    ConfigError,
+    ConnectError,
+    DDLFError,
+    ExecutorCrashed,
+    LeaseError,
+    NotPicklable,
+    RemoteError,
+    WorkerLost,
+)
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
@@ -30,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOPBACK = "loopback"
+RETRY_S = 0.2
+"""Between two attempts to connect to a worker that died while it was connected to."""
 
 
 class Cluster:
@@ -144,6 +156,8 @@ class Cluster:
         self._timeout_s: float | None = None
         self._idempotent = False
         self._local: LocalWorkers | None = None
+        self._connecting = asyncio.Lock()
+        self._dialling: asyncio.Task[None] | None = None
         self._whole: Self | None = None  # of a view: the cluster it is a view of
 
     @classmethod
@@ -220,6 +234,7 @@ class Cluster:
         self._local = local
         for index, worker in enumerate(self._workers):
             worker.how_ended = partial(local.how_ended, index)
+            worker.revive = partial(local.revive, index)
 
     @property
     def workers(self) -> list[ProxyWorker]:
@@ -298,34 +313,62 @@ class Cluster:
             LeaseError: Those that were not got are all with another master; the same table.
 
         On failure:
-            Nothing is left open, also when the caller is cancelled.
+            What was open before stays open, everything else is closed, also when the caller is cancelled.
         """
         if self._whole is not None:
             await self._whole.connect()
             return self
+        async with self._connecting:
+            self._dialling = asyncio.ensure_future(self._connect())
+            try:
+                await self._dialling
+            except asyncio.CancelledError:
+                caller = asyncio.current_task()
+                if caller is not None and caller.cancelling():
+                    raise
+                raise ConnectError("the cluster was closed while it connected") from None
+            finally:
+                self._dialling = None
+        return self
+
+    async def _connect(self) -> None:
+        before = [worker for worker in self._known() if worker.connected]
         try:
-            return await self._connect()
+            if self._local is not None:
+                for worker, port in zip(self._known(), await self._local.start(), strict=False):
+                    worker.port = port
+            # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
+            await self._reach(ProxyWorker.connect_control)
+            self._give_numbers()
+            await self._reach(ProxyWorker.connect)
         except BaseException:
-            await self.close()
+            await asyncio.gather(*(worker.close() for worker in self._known() if worker not in before))
+            if self._local is not None and not before:
+                await self._local.stop()
             raise
 
-    async def _connect(self) -> Self:
-        if self._local is not None:
-            for worker, port in zip(self._workers, await self._local.start(), strict=True):
-                worker.port = port
-        # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
-        known = sorted([*self._workers, *self._missing], key=_number)
-        outcomes = await asyncio.gather(
-            *(worker.connect_control(timeout_s=self._connect_timeout_s) for worker in known), return_exceptions=True
-        )
+    def _known(self) -> list[ProxyWorker]:
+        return sorted([*self._workers, *self._missing], key=_number)
+
+    async def _reach(self, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        known = list(self._workers) if connect is ProxyWorker.connect else self._known()
+        outcomes = await asyncio.gather(*(self._reach_one(worker, connect) for worker in known), return_exceptions=True)
         self._check_reached(known, outcomes)
-        self._give_numbers()
-        known = list(self._workers)
-        outcomes = await asyncio.gather(
-            *(worker.connect(timeout_s=self._connect_timeout_s) for worker in known), return_exceptions=True
-        )
-        self._check_reached(known, outcomes)
-        return self
+
+    async def _reach_one(self, worker: ProxyWorker, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        """Connect to a worker, again if it dies in this moment: after its daemon was reached, or where it is started again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connect_timeout_s
+        for attempt in itertools.count(1):
+            try:
+                await connect(worker, timeout_s=self._connect_timeout_s)
+                return
+            except (WorkerLost, ConnectError, ExecutorCrashed):
+                was_reached = connect is ProxyWorker.connect or worker.revive is not None
+                is_away = worker.revive is None and not worker.connected
+                if not was_reached or (loop.time() >= deadline if is_away else attempt == MAX_ATTEMPTS):
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     def _give_numbers(self) -> None:
         """Number the workers once, those that were reached first; later only how many there are can grow.
@@ -423,9 +466,12 @@ class Cluster:
         if self._whole is not None:
             await self._whole.close()
             return
-        await asyncio.gather(*(worker.close() for worker in (*self._workers, *self._missing)))
-        if self._local is not None:
-            await self._local.stop()
+        if self._dialling is not None:
+            self._dialling.cancel()
+        async with self._connecting:
+            await asyncio.gather(*(worker.close() for worker in self._known()))
+            if self._local is not None:
+                await self._local.stop()
 
     async def shutdown(self) -> None:
         """End the workers' processes."""

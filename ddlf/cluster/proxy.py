@@ -174,6 +174,7 @@ class ProxyWorker(IWorker):
     Attributes:
         replay: Returns the requests that a new executor gets before any other.
         how_ended: Returns the exit code of the worker's process, negative for a signal, where this side started it; None while it runs.
+        revive: Starts the worker's process again if it has ended, where this side started it; returns its port.
         timing: When the worker is suspected and when it is given up.
         epoch: Of the lease; 0 without one.
 
@@ -208,6 +209,7 @@ class ProxyWorker(IWorker):
         self.timing = timing or Timing()
         self.takeover = takeover
         self.how_ended: Callable[[], Awaitable[int | None]] | None = None
+        self.revive: Callable[[], Awaitable[int]] | None = None
         self.guest = guest
         self.epoch = 0
         self.facts: dict[str, Any] = {}
@@ -300,6 +302,8 @@ class ProxyWorker(IWorker):
             self._closed = False
             if self.connected:
                 return
+            if self.revive is not None:
+                self.port = await self.revive()
             sock, hello = await self._dial(Role.CONTROL, timeout_s)
             end_when_silent(sock, self.timing.dead_after_s)
             control = ControlChannel(refuse_loading, self._on_event, self._on_control_end)
@@ -517,7 +521,13 @@ class ProxyWorker(IWorker):
             modules=not self.guest,  # this side answers what is asked about them
         )
         told = self.id, self.N
-        self.facts = await self._call(data, session, timeout_s)
+        try:
+            self.facts = await self._call(data, session, timeout_s)
+        except LeaseError:
+            # A daemon that was started anew knows nobody, which this side may not have heard yet from its own connection.
+            if not self.guest:
+                await self.ask("ping", timeout_s=timeout_s)
+            raise
         self._told = told
 
     async def _replay(self, data: Channel) -> None:
@@ -667,7 +677,7 @@ class ProxyWorker(IWorker):
             lost.message = (
                 f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
             )
-            lost.hint = "close the cluster and connect again: that starts a new one"
+            lost.hint = "connect again: that starts a new one"
         return lost
 
     def _on_data_end(self, channel: Channel, reason: BaseException | None) -> None:

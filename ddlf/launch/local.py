@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from ddlf.errors import ConnectError
 from ddlf.tokens import Tokens, new_token
@@ -21,6 +23,10 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 EXIT_NEWS_S = 0.1
 """How long after the end of its connections the end of a process may still be unknown."""
+MAX_STARTS = 3
+"""A worker that a signal ended before it was ready is started so often; one that ended by itself would do it again."""
+
+T = TypeVar("T")
 
 
 class LocalWorkers:
@@ -39,32 +45,88 @@ class LocalWorkers:
         self.modules: tuple[str, ...] = ()
         self._n = n
         self._template: Template | None = None
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
         self._ports: list[int] = []
+        self._started: list[asyncio.subprocess.Process] = []  # all that may still run
+        self._starting: set[asyncio.Task[Any]] = set()
+        self._start_lock = asyncio.Lock()
+        self._locks = [asyncio.Lock() for _ in range(n)]
 
     async def start(self) -> list[int]:
-        """Start them all at once and return their ports. Safe to call again.
+        """Start them all at once and return their ports. Safe to call again, also at the same time.
 
         Raises:
-            ConnectError: One did not start; the text has what it wrote.
+            ConnectError: One did not start; the text has what it wrote. Or ``stop`` was called meanwhile.
         """
-        if self._processes:
+        async with self._start_lock:
+            if not self._processes:
+                try:
+                    started = await self._unless_stopped(self._start_all())
+                except BaseException:  # also when the caller is cancelled: nothing is left running
+                    await self._end_all()
+                    raise
+                self._processes = [process for process, _ in started]
+                self._ports = [port for _, port in started]
             return self._ports
+
+    async def _start_all(self) -> list[tuple[asyncio.subprocess.Process, int]]:
+        self._template = self._template or start_template(self.modules)
+        outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+    async def revive(self, index: int) -> int:
+        """Start one again if it has ended.
+
+        Args:
+            index: Of its port in what ``start`` returned.
+
+        Returns:
+            Its port, which is another one then.
+
+        Raises:
+            ConnectError: It did not start, or they were all ended with ``stop``.
+        """
+        if not self._processes:
+            raise ConnectError("the local workers were ended", hint="connect the cluster again")
+        async with self._locks[index]:
+            if await self.how_ended(index) is not None:
+                process, port = await self._unless_stopped(self._start_one())
+                self._processes[index], self._ports[index] = process, port
+            return self._ports[index]
+
+    async def _unless_stopped(self, starting: Coroutine[Any, Any, T]) -> T:
+        """Start something, which ``stop`` can end."""
+        task = asyncio.ensure_future(starting)
+        self._starting.add(task)
         try:
-            self._template = self._template or start_template(self.modules)
-            outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-        except BaseException:  # also when the caller is cancelled: nothing is left running
-            await self.stop()
-            raise
-        started = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-        self._processes = [process for process, _ in started]  # in the order of their ports
-        self._ports = [port for _, port in started]
-        return self._ports
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise ConnectError("the cluster was closed while its workers started") from None
+        finally:
+            self._starting.discard(task)
 
     async def _start_one(self, port: int = 0, *options: str) -> tuple[asyncio.subprocess.Process, int]:
+        for attempt in range(1, MAX_STARTS + 1):
+            process, facts = await self._try_to_start(port, *options)
+            if facts or attempt == MAX_STARTS or await process.wait() >= 0:
+                break
+        if not facts:
+            raise ConnectError(
+                f"a local worker ended with exit code {await process.wait()} before it was ready",
+                hint="see its lines above",
+            )
+        if facts["failure"]:
+            raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
+        return process, int(facts["port"])
+
+    async def _try_to_start(self, port: int, *options: str) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
+        """Start a process and read what it says of itself; nothing if it ended before."""
         read_fd, write_fd = os.pipe()
         started = False
         template = [self._template.fileno()] if self._template is not None else []
@@ -84,7 +146,7 @@ class LocalWorkers:
             os.close(write_fd)
             if not started:
                 os.close(read_fd)
-        self._processes.append(process)
+        self._started.append(process)
         assert process.stdin is not None
         process.stdin.write(self.tokens.primary + b"\n")
         try:
@@ -92,15 +154,7 @@ class LocalWorkers:
                 line = await _read_line(read_fd)
         except TimeoutError:
             raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
-        if not line:
-            raise ConnectError(
-                f"a local worker ended with exit code {await process.wait()} before it was ready",
-                hint="see its lines above",
-            )
-        facts = json.loads(line)
-        if facts["failure"]:
-            raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")
-        return process, int(facts["port"])
+        return process, json.loads(line) if line else {}
 
     async def how_ended(self, index: int) -> int | None:
         """The exit code of a worker's daemon, negative for a signal; None while it runs.
@@ -114,8 +168,15 @@ class LocalWorkers:
         return None
 
     async def stop(self) -> None:
-        """End them all and wait until they have. Safe to call again."""
-        processes, self._processes = self._processes, []
+        """End them all and wait until they have, also those that are being started. Safe to call again."""
+        starting = list(self._starting)
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        await self._end_all()
+
+    async def _end_all(self) -> None:
+        processes, self._started, self._processes = self._started, [], []
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

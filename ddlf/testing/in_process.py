@@ -230,6 +230,12 @@ class InProcessWorkers(LocalWorkers):
             machine.proxy = FaultProxy("127.0.0.1", daemon.port, seed=number)
             await machine.proxy.start()
 
+    async def revive(self, index: int) -> int:
+        """See ``LocalWorkers``; what the test killed is dead until the test starts it again."""
+        if not self.machines:
+            return await super().revive(index)
+        return (await self.start())[index]
+
     async def stop(self) -> None:
         """See ``LocalWorkers``."""
         machines, daemons, running = self.machines, self._daemons, self._running

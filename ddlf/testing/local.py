@@ -166,6 +166,12 @@ class ProcessWorkers(LocalWorkers):
         # A worker with a port of its own would keep its state in the user's folder.
         self._processes[number - 1], _ = await self._start_one(self._ports[number - 1], "--state-dir", self._state.name)
 
+    async def revive(self, index: int) -> int:
+        """See ``LocalWorkers``; what the test killed is dead until the test starts it again."""
+        if not self.machines:
+            return await super().revive(index)
+        return (await self.start())[index]
+
     async def stop(self) -> None:
         """See ``LocalWorkers``."""
         machines, self.machines = self.machines, []

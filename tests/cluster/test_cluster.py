@@ -7,6 +7,7 @@ import enum
 import gc
 import logging
 import os
+import signal
 import time
 import traceback
 import weakref
@@ -607,6 +608,40 @@ async def test_a_cluster_goes_on_with_as_many_workers_as_are_enough(start_worker
     assert "1 of 2 workers could not be reached" in caplog.text
     assert await cluster.run_method(worker_numbers) == [(1, 1)]
     await cluster.close()
+
+
+async def test_a_connect_that_fails_leaves_open_what_was_open(start_worker, token_file):
+    first, second = start_worker(), start_worker()
+    cluster = Cluster(["127.0.0.1"] * 2, [first.port, second.port], token_file=token_file)
+    async with cluster:
+        await cluster.run_code("kept = 1")
+        second.end(signal.SIGKILL)
+        with pytest.raises(ConnectError, match="1 of 2 workers could not be reached"):
+            await cluster.connect()
+        assert await cluster.workers[0].run_code("kept") == 1
+        second = start_worker(port=second.port)
+        await cluster.connect()
+        assert await cluster.run_code("globals().get('kept')") == [1, None]
+
+
+@pytest.mark.parametrize("part", ["executor", "daemon"])
+async def test_a_worker_that_dies_while_it_is_connected_to_is_tried_again(start_worker, token_file, monkeypatch, part):
+    started = [start_worker()]
+    port = started[0].port
+    usual, dialled = ddlf.ProxyWorker._dial_executor, []
+
+    async def dial(self, timeout_s):
+        dialled.append(self)
+        if len(dialled) == 1 and part == "executor":
+            os.kill((await self.status())["executor_pid"], signal.SIGKILL)
+        elif len(dialled) == 1:
+            started[0].end(signal.SIGKILL)
+            started.append(start_worker(port=port))
+        return await usual(self, timeout_s)
+
+    monkeypatch.setattr(ddlf.ProxyWorker, "_dial_executor", dial)
+    async with Cluster(["127.0.0.1"], port, token_file=token_file) as cluster:
+        assert await cluster.run_method(without_self, a=1) == [(1, 1)]
 
 
 async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_path):

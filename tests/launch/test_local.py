@@ -13,6 +13,7 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConnectError, WorkerLost
+from ddlf.launch.local import LocalWorkers
 from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening
 
@@ -61,7 +62,7 @@ async def test_a_worker_whose_daemon_is_killed_is_lost_at_once_and_the_signal_is
         running = asyncio.ensure_future(first.run_method(sleep_long))
         pid = (await first.status())["pid"]
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerLost, match="its process was ended by SIGKILL; close the cluster and conn") as caught:
+        with pytest.raises(WorkerLost, match="its process was ended by SIGKILL; connect again: that starts") as caught:
             await asyncio.wait_for(running, PATIENCE_S)
         assert caught.value.signal == "SIGKILL"
         assert first.state == "dead"
@@ -92,6 +93,85 @@ async def test_a_start_that_is_cancelled_leaves_nothing(leftovers, steps):
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await connecting
+    assert leftovers() == ([], [])
+
+
+@pytest.mark.parametrize("steps", [1, 5, 50, 500])
+async def test_a_close_while_the_workers_start_ends_the_start_and_leaves_nothing(leftovers, steps):
+    cluster = Cluster.local(2)
+    connecting = asyncio.ensure_future(cluster.connect())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await cluster.close()
+    with pytest.raises(ConnectError, match="the cluster was closed while"):
+        await connecting
+    assert leftovers() == ([], [])
+
+
+async def test_two_connects_at_once_start_the_workers_once(leftovers):
+    cluster = Cluster.local(2)
+    await asyncio.gather(cluster.connect(), cluster.options(workers=[2]).connect())
+    twice = len(leftovers()[0])
+    await asyncio.gather(cluster.close(), cluster.close())
+    assert leftovers() == ([], [])
+    async with cluster:
+        assert len(leftovers()[0]) == twice
+
+
+async def test_a_connect_that_waits_for_another_one_which_is_cancelled_goes_on(leftovers):
+    cluster = Cluster.local(1)
+    first, second = (asyncio.ensure_future(cluster.connect()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert await cluster.run_method(process_id)
+    await cluster.close()
+    assert leftovers() == ([], [])
+
+
+async def test_a_dead_worker_is_started_again_by_connect_and_the_others_keep_what_they_have():
+    async with Cluster.local(2) as cluster:
+        await cluster.set_variable("kept", 1)
+        await cluster.workers[0].run_code("self.data['mine'] = 2")
+        await kill_daemon(cluster.workers[1])
+        await cluster.connect()
+        assert await cluster.get_variable("kept") == [1, 1]
+        assert await cluster.run_code("self.data.get('mine')") == [2, None]
+        assert await cluster.run_code("self.id") == [1, 2]
+
+
+async def test_a_dead_worker_is_started_again_by_reconnect_but_not_after_close(leftovers):
+    async with Cluster.local(1) as cluster:
+        (worker,) = cluster.workers
+        await kill_daemon(worker)
+        await worker.reconnect(PATIENCE_S)
+        assert await worker.run_code("6 * 7") == 42
+    with pytest.raises(ConnectError, match="the local workers were ended"):
+        await worker.connect()
+    assert leftovers() == ([], [])
+
+
+async def kill_daemon(worker):
+    running = asyncio.ensure_future(worker.run_method(sleep_long))
+    os.kill((await worker.status())["pid"], signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        await running
+
+
+async def test_a_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, leftovers):
+    usual, killed = LocalWorkers._try_to_start, []
+
+    async def try_to_start(self, *arguments):
+        if not killed:
+            killed.append(True)
+            process = await asyncio.create_subprocess_exec("sleep", "1000")
+            process.kill()
+            return process, {}
+        return await usual(self, *arguments)
+
+    monkeypatch.setattr(LocalWorkers, "_try_to_start", try_to_start)
+    async with Cluster.local(2) as cluster:
+        assert len(await cluster.run_method(process_id)) == 2
     assert leftovers() == ([], [])
 
 
