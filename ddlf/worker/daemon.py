@@ -42,6 +42,7 @@ from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
 from ddlf.worker.process import UNKNOWN, Forked, Template, can_fork, executor_name
 from ddlf.worker.questions import MAX_QUESTION_BYTES, Questions
 from ddlf.worker.session import SessionFolder, remove_abandoned
+from ddlf.worker.stopped import LOOK_S, StoppedFor
 
 HAND_OVER = struct.Struct("<8sd")
 """What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
@@ -173,7 +174,8 @@ class Daemon:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._executor.keep_running()), tasks.create_task(self._accept())]
+                forever = self._executor.keep_running(), self._accept(), self._end_stopped_executors()
+                running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self._executor.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
@@ -185,6 +187,17 @@ class Daemon:
                 session.close()
             await self._executor.end()
             self._session.remove()
+
+    async def _end_stopped_executors(self) -> None:
+        """End an executor that was stopped for so long that its master would have given up a silent machine; another one takes its place."""
+        stopped = StoppedFor()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._holder is None:
+                continue  # nobody waits for it
+            seconds = stopped.look(self._executor.pid)
+            if seconds >= self._holder.dead_after_s:
+                self._executor.end_stopped(seconds)
 
     @property
     def failure(self) -> str:
@@ -444,6 +457,11 @@ class ControlSession:
         """Whether the master lives: always, if it promised no heartbeats."""
         return self._liveness.judge(self._loop.time()) if self._liveness is not None else "alive"
 
+    @property
+    def dead_after_s(self) -> float:
+        """For how long this master waits for a silent worker."""
+        return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
+
     def facts(self, lease: Lease) -> dict[str, Any]:
         """The lease that this master has, as data."""
         silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
@@ -633,6 +651,7 @@ class Executor:
         self.state = "starting"
         self.settled = asyncio.Event()
         self.restarts = -1
+        self._stopped_s = 0.0
         self.last_exit: dict[str, Any] = {}
 
     @property
@@ -781,6 +800,9 @@ class Executor:
         if self._restarted_by:
             text, self._restarted_by = f"was restarted by {self._restarted_by}", ""
             hint = "ask them whether they are done"
+        elif self._stopped_s:
+            text = f"was stopped (SIGSTOP) for {self._stopped_s:.0f} s, so its daemon ended it"
+            hint, self._stopped_s = "find out who stops processes there; to slow one down use its priority", 0.0
         elif self._gave_up:
             text = self._gave_up
             hint = "cancel ends what runs Python code or awaits; let native code work in pieces"
@@ -882,6 +904,15 @@ class Executor:
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
+
+    def end_stopped(self, seconds: float) -> None:
+        """End a process that is stopped; ``keep_running`` starts another.
+
+        Args:
+            seconds: For how long it has been.
+        """
+        self._stopped_s = seconds
+        self._kill_group()
 
     async def end(self) -> None:
         """End the process for good."""
