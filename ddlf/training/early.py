@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -105,8 +106,20 @@ def check_backend() -> None:
         near = difflib.get_close_matches(name, TRAINING, 1)
         guess = f", did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(TRAINING)}, got {name!r}{guess}")
-    for package in ("keras", name):
-        if package and importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{package} is not installed, which trains Keras models", hint=f"install it: pip install {package}"
-            )
+    if not _is_installed("keras"):
+        raise ConfigError(
+            "keras is not installed, which trains the models", hint="install it: pip install keras tensorflow"
+        )
+    if not name:
+        home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+        name = None if (home / "keras.json").is_file() else "tensorflow"  # that file may name another
+    if name and not _is_installed(name):
+        others = [other for other in TRAINING if _is_installed(other)]
+        raise ConfigError(
+            f"{name} is not installed, which Keras would use here",
+            hint=f"set KERAS_BACKEND={others[0]}, which is" if others else f"install it: pip install {name}",
+        )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM while an app trains: what is kept, and what is said."""
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,14 +62,25 @@ class A(ddlf.IApp):
 """
 
 
+@pytest.fixture(scope="module")
+def where(tmp_path_factory):
+    """The options that name one worker for all these tests: it needs no Keras either."""
+    state = tmp_path_factory.mktemp("state")
+    arguments = ["-m", "ddlf.cli.worker", "--port", "0", "--host", "127.0.0.1", "--state-dir", state]
+    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        port = next(found[1] for line in process.stdout if (found := re.search(r"ready on 127.0.0.1:(\d+)", line)))
+        yield ["--hosts", f"127.0.0.1:{port}"]
+        process.terminate()
+
+
 @pytest.fixture
-def train(tmp_path):
+def train(tmp_path, where):
     """Begin to train; returns the process. Its outputs are read as lines."""
     (tmp_path / "app.py").write_text(APP)
 
     def begin(*arguments, until="in round 2"):
         process = subprocess.Popen(
-            [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", "--local", "1", *arguments],
+            [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", *where, *arguments],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -155,29 +166,33 @@ def test_sigterm_stops_at_once_keeps_the_last_complete_round_and_says_so(train, 
     assert descendants() == []
 
 
-def run(tmp_path, *present):
+@pytest.fixture
+def run(tmp_path, where):
+    """Train to the end, with these files present."""
     (tmp_path / "app.py").write_text(APP)
-    for name in ("go", *present):
-        (tmp_path / name).touch()
-    return command(
-        "ddlf.cli.main", "run", "app.py", "--local", "1", "-q", "--save", "m.keras", cwd=tmp_path, env=os.environ
-    )
+
+    def end(*present):
+        for name in ("go", *present):
+            (tmp_path / name).touch()
+        return command("ddlf.cli.main", "run", "app.py", *where, "-q", "--save", "m.keras", cwd=tmp_path)
+
+    return end
 
 
-def test_a_run_that_fails_keeps_the_model_of_its_complete_rounds(tmp_path):
-    ended = run(tmp_path, "fail")
+def test_a_run_that_fails_keeps_the_model_of_its_complete_rounds(run, tmp_path):
+    ended = run("fail")
     kept = "kept      round 1 of 3: m.keras has the model after it\n"
     assert (ended.returncode, ended.stderr) == (1, f"{kept}error  all workers are lost\n")
     assert (tmp_path / "m.keras").read_text() == "1"
 
 
-def test_a_model_that_cannot_be_saved_then_hides_not_why_the_run_failed(tmp_path):
-    ended = run(tmp_path, "fail", "full")
+def test_a_model_that_cannot_be_saved_then_hides_not_why_the_run_failed(run):
+    ended = run("fail", "full")
     assert ended.stderr == "the model could not be saved: no space left\nerror  all workers are lost\n"
 
 
-def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(tmp_path):
-    ended = run(tmp_path, "short", "wrong")
+def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(run, tmp_path):
+    ended = run("short", "wrong")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "evaluating")
     assert (tmp_path / "m.keras").read_text() == "3"
     said = "training ended well, and its model is in m.keras; only the evaluation failed:\nTraceback"

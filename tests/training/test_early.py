@@ -146,3 +146,31 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_first_weight_that_diffe
         CheckpointMismatch, match=r"weight 3 is not there in it, but out/kernel of shape \(16, 4\) here"
     ):
         check_same_model(stored, [*rows, ["out/kernel", [16, 4], "float32"]])
+
+
+@pytest.mark.parametrize(
+    ("backend", "installed", "sentence"),
+    [
+        (
+            None,
+            {"keras", "jax"},
+            "tensorflow is not installed, which Keras would use here; set KERAS_BACKEND=jax, which is",
+        ),
+        ("torch", {"keras"}, "torch is not installed, which Keras would use here; install it: pip install torch"),
+        (None, set(), "keras is not installed, which trains the models; install it: pip install keras tensorflow"),
+    ],
+)
+def test_a_backend_that_is_not_installed_is_refused_with_one_that_is(
+    monkeypatch, tmp_path, backend, installed, sentence
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    if backend:
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+    with pytest.raises(ConfigError) as refused:
+        check_backend()
+    assert str(refused.value) == sentence
+    (tmp_path / "keras.json").write_text("{}")
+    if backend is None and installed:
+        check_backend()
