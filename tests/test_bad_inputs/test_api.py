@@ -396,7 +396,7 @@ async def test_B53_a_batch_larger_than_the_data_is_one_batch(two_workers):
 def not_built():
     import keras
 
-    model = keras.Sequential([keras.layers.Dense(4)])
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Reshape((5,))])
     model.compile("sgd", "mse")
     return model
 
@@ -424,7 +424,7 @@ def of_other_outputs():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        pytest.param(not_built, "is not built; begin it with keras.Input(...), or call model.build(...)", id="B54"),
+        pytest.param(not_built, "is not built, and cannot be called on 2 rows of x_train", id="B54"),
         pytest.param(
             not_compiled, "is not compiled; end create_model with self.model.compile(optimizer, loss)", id="B54 compile"
         ),
