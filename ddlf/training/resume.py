@@ -43,7 +43,7 @@ def check_folders(app: Any, fresh: bool) -> None:
     target, source = _folders(app)
     for name in ("checkpoint", "resume"):
         where = getattr(app, name)
-        if where not in (None, "auto") and Path(where).is_file():
+        if where is not None and str(where) != "auto" and Path(where).is_file():
             raise ConfigError(f"{name} must be a folder, but {str(where)!r} is a file")
     if target is not None and is_checkpoint(target):
         raise ConfigError(
@@ -53,19 +53,23 @@ def check_folders(app: Any, fresh: bool) -> None:
         return
     newest = CheckpointFolder(target).newest_round()
     if source is None:
-        if newest is not None and app.resume != "auto" and (fresh or _training(app) is None):
+        if newest is not None and str(app.resume) != "auto" and (fresh or _training(app) is None):
             raise _used(target, newest)
     elif is_checkpoint(source):
         found = _number(source)
-        if newest is not None and (target.absolute() != source.absolute().parent or newest != found):
+        if newest is not None and (not _same(target, source.absolute().parent) or newest != found):
             raise ConfigError(
                 f"{target} has checkpoints already, the newest of round {newest}, and {source} is not that one",
                 hint="give checkpoint another folder to go on from there; nothing in the old one is changed",
             )
     elif CheckpointFolder(source).newest_round() is None:
         CheckpointFolder(source).newest(required=True)  # says it
-    elif newest is not None and target.absolute() != source.absolute():
+    elif newest is not None and not _same(target, source):
         raise _used(target, newest)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def _folders(app: Any) -> tuple[Path | None, Path | None]:
@@ -161,12 +165,8 @@ async def begin(
         )
         progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
-    same = (
-        found
-        if found is not None and (source is None or target == source or target == source.absolute().parent)
-        else None
-    )
-    keeper = None if target is None else await _open(app, target, progress, same, tell)
+    here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
+    keeper = None if target is None else await _open(app, target, progress, found if here else None, tell)
     if progress.version:
         where = f", from {source or target}" if found is not None else ", where the last training of this app ended"
         app.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {progress.version}{where}")

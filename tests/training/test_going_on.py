@@ -272,6 +272,17 @@ async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "new", "run"]
 
 
+async def test_a_folder_that_is_named_in_two_ways_is_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    await App(checkpoint="run").train_sync(1)
+    as_of_0_1(tmp_path / "run")
+    for number, (target, source) in enumerate([("run", tmp_path / "run"), (tmp_path / "run", "./run/../run")], 2):
+        app = App(checkpoint=target, resume=source, master_epochs=number)
+        assert [record.round for record in await app.train_model()] == [number]
+    app = App(checkpoint="run", resume="run/round-000003", master_epochs=4)
+    assert len(await app.train_model()) == 1
+
+
 async def test_a_misspelt_folder_is_neither_made_nor_claimed(tmp_path):
     await App(checkpoint=tmp_path / "run").train_sync(1)
     before = content(tmp_path)

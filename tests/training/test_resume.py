@@ -63,6 +63,23 @@ async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, opti
     assert resumed.ledger.is_exact(5)
 
 
+async def test_trained_again_an_app_ends_with_the_bits_of_one_training(two_workers):
+    whole, parts = app(two_workers, **HARD), app(two_workers, **HARD)
+    await whole.train_sync(4)
+    await parts.train_sync(1)
+    await parts.train_sync(3)
+    assert equal(parts.model.get_weights(), whole.model.get_weights())
+    parts.learning_rate = 0.001
+    with pytest.raises(CheckpointMismatch, match=r"fresh=True.:\n  optimizer learning_rate: 0.05 before, 0.001 now"):
+        await parts.train_sync(1)
+
+
+async def test_another_learning_rate_is_refused_by_name(two_workers, tmp_path):
+    await app(two_workers, checkpoint=tmp_path).train_sync(1)
+    with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.05 in the checkpoint, 0.001 now"):
+        await app(two_workers, resume=tmp_path, learning_rate=0.001).train_model()
+
+
 async def test_between_two_checkpoints_the_last_state_is_written_when_training_is_interrupted(two_workers, tmp_path):
     with pytest.raises(Interrupted):
         await stop_after(app(two_workers, checkpoint=tmp_path, checkpoint_every=10, master_epochs=5), 3).train_model()
