@@ -8,8 +8,8 @@ event loop instead of a process. So a test starts in milliseconds, a debugger re
 - A method that blocks cannot be interrupted: not by cancel, not by its timeout, not by the end of its master.
 - A crash of native code, ``os._exit`` and too much memory end the test. ``kill`` stands in for a crash: connections end, what the worker held is
   gone, and methods that wait are cancelled (a real kill would not run their ``finally``); a thread that computes goes on for nothing.
-- Modules, environment variables and the current folder are shared by all workers and the test. Functions, apps and data are sent as always, so
-  each worker has its own.
+- Modules, environment variables and the current folder are shared by all workers and the test. Functions, classes, apps and data are sent as
+  always, so each worker has its own, with copies of the variables that they use; the test's own stay as they are.
 - SIGSTOP and slowness are not to be had; use ``local_cluster``.
 """
 
@@ -29,6 +29,7 @@ from ddlf.launch.local import LocalWorkers
 from ddlf.net.listen import answer
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
+from ddlf.wire.code import OwnClasses
 from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Executor, Options
@@ -53,6 +54,9 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
 
 class InProcessWorker(Worker):
     """A ``Worker`` that shares its process."""
+
+    def _make_unpickle(self) -> Callable[[bytes], Any]:
+        return OwnClasses()
 
     async def connect(self, **session: Any) -> dict[str, Any]:
         """See ``Worker``; the environment stays as it is."""

@@ -17,7 +17,9 @@ import os
 import pickle
 import sys
 import sysconfig
+import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +91,29 @@ def unpickle(data: bytes) -> Any:
         ) from error
 
 
+class OwnClasses:
+    """``unpickle`` for one of several receivers in the sender's own process: each gets classes of its own, as processes do.
+
+    cloudpickle knows classes that it has pickled, and would set the methods that arrive on the sender's class itself.
+    """
+
+    _lock = threading.RLock()
+
+    def __init__(self) -> None:
+        self._classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+
+    def __call__(self, data: bytes) -> Any:
+        """As ``unpickle``."""
+        tracker: Any = cloudpickle.cloudpickle
+        with self._lock:
+            before = tracker._DYNAMIC_CLASS_TRACKER_BY_ID
+            tracker._DYNAMIC_CLASS_TRACKER_BY_ID = self._classes
+            try:
+                return unpickle(data)
+            finally:
+                tracker._DYNAMIC_CLASS_TRACKER_BY_ID = before
+
+
 class PickleOnce:
     """``pickle_object`` for one call to several workers: an object that goes to all of them is pickled for the first.
 
@@ -131,9 +156,14 @@ class CodeSender:
 
 
 class CodeCache:
-    """The functions that came, by content address. ``load`` is the ``load_object`` for ``values.loads``."""
+    """The functions that came, by content address. ``load`` is the ``load_object`` for ``values.loads``.
 
-    def __init__(self) -> None:
+    Args:
+        unpickle: Makes an object of its bytes.
+    """
+
+    def __init__(self, unpickle: Callable[[bytes], Any] = unpickle) -> None:
+        self._unpickle = unpickle
         self._loaded: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
@@ -145,7 +175,7 @@ class CodeCache:
             ProtocolError: The bytes do not match their address.
         """
         if tag is Tag.OBJECT:
-            return unpickle(data)
+            return self._unpickle(data)
         address, blob = data[:HASH_BYTES], data[HASH_BYTES:]
         if address in self._loaded:
             self._loaded.move_to_end(address)
@@ -154,7 +184,7 @@ class CodeCache:
             raise CodeMissing(f"code {address.hex()[:8]} is not here")
         if hashlib.sha256(blob).digest() != address:
             raise ProtocolError("code does not match its address")
-        value = unpickle(blob)
+        value = self._unpickle(blob)
         self._loaded[address] = value, len(blob)
         self._bytes += len(blob)
         while self._bytes > CACHE_BYTES or len(self._loaded) > CACHE_ENTRIES:

@@ -89,9 +89,11 @@ class Methods:
     Args:
         session_dir: Folder for methods that live as long as the daemon.
         persist_dir: Folder for those that live longer.
+        unpickle: Makes a function of its bytes.
     """
 
-    def __init__(self, session_dir: Path, persist_dir: Path) -> None:
+    def __init__(self, session_dir: Path, persist_dir: Path, unpickle: Callable[[bytes], Any] = unpickle) -> None:
+        self._unpickle = unpickle
         self._session_dir = session_dir
         self._persist_dir = persist_dir
         self._methods: dict[str, Method] = {}
@@ -153,7 +155,7 @@ class Methods:
             raise LookupError(f"no method {name!r} here; {have}{guess}")
         if method.function is None:
             assert method.path is not None
-            method.function = unpickle(method.path.read_bytes())
+            method.function = self._unpickle(method.path.read_bytes())
         return method
 
     def _discard_file(self, name: str) -> None:

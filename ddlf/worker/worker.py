@@ -33,7 +33,7 @@ from ddlf.errors import LeaseError, NotPicklable, ProtocolError, RequestCancelle
 from ddlf.iworker import IWorker
 from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
-from ddlf.wire.code import CodeCache, CodeMissing, dump_result
+from ddlf.wire.code import CodeCache, CodeMissing, dump_result, unpickle
 from ddlf.wire.frame import Frame, Limits
 from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
@@ -110,10 +110,11 @@ class Worker(IWorker):
         self.variables: dict[str, Any] = {}
         self.datasets = HeldData()
         self._shown: list[str] = []
-        self.methods = hosting.Methods(session_dir, persist_dir)
+        unpickle = self._make_unpickle()
+        self.methods = hosting.Methods(session_dir, persist_dir, unpickle)
         self._namespace: dict[str, Any] = {"self": self}
         self._activity = activity
-        self._code = CodeCache()
+        self._code = CodeCache(unpickle)
         self._running: Job | None = None
         self._waiting: deque[Job] = deque()
         self._blocking_id = 0
@@ -130,6 +131,9 @@ class Worker(IWorker):
             )
         }
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
+
+    def _make_unpickle(self) -> Callable[[bytes], Any]:
+        return unpickle
 
     def import_from_master(self, ask: Callable[..., Any]) -> None:
         """Let methods import what lies below the script's folder on the master; see ``imports``."""

@@ -58,6 +58,29 @@ async def test_values_travel_as_bytes_so_nothing_is_shared(cluster):
     assert given == {"list": [1, 2]}
 
 
+async def test_classes_of_the_test_stay_as_they_are_and_each_worker_has_its_own(cluster):
+    seen = []
+
+    class Counted:
+        count = 0
+
+        def step(self):
+            type(self).count += 1
+            seen.append(self.count)
+            return self.count, len(seen)
+
+    step = Counted.step
+    for _ in range(2):  # each call sends them as they are here
+        assert await cluster.run_method(lambda counted: counted.step(), counted=Counted()) == [(1, 1)] * 3
+    assert Counted.step is step
+    assert (Counted.count, seen) == (0, [])
+    assert Counted().step() == (1, 1)
+    assert seen == [1], "the test's own list"
+    await cluster.add_method(lambda counted: counted.step(), name="step")
+    assert await cluster.run("step", counted=Counted()) == [(2, 2)] * 3
+    assert Counted.count == 1
+
+
 async def test_a_method_that_waits_can_be_cancelled_and_times_out(cluster):
     with pytest.raises(RequestTimeout):
         await cluster.options(timeout_s=0.1, workers=[1]).run_code("import asyncio; await asyncio.sleep(60)")
