@@ -43,8 +43,12 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
 def keeps_a_seed(model: Any) -> bool:
     """Whether TensorFlow's compiled training step draws random numbers from a seed that it was compiled with."""
     for cell in getattr(getattr(model, "train_function", None), "__closure__", None) or ():
-        for compiled in getattr(cell.cell_contents, "_list_all_concrete_functions", list)():
-            graph = compiled.graph.as_graph_def()
+        try:
+            compiled: list[Any] = getattr(cell.cell_contents, "_list_all_concrete_functions", list)()
+        except ValueError:  # an empty cell
+            continue
+        for concrete in compiled:
+            graph = concrete.graph.as_graph_def()
             nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
             if any(node.op.startswith(FROM_TRACING) for node in nodes):
                 return True

@@ -177,3 +177,15 @@ def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory(
         held.use([name])
     assert list(held) == ["c"]
     assert HeldData().use(["not here yet"]) is None
+
+
+def test_evaluations_of_the_same_data_share_one_feed():
+    from ddlf.training.evaluation import _feed
+
+    app = made(x_test=np.zeros((3, 2)), y_test=np.zeros(3))
+    first = _feed(app, "test", 2)
+    assert _feed(app, "test", 2) is first
+    assert _feed(app, "test", 3) is not first
+    app.x_test = np.ones((4, 2))
+    app.y_test = np.ones(4)
+    assert len(_feed(app, "test", 3).data[0]) == 4
