@@ -30,6 +30,9 @@ from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
 
+STOP_S = 2.0
+"""How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
+
 
 ORDERS = 4
 """So many rounds' orders of the samples are kept; each takes 1 to 8 bytes a sample."""
@@ -148,8 +151,8 @@ class Job:
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
 
     async def stop_workers(self) -> None:
-        """Send STOP: what still trains ends at its next batch."""
-        await self.cluster.options(on_error="return").run_method(replica.stop_training)
+        """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
+        await self.cluster.options(on_error="return", timeout_s=STOP_S).run_method(replica.stop_training)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.testing import in_process_cluster
+from ddlf.training.slots import Job
+from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -206,3 +208,12 @@ async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
     for kind, sentence in ((Without, r"set no self\.y_train"), (Fewer, "x_train has 203 rows, y_train 202")):
         with pytest.raises(AppError, match=sentence):
             await kind(small).train_sync(1)
+
+
+async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr("ddlf.training.slots.STOP_S", 0.1)
+    async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
+        job = Job.__new__(Job)
+        job.cluster = cluster
+        cluster.machine(2).cut_off()
+        await asyncio.wait_for(job.stop_workers(), PATIENCE_S)

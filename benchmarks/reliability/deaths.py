@@ -1,0 +1,237 @@
+"""A worker dies at a random moment of a run: while it is connected to, loads, builds, trains, or while the master evaluates.
+
+    python -m benchmarks.reliability.deaths [--how in-process] [--runs 100] [--seed 0]     executors that are objects of this process
+    python -m benchmarks.reliability.deaths --how local [--runs 100]                       processes of ``Cluster.local``
+    python -m benchmarks.reliability.deaths --how command [--runs 100]                     ``ddlf-worker``, started again when its daemon died
+
+Each run trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits, on three workers, of which one executor or daemon is killed
+(``kill -9``) at a moment that is drawn from the length of an undisturbed run. Every fifth run begins with new workers, so that it is also killed
+while it starts and is connected to; the others go on with those of the run before. The exit code is 1 if a run does not end, or ends with other
+bits in weights or optimizers, or a sample was not trained on exactly once an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from benchmarks.reliability.training import App, digest
+from benchmarks.reliability.workers import Workers
+from ddlf import Cluster
+from ddlf.testing import in_process_cluster
+from ddlf.testing.cluster import FaultyCluster
+
+WORKERS = 3
+ROUNDS = 4
+FRESH_EVERY = 5
+HANG_S = 300.0
+RESTART_S = 0.5
+"""After which a supervisor starts a daemon again."""
+
+Kill = Callable[[random.Random], Awaitable[str]]
+"""Kills something; returns what, or nothing if it found nothing."""
+
+
+@dataclass
+class Outcome:
+    """What came of all runs.
+
+    Args:
+        killed: How often what was killed, in which phase.
+        problems: Sentences.
+        ended: Runs, well or not.
+    """
+
+    killed: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    ended: int = 0
+
+
+class Trained(App):
+    """Says in which phase the run is."""
+
+    evaluate_every = 1
+    slots = WORKERS
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.phase = "connecting"
+
+    async def load_dataset(self) -> None:
+        """Load, and say so."""
+        self.phase = "loading"
+        await super().load_dataset()
+
+    async def create_model(self) -> None:
+        """Build, and say so."""
+        self.phase = "building"
+        await super().create_model()
+
+    def on_event(self, event: Any) -> None:
+        """Rounds have begun."""
+        self.phase = f"round {event.round}" if event.kind == "start" else self.phase
+
+    async def run(self) -> Trained:
+        """Connect, prepare, train and evaluate."""
+        await self.train_sync(master_epochs=ROUNDS, batch_size=128)
+        self.phase = "evaluating"
+        await self.evaluate_model()
+        return self
+
+
+async def turns(task: asyncio.Future[Any]) -> int:
+    """How many turns the event loop takes until a task is done."""
+    count = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        count += 1
+    return count
+
+
+async def deaths_in_process(runs: int, seed: int) -> Outcome:
+    """Moments are turns of the event loop, which no clock changes."""
+    chance, outcome = random.Random(seed), Outcome()
+    cluster: FaultyCluster = in_process_cluster(WORKERS)
+    length = {}
+    for fresh in (True, False):
+        running = asyncio.ensure_future(Trained(cluster).run())
+        length[fresh] = await turns(running)
+        expected = digest(await running)
+    for number in range(runs):
+        fresh = number % FRESH_EVERY == 0
+        if fresh:
+            await cluster.close()
+        app = Trained(cluster)
+        running = asyncio.ensure_future(app.run())
+        for _ in range(chance.randrange(length[fresh])):
+            await asyncio.sleep(0)
+        if not running.done() and len(cluster.machines) == WORKERS and chance.choice(cluster.machines).kill():
+            outcome.killed[f"executor while {app.phase}"] += 1
+        await check(running, app, expected, outcome)
+    await cluster.close()
+    return outcome
+
+
+async def deaths_of_processes(runs: int, seed: int, how: str) -> Outcome:
+    """Moments are seconds, of processes of this machine."""
+    chance, outcome = random.Random(seed), Outcome()
+    length: dict[bool, float] = {}
+    expected = ""
+    async with contextlib.AsyncExitStack() as stack:
+        cluster, supervisor = await new_cluster(how, stack)
+        for number in range(-2, runs):
+            fresh = number % FRESH_EVERY == 0 or number == -2
+            if fresh and number >= 0:
+                await stack.aclose()
+                cluster, supervisor = await new_cluster(how, stack)
+            app = Trained(cluster)
+            begin = time.monotonic()
+            running = asyncio.ensure_future(app.run())
+            if number >= 0:
+                await asyncio.wait([running], timeout=chance.uniform(0, length[fresh]))
+                what = kill_one(chance)
+                if what and not running.done():
+                    outcome.killed[f"{what} while {app.phase}"] += 1
+                if supervisor is not None:
+                    await supervisor()
+                await check(running, app, expected, outcome)
+            else:
+                await running
+                length[fresh], expected = time.monotonic() - begin, digest(app)
+    return outcome
+
+
+def kill_one(chance: random.Random) -> str:
+    """Kill a daemon or an executor below this process; returns which of the two, or nothing if there is none yet."""
+    found = {"daemon": [], "executor": []}  # type: dict[str, list[psutil.Process]]
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            if "ddlf-exec" in words or "ddlf.worker.executor" in words:
+                found["executor"].append(process)
+            elif "ddlf.cli.worker" in words:
+                found["daemon"].append(process)
+    kind = chance.choice(sorted(found))
+    if not found[kind]:
+        return ""
+    with contextlib.suppress(psutil.Error):
+        chance.choice(found[kind]).kill()
+    return kind
+
+
+async def new_cluster(
+    how: str, stack: contextlib.AsyncExitStack
+) -> tuple[Cluster, Callable[[], Awaitable[None]] | None]:
+    """Workers that were not there before, and what starts them again when a daemon has died, if the cluster does not."""
+    if how == "local":
+        cluster = Cluster.local(WORKERS)
+        stack.push_async_callback(cluster.close)
+        return cluster, None
+    workers = stack.enter_context(Workers())
+    started = [workers.start() for _ in range(WORKERS)]
+
+    async def start_again() -> None:
+        await asyncio.sleep(RESTART_S)
+        for index, (process, port) in enumerate(started):
+            if process.poll() is not None:
+                started[index] = await asyncio.to_thread(workers.start, port=port)
+
+    ports = [port for _, port in started]
+    cluster = Cluster(
+        ["127.0.0.1"] * WORKERS, ports, token_file=workers.token_file, connect_timeout_s=30, min_workers=WORKERS - 1
+    )
+    stack.push_async_callback(cluster.close)
+    return cluster, start_again
+
+
+async def check(running: asyncio.Future[Any], app: Trained, expected: str, outcome: Outcome) -> None:
+    """Wait for the end of a run and look at what it has come to."""
+    try:
+        async with asyncio.timeout(HANG_S):
+            await running
+    except TimeoutError:
+        outcome.problems.append(f"did not end within {HANG_S:g} s")
+    except Exception as error:
+        outcome.problems.append(f"ended with {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    else:
+        if digest(app) != expected:
+            outcome.problems.append(f"other bits: {digest(app)[:16]} instead of {expected[:16]}")
+        if not app.ledger.is_exact(ROUNDS):
+            outcome.problems.append("a sample was not trained on once an epoch")
+    outcome.ended += 1
+    print(f"\r{outcome.ended} runs ended", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--how", choices=("in-process", "local", "command"), default="in-process")
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    begin = time.monotonic()
+    if options.how == "in-process":
+        outcome = asyncio.run(deaths_in_process(options.runs, options.seed))
+    else:
+        outcome = asyncio.run(deaths_of_processes(options.runs, options.seed, options.how))
+    print(
+        f"{options.how}: {options.runs} runs, {outcome.killed.total()} workers killed, {time.monotonic() - begin:.0f} s"
+    )
+    for what, count in sorted(outcome.killed.items()):
+        print(f"  {count:>4} {what}")
+    print("\n".join(outcome.problems) or "all runs ended with the same bits, every sample once an epoch")
+    return bool(outcome.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Workers that die at random moments of a run, the short form."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.reliability.deaths import deaths_in_process, deaths_of_processes
+
+
+def test_workers_in_this_process_that_die_at_any_moment_change_no_bit():
+    outcome = asyncio.run(deaths_in_process(runs=3, seed=1))
+    assert outcome.problems == []
+    assert outcome.killed
+
+
+@pytest.mark.parametrize("how", ["local", "command"])
+def test_processes_that_are_killed_at_any_moment_change_no_bit(how):
+    outcome = asyncio.run(deaths_of_processes(runs=2, seed=1, how=how))
+    assert outcome.problems == []
