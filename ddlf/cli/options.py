@@ -98,7 +98,7 @@ def add_options(parser: Parser) -> None:
         "--evaluate-every",
         type=number("rounds", 0),
         metavar="N",
-        help="the test data, after every N rounds; 0: at the end",
+        help="evaluate the test data after every N rounds; 0: at the end only",
     )
     train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write a checkpoint there after every round")
     train.add_argument(
