@@ -19,17 +19,21 @@ import asyncio
 import os
 import signal
 import socket
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
+
+import cloudpickle
 
 from ddlf.errors import ConfigError
 from ddlf.launch.local import LocalWorkers
 from ddlf.net.listen import answer
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
-from ddlf.wire.code import OwnClasses
+from ddlf.wire.code import unpickle
 from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Executor, Options
@@ -50,6 +54,29 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
             assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
     """
     return FaultyCluster(lambda count: InProcessWorkers(count, proxied=proxied), n, dead_after_s)
+
+
+class OwnClasses:
+    """``unpickle`` for one of several receivers in the sender's own process: each gets classes of its own, as processes do.
+
+    cloudpickle knows classes that it has pickled, and would set the methods that arrive on the sender's class itself.
+    """
+
+    _lock = threading.RLock()
+
+    def __init__(self) -> None:
+        self._classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+
+    def __call__(self, data: bytes) -> Any:
+        """As ``unpickle``."""
+        tracker: Any = cloudpickle.cloudpickle
+        with self._lock:
+            before = tracker._DYNAMIC_CLASS_TRACKER_BY_ID
+            tracker._DYNAMIC_CLASS_TRACKER_BY_ID = self._classes
+            try:
+                return unpickle(data)
+            finally:
+                tracker._DYNAMIC_CLASS_TRACKER_BY_ID = before
 
 
 class InProcessWorker(Worker):

@@ -17,9 +17,7 @@ import os
 import pickle
 import sys
 import sysconfig
-import threading
 import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,29 +87,6 @@ def unpickle(data: bytes) -> Any:
             if missing
             else "install what is missing on the worker, and use the same Python version on all machines",
         ) from error
-
-
-class OwnClasses:
-    """``unpickle`` for one of several receivers in the sender's own process: each gets classes of its own, as processes do.
-
-    cloudpickle knows classes that it has pickled, and would set the methods that arrive on the sender's class itself.
-    """
-
-    _lock = threading.RLock()
-
-    def __init__(self) -> None:
-        self._classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-
-    def __call__(self, data: bytes) -> Any:
-        """As ``unpickle``."""
-        tracker: Any = cloudpickle.cloudpickle
-        with self._lock:
-            before = tracker._DYNAMIC_CLASS_TRACKER_BY_ID
-            tracker._DYNAMIC_CLASS_TRACKER_BY_ID = self._classes
-            try:
-                return unpickle(data)
-            finally:
-                tracker._DYNAMIC_CLASS_TRACKER_BY_ID = before
 
 
 class PickleOnce:
