@@ -393,6 +393,7 @@ class RemoteError(DDLFError):
         return f"{text}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
 
 
+OWN = ("message", "hint", "worker", "type_name", "remote_message", "remote_traceback", "attributes")
 OS_ERROR = ("errno", "strerror", "filename")
 
 
@@ -432,7 +433,9 @@ def _make(kind: type[Exception]) -> type[RemoteError]:
         if issubclass(base, ExceptionGroup | StopIteration | StopAsyncIteration | DDLFError):
             return RemoteError
         with contextlib.suppress(Exception):
-            made = type("RemoteError", (RemoteError, base), {"__module__": __name__, "_base": base})
+            # A property of theirs must not stand before what is this error's own, as that of TensorFlow's errors for ``message`` would.
+            own = dict.fromkeys(OWN, "")
+            made = type("RemoteError", (RemoteError, base), {"__module__": __name__, "_base": base, **own})
             _bare(made)
             return made
     return RemoteError

@@ -524,3 +524,27 @@ def test_a_file_that_is_missing_under_a_relative_path_is_said_to_be_looked_for_i
     assert f"relative paths begin at {tmp_path} there, so put it there" in str(error_of("data/x.npz"))
     assert isinstance(error_of("data/x.npz"), FileNotFoundError)
     assert error_of(str(tmp_path / "x.npz")).hint == ""
+
+
+class OfTensorFlow(Exception):
+    """Its errors have a message that cannot be set, and no way to make one from text."""
+
+    def __init__(self, node, message):
+        super().__init__(node, message)
+        self._message = message
+
+    @property
+    def message(self):
+        return self._message
+
+    @property
+    def hint(self):
+        raise RuntimeError("not here")
+
+
+def test_an_error_whose_class_has_properties_of_the_same_names_arrives():
+    arrived = arrive(raised(OfTensorFlow(None, "shapes differ")))
+    assert isinstance(arrived, OfTensorFlow)
+    assert isinstance(arrived, RemoteError)
+    assert "shapes differ" in str(arrived)
+    assert arrived.hint == ""
