@@ -103,7 +103,8 @@ class IApp:
         history: The records of all rounds so far, of every training since the last fresh one; ``history.to_keras()`` is a dict of lists.
         optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
             and with ``optimizer_state="fresh"``.
-        ledger: How often each sample was trained on in them.
+        ledger: How often each sample was trained on in them: what ``replica.fit`` was given; what an own ``train`` feeds without it counts as its
+            whole partition.
 
     Example::
 

@@ -109,7 +109,7 @@ async def train(job: Job) -> list[RoundRecord]:
             # old ones may still be on their way to a worker.
             progress.outer, progress.weights = job.outer.update(progress.outer, progress.weights, share, job.trainable)
             job.left(slot, number, result)
-            progress.ledger.add(part, epochs)
+            progress.ledger.add(part, epochs, result.fed)
             if slot in job.weights_out.held:
                 progress.held = {**progress.held, slot: job.weights_out.held[slot]}
             progress.slot_rounds[slot] = number + 1

@@ -28,7 +28,7 @@ from ddlf.training.precision import gain_of_bfloat16, set_precision
 from ddlf.training.randomness import keeps_a_seed, reseed
 from ddlf.worker.held import HeldData
 from ddlf.worker.methods import concurrent
-from ddlf.worker.trees import tree_map
+from ddlf.worker.trees import first_array, tree_map
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -79,6 +79,7 @@ class Replica:
         self._held = HeldData()
         self._feed: tuple[int, Feed] | None = None
         self._task: dict[str, Any] = {}
+        self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
         self._exchange = WorkerEnd()
         self._like: list[np.ndarray[Any, Any]] = []
         self._lossless: list[bool] = []
@@ -163,14 +164,15 @@ class Replica:
 
         Returns:
             ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer`` (None if it is not kept), ``samples``,
-            ``digest`` of the indices, ``metrics`` and what the model's metrics have counted, ``seconds``, ``stopped``.
+            ``digest`` of the indices, ``fed`` (see ``_otherwise_fed``), ``metrics`` and what the model's metrics have counted, ``seconds``,
+            ``stopped``.
 
         Raises:
             AppMissing: The slot's last round did not leave its state here.
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._task, self._told = task, {}
+        self._task, self._told, self._fed = task, {}, []
         slot = task["slot"]
         self._set_optimizer(slot, task["round"], task["optimizer"])
         self._exchange.begin(slot, task["round"], task["residual"])
@@ -190,6 +192,7 @@ class Replica:
             "optimizer": optimizer,
             "samples": len(task["indices"]),
             "digest": digest(task["indices"]),
+            "fed": self._otherwise_fed(),
             "metrics": metrics,
             "counted": self._counted(metrics),
             "seconds": time.perf_counter() - begin,
@@ -218,6 +221,34 @@ class Replica:
         if self._step_keeps_a_seed:
             model.train_function = None
 
+    def _chosen(self, indices: Any) -> np.ndarray[Any, Any]:
+        """What an own ``train`` has set as ``self.indices``.
+
+        Raises:
+            AppError: It is no list of numbers of samples.
+        """
+        found, n = np.asarray(indices), len(first_array(self.app.x_train))
+        if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
+            raise AppError(
+                f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
+                hint="choose from the indices that are there when train is called",
+            )
+        if found.min() < 0 or found.max() >= n:
+            outside = found.max() if found.max() >= n else found.min()
+            raise AppError(
+                f"self.indices has sample {outside}, but there are {n:,} samples, counted from 0",
+                hint="choose from the indices that are there when train is called",
+            )
+        return found
+
+    def _otherwise_fed(self) -> np.ndarray[Any, Any] | None:
+        """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
+        given, epochs = self._task["indices"], self._task["epochs"]
+        as_given = len(self._fed) == epochs and all(indices is given for indices in self._fed)
+        if as_given or not self._fed:
+            return None
+        return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
+
     def _set_optimizer(self, slot: int, number: int, state: Any) -> None:
         """Let the optimizer go on from where the slot's last round left it, wherever that was."""
         in_model, self._in_model = self._in_model, None  # until this round is over nothing is known of it
@@ -245,12 +276,15 @@ class Replica:
         import keras
 
         replica, indices, model = self, self.app.indices, self.app.model
+        if indices is not self._task.get("indices"):
+            indices = self.app.indices = self._chosen(indices)
         callbacks = list(callbacks)
         feed = self._feed_of(batch_size)
         first = self._task["epoch"]
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                replica._fed.append(indices)
                 feed.set_order(replica.order(indices, epoch - first))
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

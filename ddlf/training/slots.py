@@ -168,6 +168,7 @@ class SlotResult:
         compute_s: Seconds of local training, on the worker's clock.
         elapsed: Seconds from sending to having the update, on the master's.
         stopped: Whether it was ended early.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
         optimizer: The state of the optimizer after it; None if it is not kept.
         worker: Who carried it.
         bytes_out: Sent for it.
@@ -182,6 +183,7 @@ class SlotResult:
     compute_s: float
     elapsed: float
     stopped: bool
+    fed: np.ndarray[Any, Any] | None
     optimizer: Weights | None
     worker: int
     bytes_out: int
@@ -245,11 +247,22 @@ async def run_slot(
         compute_s=reply["seconds"],
         elapsed=time.perf_counter() - begin,
         stopped=reply["stopped"],
+        fed=_checked(reply.get("fed"), job.samples, worker),
         optimizer=[np.asarray(array) for array in reply["optimizer"]] if job.keep_optimizer else None,
         worker=worker.id,
         bytes_out=worker.bytes_sent - out,
         bytes_back=worker.bytes_received - back,
     )
+
+
+def _checked(fed: Any, samples: int, worker: ProxyWorker) -> np.ndarray[Any, Any] | None:
+    if fed is None:
+        return None
+    if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
+        raise ProtocolError("says no numbers of samples that it trained on", worker=worker.name)
+    if fed.min() < 0 or fed.max() >= samples:
+        raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker.name)
+    return fed
 
 
 async def _order(samples: int, seed: int, number: int) -> Indices:

@@ -69,7 +69,7 @@ async def train(job: Job) -> list[RoundRecord]:
             job.left(slot, number, result)
             speed = result.samples * epochs / max(result.compute_s, 1e-9)
             progress.speeds[slot] = smooth_speed(progress.speeds[slot], speed)
-            progress.ledger.add(partitions[slot], epochs)
+            progress.ledger.add(partitions[slot], epochs, result.fed)
         progress.held = dict(job.weights_out.held)
         progress.round = number + 1
         progress.version += 1

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
-from ddlf.errors import AppError
+from ddlf.errors import AppError, RemoteError
 from ddlf.testing import in_process_cluster
 from ddlf.training.evaluation import compute
 from tests.training.models import Blobs, app, distance, equal
@@ -311,3 +311,51 @@ async def test_a_run_resumed_on_more_workers_uses_them_unless_slots_are_given(cl
         assert resumed.ledger.is_exact(len(resumed.history))
         assert ("slots     1 on 2 workers, 1 in reserve" in capsys.readouterr().out) == (slots == 1)
     assert records[-1].workers == (1, 2)
+
+
+# -- what the ledger counts ----------------------------------------------------------------------------------------------
+
+
+class Fewer(Blobs):
+    """Trains on every second sample of its part, or on something that is not there."""
+
+    choose = "half"
+
+    def train(self, weights, worker_epochs, batch_size):
+        self.indices = self.indices[::2] if self.choose == "half" else np.append(self.indices, 1000)
+        return super().train(weights, worker_epochs, batch_size)
+
+
+@both_modes
+async def test_the_ledger_counts_what_an_own_train_gave_to_fit(cluster, mode):
+    trained = Fewer(cluster)
+    trained.mode, trained.slots = mode, 2
+    await trained.train_model()
+    assert trained.ledger.counts.sum() == 2 * (51 + 51)  # of 102 and 101 samples, twice
+    assert not trained.ledger.is_exact(2)
+
+
+async def test_training_on_a_sample_that_is_not_there_is_told(cluster):
+    trained = Fewer(cluster)
+    trained.choose = "outside"
+    with pytest.raises(RemoteError, match=r"self.indices has sample 1000, but there are 203 samples, counted from 0"):
+        await trained.train_sync()
+
+
+async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
+    class Stopping(Blobs):
+        worker_epochs = 3
+        master_epochs = 3
+
+        async def create_model(self):
+            import keras
+
+            await super().create_model()
+            self.callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.stop(epoch))]
+
+        def stop(self, epoch):
+            self.model.stop_training = epoch == 1
+
+    trained = Stopping(cluster)
+    await trained.train_sync()
+    assert trained.ledger.is_exact(2)
