@@ -156,7 +156,7 @@ def kill_one(chance: random.Random) -> str:
     found = {"daemon": [], "executor": []}  # type: dict[str, list[psutil.Process]]
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            words = " ".join(process.cmdline())
+            words = " ".join([process.name(), *process.cmdline()])
             if "ddlf-exec" in words or "ddlf.worker.executor" in words:
                 found["executor"].append(process)
             elif "ddlf.cli.worker" in words:

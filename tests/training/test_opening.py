@@ -11,6 +11,7 @@ import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.testing import in_process_cluster
+from ddlf.training.opening import Opening
 from ddlf.training.slots import Job
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
@@ -217,3 +218,11 @@ async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(
         job.cluster = cluster
         cluster.machine(2).cut_off()
         await asyncio.wait_for(job.stop_workers(), PATIENCE_S)
+
+
+async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_began():
+    app = Blobs(None)
+    opening = Opening(app)
+    sent = opening._pickle(app)
+    app.lock = threading.Lock()  # as a user's on_round might, and it cannot be sent
+    assert opening._pickle(app) is sent
