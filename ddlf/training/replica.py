@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ddlf.algorithms.weights import is_float
 from ddlf.errors import AppError, AppMissing
 from ddlf.training.callbacks import look_at_batches
 from ddlf.training.data import batches, check_data, content, contents, rows_of
@@ -384,7 +385,21 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
             f"train returned a {type(outcome).__name__}" + (f" with a {type(update).__name__} first" * with_metrics),
             hint="return the update, weights before minus weights after, as a list of arrays; or (update, metrics)",
         ) from None
-    return arrays, scalars(metrics)
+    told = scalars(metrics)
+    for place, weight in enumerate(weights if len(arrays) == len(weights) else ()):
+        if arrays[place].shape != weight.shape:
+            raise AppError(
+                f"{type(app).__name__}.train returned an array of shape {arrays[place].shape} for weight {place + 1} of shape {weight.shape}",
+                hint="return weights before minus weights after, in the order of model.weights",
+            )
+    if len(arrays) != len(weights):
+        raise AppError(
+            f"{type(app).__name__}.train returned {len(arrays)} arrays for {len(weights)} weights",
+            hint="return weights before minus weights after, one array for each of model.weights",
+        )
+    # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
+    pairs = zip(arrays, weights, strict=True)
+    return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
 
 
 def describe_weights(model: Any) -> list[list[Any]]:

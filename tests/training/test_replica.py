@@ -10,7 +10,7 @@ from ddlf.errors import AppError
 from ddlf.training.data import check_data
 from ddlf.training.optimizer_state import final_weights, read_optimizer
 from ddlf.training.randomness import reseed
-from ddlf.training.replica import Replica, describe_weights
+from ddlf.training.replica import Replica, describe_weights, run_train
 from ddlf.worker.held import HeldData
 from tests.training.models import Blobs, blobs, equal, small_model
 
@@ -415,3 +415,23 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
         assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply["metrics"], abs=1e-6)
         after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]
         assert max(np.abs(a - b).max() for a, b in zip(after, plain.get_weights(), strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        ([np.zeros(3)], "Mine.train returned 1 arrays for 2 weights; return weights before minus"),
+        (([np.zeros(3)] * 2, {}), r"Mine.train returned an array of shape \(3,\) for weight 2 of shape \(2, 2\)"),
+        ((np.zeros(3), np.zeros((2, 2)), 5), "Mine.train returned 3 arrays for 2 weights"),
+    ],
+)
+def test_an_update_of_other_shapes_is_refused_where_the_app_is_known(outcome, sentence):
+    weights = [np.zeros(3, np.float32), np.zeros((2, 2), np.float32)]
+    with pytest.raises(AppError, match=sentence):
+        run_train(type("Mine", (), {"train": lambda *_: outcome})(), weights, 1, 1)
+
+
+def test_an_update_of_float64_becomes_one_of_the_weights_type():
+    weights = [np.zeros(3, np.float32), np.zeros(1, np.int64)]
+    update, _ = run_train(type("Mine", (), {"train": lambda *_: [np.ones(3), np.zeros(1, np.int64)]})(), weights, 1, 1)
+    assert [array.dtype for array in update] == [np.float32, np.int64]
