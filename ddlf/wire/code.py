@@ -18,10 +18,10 @@ import pickle
 import sys
 import sysconfig
 import types
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -55,7 +55,9 @@ def pickle_object(value: Any) -> bytes:
     """
     with _own_modules_by_value():
         try:
-            data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+            file = io.BytesIO()
+            _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+            data = file.getvalue()
         except Exception as error:  # whatever an object's own __reduce__ raises
             path = _find_culprit(value, _name_of(value), 0, set())
             raise NotPicklable(
@@ -68,6 +70,30 @@ def pickle_object(value: Any) -> bytes:
             hint="pass arrays as arguments, or use set_variable",
         )
     return data
+
+
+_Cached = type(functools.cache(len))
+"""What ``functools.cache`` and ``lru_cache`` make: neither a function nor a class."""
+
+
+def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
+    """cloudpickle would send it by name, which means something on a worker only for one of an installed module."""
+    module = sys.modules.get(value.__module__)
+    own = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
+    found: Any = module
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is value and not own:
+        return str(value.__qualname__)
+    return _cache, (value.__wrapped__, value.cache_parameters()), vars(value)
+
+
+def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = ChainMap({_Cached: _reduce_cached}, cloudpickle.CloudPickler.dispatch_table)
 
 
 def unpickle(data: bytes) -> Any:
@@ -256,6 +282,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
         yield "", value.__func__
+    elif isinstance(value, _Cached):
+        yield "", value.__wrapped__
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, types.FunctionType):
@@ -322,7 +350,7 @@ def _text(error: Exception) -> str:
 
 def _can_pickle(value: Any) -> bool:
     try:
-        cloudpickle.CloudPickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception:
         return False
     return True

@@ -6,6 +6,7 @@ import contextvars
 import functools
 import hashlib
 import pickle
+import re
 import socket
 import sqlite3
 import subprocess
@@ -252,6 +253,10 @@ UNSENDABLE = {
         Unwilling,
         f"Unwilling (a {__name__}.Unwilling) cannot be sent to a worker (ValueError: not me)",
     ),
+    "cache": (
+        lambda: functools.cache(lambda: LOCK),
+        "_lru_cache_wrapper -> global 'LOCK' (a _thread.lock)",
+    ),
     "error without text": (
         Speechless,
         f"Speechless (a {__name__}.Speechless) cannot be sent to a worker (Odd: no text)",
@@ -381,7 +386,41 @@ def test_modules_beside_the_script_travel_by_value(tmp_path):
     assert run_python(theirs / "receive.py", theirs, input=sent).decode().split() == ["1045", "1000", "3", "False"]
 
 
+CACHED = """
+import functools, sys, neighbour
+from ddlf.wire.code import pickle_object
+
+@functools.lru_cache(maxsize=7)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+def method(n):
+    return fib(n), neighbour.double(n), fib.cache_info().maxsize, fib.__module__
+
+sys.stdout.buffer.write(pickle_object([method, fib, neighbour.double]))
+"""
+CACHED_RECEIVER = """
+import sys
+from ddlf.wire.code import pickle_object, unpickle
+method, fib, double = unpickle(pickle_object(unpickle(sys.stdin.buffer.read())))
+print(*method(30), fib(30), double(4), method.__globals__["fib"].cache_info().misses)
+"""
+
+
+def test_functions_with_a_cache_travel_by_value(tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    (mine / "script.py").write_text(CACHED)
+    (mine / "neighbour.py").write_text("import functools\n@functools.cache\ndef double(x):\n    return 2 * x\n")
+    (theirs / "receive.py").write_text(CACHED_RECEIVER)
+    sent = run_python(mine / "script.py", mine)
+    answer = run_python(theirs / "receive.py", theirs, input=sent).decode().split()
+    assert answer == ["832040", "60", "7", "__main__", "832040", "8", "31"]
+
+
 def test_installed_modules_travel_by_name():
+    assert unpickle(pickle_object(re._compile_repl)) is re._compile_repl  # a function with a cache
     assert b"numpy" in pickle_object(__import__("numpy").linalg.norm)
     assert len(pickle_object(__import__("numpy").linalg.norm)) < 100
     assert len(pickle_object(pickle_object)) < 100, "also DDLF's own functions, wherever it lies"
