@@ -368,15 +368,14 @@ class RemoteError(DDLFError):
         RemoteError.__init__(error, name, *arguments, worker=worker)
         return error
 
-    def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...] | None) -> None:
+    def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...]) -> None:
         """Take over what the exception on the worker had."""
         self.attributes = attributes
         for name, value in attributes.items():
             # Into the object itself: a property of the class would be code.
             if not hasattr(RemoteError, name) and name not in self.__dict__ and not name.startswith("__"):
                 self.__dict__[name] = value
-        if args is not None:
-            self.args = args
+        self.args = args
         self._fill()
 
     def _fill(self) -> None:

@@ -158,7 +158,8 @@ def where_modules_come_from(name: str) -> str:
 def _carried(error: BaseException) -> dict[str, Any]:
     """The arguments and attributes of an exception that are data."""
     facts: dict[str, Any] = {}
-    if error.args and _is_data(list(error.args)) and error.args != (_text(error),):
+    text = _text(error)  # the other side takes it for the only argument
+    if error.args != ((text,) if text else ()) and _is_data(list(error.args)):
         facts["args"] = list(error.args)
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__") and _is_data(value)}
     if isinstance(error, OSError):
@@ -213,7 +214,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     attributes, args = facts.get("attributes", {}), facts.get("args")
     if not all(type(key) is str for key in attributes):
         raise TypeError("names are text")
-    remote.adopt(dict(attributes), None if args is None else tuple(args))
+    remote.adopt(dict(attributes), tuple(args) if args is not None else (message,) if message else ())
     for note in facts.get("notes", ()):
         remote.add_note(note)
     return remote

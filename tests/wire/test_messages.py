@@ -348,6 +348,24 @@ def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_what_it_ca
         assert str(arrived).startswith(f"worker 2 (10.0.0.7:9000): {__name__}.{kind.__qualname__}: batch 7\n")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(),
+        ValueError("no"),
+        ValueError(""),
+        ValueError(5),
+        KeyError("k"),
+        ValueError("a", "b"),
+        BadBatch(1, where=""),
+        type("Silent", (Exception,), {"__str__": lambda self: "a text"})(),
+    ],
+    ids=repr,
+)
+def test_arguments_of_an_error_arrive_as_they_were(error):
+    assert arrive(raised(error)).args == error.args
+
+
 def test_a_class_is_known_without_an_import_and_without_asking_the_module(monkeypatch):
     class Lazy(types.ModuleType):
         def __getattr__(self, name):
