@@ -604,6 +604,7 @@ class Cluster:
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> None:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
+        checked_function(method, "add_method")
         options = dict(name=name, persist=persist, concurrent=concurrent)
         await self._all("add_method", method, **options)
         request = Request("add_method", method, **options)  # another one: it outlives the call

@@ -885,6 +885,7 @@ class ProxyWorker(IWorker):
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> Any:
         """See ``IWorker``."""
+        checked_function(method, "add_method")
         return await self.rpc(Request("add_method", method, name=name, persist=persist, concurrent=concurrent))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> Any:
@@ -962,15 +963,15 @@ def _code_is_missing(facts: Any) -> bool:
         return False
 
 
-def checked_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what ``run_method`` was given if it can run.
+def checked_function(method: Callable[..., Any], call: str = "run_method") -> Callable[..., Any]:
+    """Return what ``run_method``, or another call, was given if it can run.
 
     Raises:
         TypeError: It is no function.
     """
     if not callable(method):
         raise TypeError(
-            f"run_method takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
+            f"{call} takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
         )
     return method
 

@@ -126,6 +126,10 @@ async def test_wrong_kinds_of_arguments_are_refused_before_anything_is_sent(clus
         await cluster.run_method("calculate")
     with pytest.raises(TypeError, match="run_method takes a function, got a str"):
         await cluster.workers[0].run_method("calculate")
+    for host in (cluster, cluster.workers[0]):
+        for nothing in (None, "calculate"):
+            with pytest.raises(TypeError, match="add_method takes a function, got a "):
+                await host.add_method(nothing, name="calculate")
     assert [worker.bytes_sent for worker in cluster.workers] == before
 
 
