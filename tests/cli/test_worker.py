@@ -142,7 +142,7 @@ def test_no_option_turns_the_token_off():
     options = set(re.findall(r"--[\w-]+", ended.stdout))
     assert options - {"--help"} == {
         *("--port", "--host", "--token-file", "--insecure-plaintext", "--tls-ca", "--tls-cert", "--tls-key"),
-        *("--state-dir", "--quiet", "--exit-with-parent", "--ready-fd"),
+        *("--state-dir", "--quiet", "--exit-with-parent", "--ready-fd", "--template-fd"),
     }
 
 
