@@ -54,6 +54,7 @@ from ddlf.worker.methods import NAME
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
+BUSY_RETRY_S = 0.1
 EXIT_NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
 RECONNECT_S = 30.0
@@ -559,6 +560,10 @@ class ProxyWorker(IWorker):
                         stderr_tail=last["stderr_tail"],
                     ) from None
                 busy = status["busy"]
+                if busy and not self.guest and loop.time() <= deadline:
+                    # What a master before this one left running: its daemon ends that, some seconds after it was gone.
+                    await asyncio.sleep(BUSY_RETRY_S)
+                    continue
                 if busy:
                     raise ConnectError(
                         f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
