@@ -289,8 +289,8 @@ def rule(name: str) -> Rule:
     if kind == "trimmed" and colon:
         try:
             return TrimmedMean(beta=float(beta))
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            raise ConfigError(f"merge {name!r}: {error.message}", hint="write it as trimmed:0.2") from None
         except ValueError:
             raise ConfigError(f"merge {name!r}: {beta!r} is not a number", hint="write it as trimmed:0.2") from None
     found = _RULES.get(name)

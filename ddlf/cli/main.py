@@ -129,8 +129,12 @@ def main(argv: list[str] | None = None) -> None:
 def _main(argv: list[str]) -> NoReturn:
     top = parser()
     names = ("run", "status", "bench", "stop", "clean", "token")
-    if argv[:1] == ["help"]:
+    while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version", "--schema"):
+        later = next((word for word in argv if word in names), None)
+        if later is not None:
+            top.error(f"{argv[0]} stands before the command; write: ddlf {later} {argv[0]} ...")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         near = difflib.get_close_matches(argv[0], (*names, "worker"), 1)
         if near == ["worker"]:

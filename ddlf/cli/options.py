@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Parser, number
 from ddlf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddlf.app import IApp
 
 SETTINGS = (
     "mode",
@@ -147,15 +150,32 @@ def check_cluster_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: The text names them.
     """
-    if options.local:
+    from ddlf.config import find_config
+
+    if options.local or not (options.hosts or find_config(options.config)):
         unused = given(options, ("token_file", "insecure_plaintext", "wait"))
-        if unused:
+        if unused and options.local:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect with --local",
                 hint="its workers are new ones, and this process's own",
+            )
+        if unused:
+            raise ConfigError(
+                f"{', '.join(unused)} has no effect without --hosts or a cluster file, which is not here",
+                hint="name it with --config PATH",
             )
     elif options.insecure_plaintext and not options.hosts:
         raise ConfigError(
             "--insecure-plaintext has no effect without --hosts",
             hint="in a cluster file it is insecure_plaintext under security",
         )
+
+
+def check_app_options(options: argparse.Namespace, app: IApp) -> None:
+    """Refuse options that would have no effect on the app as it is set.
+
+    Raises:
+        ConfigError: The text names them.
+    """
+    if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None:
+        raise ConfigError("--checkpoint-every has no effect without --checkpoint DIR", hint="give it, too")

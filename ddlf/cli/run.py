@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.options import check_cluster_options
+from ddlf.cli.options import check_app_options, check_cluster_options
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
@@ -98,6 +98,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     cluster, described = resolve_cluster(options)
     if is_app:
         app = prepare_app(target, cluster, options)
+        check_app_options(options, app)
         if options.save:
             from ddlf.training.evaluation import check_path
 

@@ -189,7 +189,9 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
     app.takeover = app.takeover or options.takeover
     for key, text in _parameters(options):
         default = getattr(target, key, property())
-        if key.startswith("_") or callable(default) or isinstance(default, property):
+        if hasattr(target, key) and (callable(default) or isinstance(default, property)):
+            raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
+        if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
         setattr(app, key, _value(key, text, default))
     return app
@@ -199,8 +201,11 @@ def _near(target: type[IApp], key: str) -> str:
     """What was meant; else the attributes that the app itself has, not all settings there are."""
     from ddlf.app import IApp
 
+    def is_plain(value: Any) -> bool:
+        return not (callable(value) or isinstance(value, property))
+
     def plain(cls: type) -> list[str]:
-        return [name for name in dir(cls) if not name.startswith("_") and not callable(getattr(cls, name))]
+        return [name for name in dir(cls) if not name.startswith("_") and is_plain(getattr(cls, name))]
 
     near = difflib.get_close_matches(key, plain(target), 1)
     if near:

@@ -254,7 +254,7 @@ def test_rules_are_chosen_by_name():
         ("", "unknown merge ''"),
         ("trimmed:", "'' is not a number; write it as trimmed:0.2"),
         ("trimmed:a", "'a' is not a number"),
-        ("trimmed:0.5", r"beta must be in \[0, 0.5\), got 0.5"),
+        ("trimmed:0.5", r"merge 'trimmed:0.5': beta must be in \[0, 0.5\), got 0.5"),
         ("trimmed:-0.1", "beta must be in"),
         ("trimmed:nan", "beta must be in"),
     ],

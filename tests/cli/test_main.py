@@ -66,6 +66,7 @@ def test_help_shows_first_steps_and_every_command():
     [
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
         (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, clean, token"),
+        (["-c", "x.yaml", "status"], "-c stands before the command; write: ddlf status -c ..."),
         (["run"], "the following arguments are required: app"),
         (["token"], "the following arguments are required: ACTION"),
         (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),

@@ -131,8 +131,10 @@ def test_options_win_over_attributes_and_are_read_as_their_type():
         ("rate", "-p takes KEY=VALUE, got 'rate'"),
         ("=5", "-p takes KEY=VALUE, got '=5'"),
         ("raet=1", "-p raet: Settings has no attribute 'raet', did you mean 'rate'?"),
-        ("train=1", "-p train: Settings has no attribute 'train'"),
+        ("train=1", "-p train: Settings.train is no setting; define it in the class"),
         ("_x=1", "-p _x: Settings has no attribute '_x'"),
+        ("model=1", "-p model: Settings.model is no setting; define it in the class"),
+        ("modle=1", "-p modle: Settings has no attribute 'modle', did you mean 'mode'?"),
         ("layers=many", "-p layers=many: expected an int"),
         ("layers=1.5", "-p layers=1.5: expected an int"),
         ("fast=1", "-p fast=1: expected a bool"),
@@ -601,6 +603,23 @@ def test_what_a_file_gives_to_ddlf_main_is_what_is_meant(app):
 )
 def test_options_that_would_have_no_effect_are_refused_by_name(app, arguments, sentence):
     ended = app("async def main(cluster): pass\n", "--local", "1", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error  {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--wait"],
+            "--wait has no effect without --hosts or a cluster file, which is not here; name it with --config",
+        ),
+        (["--token-file", "x"], "--token-file has no effect without --hosts or a cluster file"),
+        (["--checkpoint-every", "3"], "--checkpoint-every has no effect without --checkpoint DIR; give it, too"),
+    ],
+)
+def test_options_that_need_another_one_are_refused_without_it(app, arguments, sentence):
+    ended = app("import ddlf\nclass App(ddlf.IApp): pass\n", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"error  {sentence}")
 
