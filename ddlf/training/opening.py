@@ -159,11 +159,11 @@ async def crew_of(app: Any, seed: int | None = None, *, backups: bool = True) ->
     begin = time.perf_counter()
     opening = Opening(app)
     await app.connect()
-    app._run = opening.run
     try:
         async with Crew(
             app.cluster, opening.open, app.on_event, backups=backups, wait_s=app.wait_for_workers_s
         ) as crew:
+            app._run = opening.run  # not before: another run of this app may go on, and the crew refused
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()

@@ -195,6 +195,14 @@ async def test_two_runs_at_once_on_one_cluster_are_refused_in_one_sentence_and_o
     await second.train_sync(1)
 
 
+async def test_an_app_that_trains_and_is_asked_to_train_refuses_and_trains_on(small):
+    app, alone = Blobs(small), Blobs(small)
+    outcomes = await asyncio.gather(app.train_sync(2), app.train_sync(2), return_exceptions=True)
+    assert isinstance(outcomes[1], LeaseError)
+    await alone.train_sync(2)
+    assert equal(app.model.get_weights(), alone.model.get_weights())
+
+
 async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
     class Without(Blobs):
         async def load_dataset(self):
