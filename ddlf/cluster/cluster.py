@@ -31,7 +31,7 @@ from ddlf.errors import (
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
 from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
-from ddlf.wire.code import PickleOnce, pickle_object
+from ddlf.wire.code import PickleOnce, Snapshot
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -606,8 +606,8 @@ class Cluster:
         """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
         checked_function(method, "add_method")
         options = dict(name=name, persist=persist, concurrent=concurrent)
+        request = Request("add_method", Snapshot(method), **options)  # another one: it outlives the call
         await self._all("add_method", method, **options)
-        request = Request("add_method", method, **options)  # another one: it outlives the call
         self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
@@ -632,14 +632,15 @@ class Cluster:
             each: One value for each worker instead.
         """
         if each is None:
+            kept = _copy(value)
             await self._all("set_variable", name, value)
-            self._hosted.keep(self._hosted.variables, name, self._for_each(value))
+            self._hosted.keep(self._hosted.variables, name, self._for_each(kept))
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
         workers = list(self._workers)  # as they are now
+        own_of = {worker.id: _copy(own) for worker, own in zip(workers, each, strict=True)}
         await self._send([Request("set_variable", name, own) for own in each])
-        own_of = {worker.id: own for worker, own in zip(workers, each, strict=True)}
         self._hosted.keep(self._hosted.variables, name, own_of)
 
     async def get_variable(self, name: str) -> list[Any]:
@@ -707,17 +708,18 @@ class _Hosted:
         found = {}
         for worker in workers:
             old = hosted.get(worker.id, hosted.get(None, _GONE))
-            if old is not _GONE and old.args[0] is not method:
-                if pickle_object(old.args[0]) == pickle_object(method):
-                    old.args = (method,)  # so that the next comparison takes no time
+            if old is not _GONE and old.args[0].function is not method:
+                now = Snapshot(method)
+                if old.args[0].data == now.data:
+                    old.args = (now,)  # so that the next comparison takes no time
                 else:
-                    found[worker] = Request("add_method", method, **old.kwargs)
+                    found[worker] = Request("add_method", now, **old.kwargs)
         return found
 
     def requests_for(self, worker: ProxyWorker) -> list[Request]:
         """What gives a worker's new executor what the one before had.
 
-        The values are those that the variables were set to: this side keeps references to them, not copies.
+        Methods and values are those of the time when they were given, whatever this side has changed in them since.
         """
         methods = [values.get(worker.id, values.get(None, _GONE)) for values in self.methods.values()]
         variables = {name: values.get(worker.id, values.get(None, _GONE)) for name, values in self.variables.items()}
@@ -728,6 +730,13 @@ class _Hosted:
 
 
 _GONE = object()
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return bytes(value) if isinstance(value, memoryview) else copy.deepcopy(value)
+    except Exception:  # a class's own __deepcopy__, or something that has no second one
+        return value
 
 
 def _number(worker: ProxyWorker) -> int:

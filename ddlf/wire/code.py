@@ -115,6 +115,21 @@ def unpickle(data: bytes) -> Any:
         ) from error
 
 
+class Snapshot:
+    """A function as it is now, with what it uses: whatever becomes of that, this arrives.
+
+    Args:
+        function: What is pickled, once; ``data`` has the bytes.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.data = pickle_object(function)
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self.data,)
+
+
 class PickleOnce:
     """``pickle_object`` for one call to several workers: an object that goes to all of them is pickled for the first.
 

@@ -239,6 +239,9 @@ class Counted:
         self.times += 1
         return list, ((self.times,),)
 
+    def __deepcopy__(self, memo):
+        return self
+
 
 async def test_an_object_that_goes_to_several_workers_is_pickled_once_for_all_of_them():
     async with Cluster.local(3) as three:
@@ -719,6 +722,24 @@ async def test_methods_and_variables_that_all_have_are_there_again_after_a_crash
         await cluster.workers[1].run_code("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert await cluster.run(scaled, x=3) == [8, 35]
     assert [set(names) for names in await cluster.variables()] == [{"factor", "offset"}] * 2
+
+
+async def test_what_the_master_changes_later_changes_nothing_that_it_gave_before(cluster):
+    factor, table, own = [2], np.arange(3), [{"n": 1}, {"n": 2}]
+
+    def scaled(x):
+        return x * factor[0]
+
+    await cluster.add_method(scaled)
+    await cluster.set_variable("table", table)
+    await cluster.set_variable("own", each=own)
+    await cluster.set_variable("view", memoryview(b"abc"))
+    factor[0], table[0], own[1]["n"] = 9, 9, 9
+    await cluster.workers[1].restart()
+    assert await cluster.run("scaled", x=3) == [6, 6]
+    assert [found.tolist() for found in await cluster.get_variable("table")] == [[0, 1, 2]] * 2
+    assert await cluster.get_variable("own") == [{"n": 1}, {"n": 2}]
+    assert await cluster.get_variable("view") == [b"abc"] * 2
 
 
 async def test_a_worker_can_be_added_and_has_what_the_others_have(start_worker):
