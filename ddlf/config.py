@@ -200,7 +200,7 @@ class SecurityConfig(_Section):
 
 
 class RunConfig(_Section):
-    """Defaults of a run. An app's own attributes, arguments and command-line flags win over them."""
+    """Settings of ``ddlf run`` and ``ddlf.main``. They win over the app's own attributes, and command-line flags over them."""
 
     min_workers: Count | None = Field(default=None, description="Start with this many workers if some do not answer.")
     connect_timeout_s: float = Field(
@@ -238,7 +238,7 @@ class ClusterConfig(_Section):
         json_schema_extra={"minItems": 1, "maxItems": MAX_WORKERS},
     )
     security: SecurityConfig = Field(default=SecurityConfig(), description="The token's file, and certificates.")
-    run: RunConfig = Field(default=RunConfig(), description="Defaults of a run.")
+    run: RunConfig = Field(default=RunConfig(), description="Settings of a run.")
 
     @field_validator("version", mode="before")
     @classmethod

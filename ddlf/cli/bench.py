@@ -123,7 +123,7 @@ async def bench(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def _line(worker: ProxyWorker, way: Way | DDLFError) -> str:
-    name = f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  "
+    name = f"{worker.id:>3}  {worker.label:<21}  "
     if isinstance(way, DDLFError):
         return f"{name}{way}"
     return (

@@ -87,4 +87,4 @@ def held(status: dict[str, Any]) -> list[str]:
 
 
 def _row(worker: ProxyWorker, text: str) -> str:
-    return f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {text}"
+    return f"{worker.id:>3}  {worker.label:<21}  {text}"

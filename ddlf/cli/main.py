@@ -239,7 +239,7 @@ async def _status(options: argparse.Namespace) -> int:
         )
     else:
         for worker, answer in zip(workers, answers, strict=True):
-            print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {_describe(answer)}")
+            print(f"{worker.id:>3}  {worker.label:<21}  {_describe(answer)}")
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 
@@ -276,7 +276,7 @@ async def _stop(options: argparse.Namespace) -> int:
     workers = _cluster(options).workers
     used = {} if options.force else await _used(workers, options.timeout)
     for worker, who in used.items():
-        print(f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  in use by {who}")
+        print(f"{worker.id:>3}  {worker.label:<21}  in use by {who}")
     if used:
         done = "restarted" if options.restart else "stopped"
         raise LeaseError(
@@ -289,9 +289,7 @@ async def _stop(options: argparse.Namespace) -> int:
     )
     for worker, answer in zip(workers, answers, strict=True):
         done = "restarted" if options.restart else "stopped"
-        print(
-            f"{worker.id:>3}  {f'{worker.host}:{worker.port}':<21}  {answer if isinstance(answer, DDLFError) else done}"
-        )
+        print(f"{worker.id:>3}  {worker.label:<21}  {answer if isinstance(answer, DDLFError) else done}")
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 

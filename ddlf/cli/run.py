@@ -224,7 +224,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         )
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
-        from ddlf.config import find_config
+        from ddlf.config import find_config, load_config
 
         path = find_config(options.config)
         if path is not None:
@@ -234,7 +234,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
                 takeover=options.takeover,
                 pickle_results=options.pickle_results,
             )
-            return cluster, f"{path} ({_workers(cluster.N)})"
+            name = load_config(path).name
+            return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
     cores = os.cpu_count() or 1

@@ -187,7 +187,7 @@ class Cluster:
         if token_file is not None:
             security["token_file"] = token_file
         security["pickle_results"] = pickle_results or config.security.pickle_results
-        return cls(
+        cluster = cls(
             [worker.host for worker in config.workers],
             [worker.port for worker in config.workers],
             **security,
@@ -198,6 +198,9 @@ class Cluster:
             dead_after_s=config.run.dead_after_s,
             takeover=takeover,
         )
+        for worker, given in zip(cluster.workers, config.workers, strict=True):
+            worker.called = given.name or ""
+        return cluster
 
     @classmethod
     def local(
@@ -397,7 +400,7 @@ class Cluster:
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
-                where = f"{worker.host}:{worker.port}"
+                where = worker.label
                 reason = str(outcome).removeprefix(where).lstrip(": ")
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
         used = sum(isinstance(failure, LeaseError) for failure in failures)

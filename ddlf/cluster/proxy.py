@@ -173,6 +173,7 @@ class ProxyWorker(IWorker):
         guest: Ask without having the worker: status and measurements, also while another master has it.
 
     Attributes:
+        called: Its name in cluster.yaml; empty when it has none.
         replay: Returns the requests that a new executor gets before any other.
         how_ended: Returns the exit code of the worker's process, negative for a signal, where this side started it; None while it runs.
         revive: Starts the worker's process again if it has ended, where this side started it; returns its port.
@@ -202,6 +203,7 @@ class ProxyWorker(IWorker):
     ) -> None:
         self.host = host
         self.port = port
+        self.called = ""
         self.id = id
         self.N = N
         self.threads = threads
@@ -250,8 +252,13 @@ class ProxyWorker(IWorker):
 
     @property
     def name(self) -> str:
-        """As errors and tables show it."""
-        return f"worker {self.id} ({self.host}:{self.port})"
+        """As errors show it."""
+        return f"worker {self.id} ({self.label})"
+
+    @property
+    def label(self) -> str:
+        """Its name in cluster.yaml, else its address."""
+        return self.called or f"{self.host}:{self.port}"
 
     @property
     def connected(self) -> bool:

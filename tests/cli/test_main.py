@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from ddlf.cli.bench import Way, slow
+from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from tests.patience import PATIENCE_S
 from tests.processes import command, is_listening, python
@@ -40,6 +41,21 @@ def test_help_imports_nothing_of_weight():
         "print([name for name in heavy[:-1] if name in sys.modules])"
     )
     assert python(code) == "[]\n"
+
+
+def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port):
+    file, app = tmp_path / "cluster.yaml", tmp_path / "app.py"
+    app.write_text("async def main(cluster): pass\n")
+    file.write_text(
+        f"name: lab\nworkers: [{{name: pc03, host: 127.0.0.1, port: {free_port}}}]\nrun: {{connect_timeout_s: 0.1}}\n"
+    )
+    ended = ddlf("status", "-c", file)
+    assert ended.stdout.startswith("  1  pc03                   unreachable: 127.0.0.1:")
+    ended = ddlf("run", app, "-c", file)
+    assert ended.stdout == f"cluster   lab, {file} (1 worker)\n"
+    assert f"    1  pc03                   127.0.0.1:{free_port}: connection refused" in ended.stderr
+    (worker,) = Cluster.from_config(file).workers
+    assert worker.name == "worker 1 (pc03)"
 
 
 def test_help_shows_first_steps_and_every_command():
