@@ -639,7 +639,7 @@ class ProxyWorker(IWorker):
                     may_have_run=True,
                 )
                 self._drop(self._lost)
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None
 
     async def _give(self, id: int, what: str, name: str, file: str) -> None:
