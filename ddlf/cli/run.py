@@ -112,8 +112,9 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
         if not is_app:
             await target(cluster, **arguments)
             return 0
+        epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
         say(
-            f"training  {type(app).__name__}: {app.mode}, {app.master_epochs} epochs in rounds of {app.worker_epochs}, "
+            f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
             f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
         )
         return await _train(app, options.save, stop)
@@ -246,7 +247,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
 def _slots(slots: int | None, workers: int) -> str:
     if slots in (None, workers):
-        return f"worker x {workers} workers"
+        return f"worker x {_workers(workers)}"
     idle = workers - (slots or 0)
     reserve = f", {idle} in reserve" if idle > 0 else ""
     return f"slot, {slots} slot{'s' * (slots != 1)} on {_workers(workers)}{reserve}"

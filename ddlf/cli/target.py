@@ -153,6 +153,8 @@ def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
         if mains and mains[0].__module__ == module.__name__ and takes_a_cluster(mains[0]):
             print(f"target    {meant[0].__name__}; for main(cluster), which is there too: --target main", flush=True)
         return meant[0]
+    if not mains and inspect.isfunction(main):
+        raise AppError(f"main in {path} is not async", hint="write async def main(cluster), or run it with python")
     if not mains:
         raise AppError(f"{path} has nothing to run", hint=f"write {AN_APP}, or {A_FUNCTION}")
     return main

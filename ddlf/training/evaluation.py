@@ -146,6 +146,8 @@ def check_path(path: Path) -> None:
         raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
     if path.is_dir():
         raise ConfigError(f"a model is saved as a file, but {str(path)!r} is a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError(f"{str(path)!r} is there already and is read-only", hint="choose another name")
     if not folder.is_dir():
         raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -244,9 +244,9 @@ def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
         app.say(f"data      WARNING {sentence}")
     news = sum(facts["loaded"] for facts in opened.values())
     how = (
-        f"loaded on {news} workers in {max(facts['seconds'] for facts in opened.values()):.1f} s"
+        f"loaded on {news} worker{'s' * (news != 1)} in {max(facts['seconds'] for facts in opened.values()):.1f} s"
         if news
-        else f"already on all {len(opened)} workers, nothing loaded"
+        else f"already on {f'all {len(opened)} workers' if len(opened) > 1 else 'the worker'}, nothing loaded"
     )
     app.say(
         f"data      {first['samples']:,} samples of shape {tuple(first['shape'])}, content {first['fingerprint']}: {how}"

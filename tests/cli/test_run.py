@@ -66,7 +66,7 @@ def test_an_async_main_is_found_where_there_is_no_app(app):
     ("source", "sentence"),
     [
         ("x = 1\n", "has nothing to run; write a subclass of ddlf.IApp, or an async function main"),
-        ("def main(cluster): pass\n", "has nothing to run"),
+        ("def main(cluster): pass\n", r"is not async; write async def main\(cluster\), or run it with python"),
         ("from ddlf import IApp\n", "has nothing to run"),
         (
             "import ddlf\nclass A(ddlf.IApp): pass\nclass B(ddlf.IApp): pass\n",

@@ -153,7 +153,7 @@ def test_an_app_runs_as_a_script_too(environment):
         capture_output=True,
     )
     assert result.returncode == 0, result.stderr
-    assert "batch 64 per worker x 1 workers" in result.stdout
+    assert "2 epochs in rounds of 2, batch 64 per worker x 1 worker, seed 0" in result.stdout
     assert 0 < accuracy(result.stdout) <= 1
 
 

@@ -107,6 +107,16 @@ def test_a_backend_of_keras_that_there_is_not_is_refused_with_those_there_are(mo
         check_backend()
 
 
+def test_a_model_that_is_read_only_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "model.keras"
+    path.touch()
+    check_path(path)
+    # As for anybody but root, who may write to every file.
+    monkeypatch.setattr("os.access", lambda name, mode: name != path)
+    with pytest.raises(ConfigError, match="is there already and is read-only; choose another name"):
+        check_path(path)
+
+
 def test_a_path_that_no_model_can_be_saved_to_is_refused(tmp_path):
     (tmp_path / "folder.keras").mkdir()
     for name, sentence in (
