@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddlf import __version__
 from ddlf.cli.options import add_options
-from ddlf.cli.parsing import Parser, number, reader_may_leave
+from ddlf.cli.parsing import Parser, addresses, number, reader_may_leave
 from ddlf.errors import DDLFError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _add_cluster(parser: Parser) -> None:
     one.add_argument(
         "-c", "--config", type=Path, metavar="PATH", help="cluster file (default: $DDLF_CONFIG, ./cluster.yaml)"
     )
-    one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
+    one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     parser.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     parser.add_argument(

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Parser, number
+from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_options(parser: Parser) -> None:
     one = where.add_mutually_exclusive_group()
     one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
     one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
-    one.add_argument("--hosts", metavar="A:9000,B:9000", help="addresses of workers")
+    one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers")
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     where.add_argument("--takeover", action="store_true", help="take workers and checkpoints from another master")

@@ -93,3 +93,10 @@ def number(name: str, low: int, high: int | None = None) -> Any:
 
     parse.__name__ = name
     return parse
+
+
+def addresses(text: str) -> str:
+    """An argparse type: addresses with commas between them. None at all, as of an empty variable, must not mean another cluster."""
+    if not text.replace(",", "").strip():
+        raise argparse.ArgumentTypeError(f"names no worker, got {text!r}")
+    return text

@@ -83,6 +83,8 @@ def test_help_shows_first_steps_and_every_command():
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
         (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, clean, token"),
         (["-c", "x.yaml", "status"], "-c stands before the command; write: ddlf status -c ..."),
+        (["stop", "--hosts", ""], "argument --hosts: names no worker, got ''"),
+        (["run", "app.py", "--hosts", ","], "argument --hosts: names no worker, got ','"),
         (["run"], "the following arguments are required: app"),
         (["token"], "the following arguments are required: ACTION"),
         (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),
@@ -91,7 +93,7 @@ def test_help_shows_first_steps_and_every_command():
         (["status", "--token", "x"], "tokens on the command line are visible to other users; use --token-file"),
         (["status", "--config", "nofile.yaml"], "nofile.yaml"),
         (["status", "--hosts", "127.0.0.1:99999"], "99999"),
-        (["status", "--hosts", ","], "a cluster needs at least one worker"),
+        (["status", "--hosts", ","], "argument --hosts: names no worker"),
         (["status", "--hosts", "127.0.0.1:9,127.0.0.1:9"], "127.0.0.1:9 is named twice"),
     ],
 )
