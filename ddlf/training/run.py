@@ -72,6 +72,13 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
         check_callbacks(app)
         for sentence in callbacks.warnings(app.callbacks):
             app.say(f"callback  WARNING {sentence}")
+        for weight in app.model.non_trainable_weights:
+            kind = np.dtype(weight.dtype)
+            if kind.kind in "iu" and kind.itemsize > 1:  # booleans are masks, single bytes quantized: neither changes
+                app.say(
+                    f"model     WARNING the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+                    "each round, because only floats are merged; make it a float"
+                )
         check_test_data(app)
         job = await _job(app, samples, crew, mode, settings, fresh)
         progress = app._progress = job.progress

@@ -88,6 +88,16 @@ async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, 
     assert np.all(trained.model.layers[0].mask.numpy())
 
 
+async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_name(cluster, capsys):
+    for kind in ("int32", "bool", "float32"):
+        trained = with_mask(kind=kind)(cluster)
+        trained.verbose = True
+        await trained.train_sync(master_epochs=1)
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("mask' is of type int32: what layers count in it is lost after each round" in told) == (kind == "int32")
+        assert ("WARNING the weight" in told) == (kind == "int32")
+
+
 async def test_a_weight_that_is_trainable_and_no_float_is_refused_by_name(cluster):
     with pytest.raises(AppError, match=r"'masked_?\d*/mask' is of type int32 and trainable, but only floats"):
         await with_mask(trainable_mask=True, kind="int32")(cluster).train_sync()
