@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, ConnectError
 from ddlf.launch.local import LocalWorkers
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.05
 """Of the stop and go by which a worker is slowed: shorter than what anybody waits for, longer than the system's time slices."""
+PORT_TAKEN_S = (0.2, 0.5, 1.0, 2.0)
+"""Pauses before a dead worker's port is tried again: an outgoing connection of another program may have it for a moment."""
 
 
 def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
@@ -164,7 +166,16 @@ class ProcessWorkers(LocalWorkers):
         await process.wait()
         assert self._state is not None
         # A worker with a port of its own would keep its state in the user's folder.
-        self._processes[number - 1], _ = await self._start_one(self._ports[number - 1], "--state-dir", self._state.name)
+        for pause_s in (*PORT_TAKEN_S, None):
+            try:
+                started, _ = await self._start_one(self._ports[number - 1], "--state-dir", self._state.name)
+            except ConnectError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                self._processes[number - 1] = started
+                return
 
     async def revive(self, index: int) -> int:
         """See ``LocalWorkers``; what the test killed is dead until the test starts it again."""
