@@ -616,6 +616,7 @@ def test_options_that_would_have_no_effect_are_refused_by_name(app, arguments, s
         ),
         (["--token-file", "x"], "--token-file has no effect without --hosts or a cluster file"),
         (["--checkpoint-every", "3"], "--checkpoint-every has no effect without --checkpoint DIR; give it, too"),
+        (["--local", "1", "--takeover"], "--takeover has no effect here: the workers are new ones, and there are no"),
     ],
 )
 def test_options_that_need_another_one_are_refused_without_it(app, arguments, sentence):
