@@ -38,6 +38,7 @@ class Model:
             SimpleNamespace(path=f"layer/{number}", shape=shape, dtype="float32") for number, shape in enumerate(SHAPES)
         ]
         self.trainable_weights = self.weights
+        self.non_trainable_weights: list[Any] = []
         self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
         self._arrays = [np.zeros(shape, np.float32) for shape in SHAPES]
 

@@ -152,8 +152,12 @@ class LocalWorkers:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await _read_line(read_fd)
-        except TimeoutError:
-            raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # nobody would know it, and it may hold the port that the next one is to have
+            if isinstance(error, TimeoutError):
+                raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
+            raise
         return process, json.loads(line) if line else {}
 
     async def how_ended(self, index: int) -> int | None:

@@ -261,3 +261,17 @@ async def test_local_workers_end_with_their_master_however_it_ends(number, lefto
         end_of(pid)
     assert not any(is_listening(port) for port in facts["ports"])
     assert leftovers() == ([], [])
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process():
+    workers = LocalWorkers(1)
+    try:
+        await workers.start()
+        starting = asyncio.ensure_future(workers._start_one())
+        async with asyncio.timeout(PATIENCE_S):
+            while len(workers._started) == 1:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0)
+            starting.cancel()
+            assert await workers._started[-1].wait() == -signal.SIGKILL
+    finally:
+        await workers.stop()

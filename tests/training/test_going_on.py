@@ -303,7 +303,7 @@ async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp
 
     monkeypatch.setattr(CheckpointFolder, "open", slowly)
     running = asyncio.ensure_future(App(checkpoint=tmp_path).train_model())
-    await asyncio.to_thread(opened.wait)
+    assert await asyncio.to_thread(opened.wait, PATIENCE_S)
     running.cancel()
     await asyncio.sleep(0)
     go_on.set()
