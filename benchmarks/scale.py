@@ -152,7 +152,15 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     tokens = (os.environ["DDLF_TOKEN"].encode(),)
     limits = Limits()
-    facts = {"python": sys.version.split()[0], "numpy": "", "pid": 0, "host": "", "cores": 1, "threads": 1}
+    facts = {
+        "python": sys.version.split()[0],
+        "numpy": "",
+        "pid": 0,
+        "executor": "",
+        "host": "",
+        "cores": 1,
+        "threads": 1,
+    }
 
     async def greet(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
