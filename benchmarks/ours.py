@@ -58,11 +58,11 @@ async def _run(workload: Workload, workers: int, threads: int | None, settings: 
     ready = 0.0
 
     class Measured(workload.app_class()):  # type: ignore[misc]
-        async def prepare(self, *args: Any, **kwargs: Any) -> int:
+        def on_event(self, event: Any) -> Any:
             nonlocal ready
-            samples: int = await super().prepare(*args, **kwargs)
-            ready = time.monotonic()
-            return samples
+            if event.kind == "start" and not ready:
+                ready = time.monotonic()
+            return super().on_event(event)
 
     keeping = Keeping(Subtract(), [])
     async with Cluster.local(workers, threads=threads) as cluster:
