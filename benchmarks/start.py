@@ -98,7 +98,7 @@ def memory(workers: int) -> dict[str, float]:
     import psutil
 
     from ddlf import Cluster
-    from ddlf.training import PRELOADED
+    from ddlf.roles import PRELOADED
 
     def import_them(names: list[str]) -> None:
         import importlib

@@ -6,7 +6,7 @@ import json
 import time
 
 from apps.digits_cnn import DigitsCNN
-from ddlf.training.record import TrainingEvent
+from ddlf.record import TrainingEvent
 
 
 class Start(DigitsCNN):

@@ -8,20 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ddlf.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
     from ddlf.config import read_config
+    from ddlf.data.datasets import load_cifar10, load_mnist
     from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, RemoteError, RequestTimeout, WorkerLost
     from ddlf.iworker import IWorker
     from ddlf.script import main, run
     from ddlf.wire.messages import Request, Response
-    from ddlf.worker.datasets import load_cifar10, load_mnist
     from ddlf.worker.methods import concurrent
     from ddlf.worker.worker import Worker
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "ddlf.app": ("IApp",),
@@ -32,7 +32,7 @@ _HOMES = {
     "ddlf.iworker": ("IWorker",),
     "ddlf.script": ("main", "run"),
     "ddlf.wire.messages": ("Request", "Response"),
-    "ddlf.worker.datasets": ("load_cifar10", "load_mnist"),
+    "ddlf.data.datasets": ("load_cifar10", "load_mnist"),
     "ddlf.worker.methods": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),
 }

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlf.errors import AppError
-from ddlf.training import PRELOADED
-from ddlf.training.record import History, RoundRecord, TrainingEvent, fitted
+from ddlf.record import History, RoundRecord, TrainingEvent, fitted
+from ddlf.roles import PRELOADED
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
+    from ddlf.roles.replica import Replica
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
-    from ddlf.training.replica import Replica
     from ddlf.worker.worker import Worker
 
 EVALUATION_BATCH = 512
@@ -406,7 +406,7 @@ class IApp:
         Returns:
             Keras's metrics by name, ``"loss"`` among them.
         """
-        from ddlf.training.data import has
+        from ddlf.data.parts import has
         from ddlf.training.evaluation import evaluate, measured
 
         if not has(self, "test"):

@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from ddlf.errors import ConfigError
-from ddlf.timing import Timing
+from ddlf.liveness import Timing
 
 DEFAULT_PORT = 9000
 MAX_WORKERS = 4096

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
+
+from ddlf.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
+"""Of a hosted method."""
 
 
 class IWorker(ABC):
@@ -66,3 +72,31 @@ class IWorker(ABC):
     @abstractmethod
     async def shutdown(self) -> None:
         """End the worker's processes."""
+
+
+def checked_function(method: Callable[..., Any], call: str = "run_method") -> Callable[..., Any]:
+    """Return what ``run_method``, or another call, was given if it can run.
+
+    Raises:
+        TypeError: It is no function.
+    """
+    if not callable(method):
+        raise TypeError(
+            f"{call} takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
+        )
+    return method
+
+
+def method_name(method: str | Callable[..., Any]) -> str:
+    """The name of a hosted method, which may be given as the function that was added.
+
+    Raises:
+        ConfigError: It can be no name of one. Nothing of this kind is ever looked up.
+    """
+    name = method if isinstance(method, str) else getattr(method, "__name__", method)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{str(name)[:60]!r} is no name of a method",
+            hint="a name has letters, digits and underscores, up to 128, and begins with a letter",
+        )
+    return name

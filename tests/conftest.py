@@ -35,7 +35,14 @@ from tests.patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 USE_KERAS = (
-    *("tests/training/", "tests/test_app.py", "tests/testing/test_in_process.py", "tests/testing/test_plan.py"),
+    *(
+        "tests/training/",
+        "tests/roles/",
+        "tests/data/test_parts.py",
+        "tests/test_app.py",
+        "tests/testing/test_in_process.py",
+        "tests/testing/test_plan.py",
+    ),
     *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py", "tests/test_research.py"),
 )
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all these, and begins with them."""

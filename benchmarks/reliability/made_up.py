@@ -17,10 +17,11 @@ import numpy as np
 
 import ddlf
 from ddlf.errors import AppMissing, WorkerLost
-from ddlf.training import replica, run
+from ddlf.roles import replica
+from ddlf.roles.exchange import WorkerEnd
+from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.training import run
 from ddlf.training.crew import Crew
-from ddlf.training.exchange import WorkerEnd
-from ddlf.training.metrics import NOTHING_COUNTED
 from ddlf.wire.messages import Request
 
 SHAPES = ((40, 30), (7,))

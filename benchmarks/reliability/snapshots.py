@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.measure import Spread, table
 from benchmarks.reliability.made_up import SHAPES, App, Cluster, made_up
-from ddlf.training import journal
-from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.training.journal import JOURNAL
+from ddlf.checkpoints import journal
+from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.checkpoints.journal import JOURNAL
 
 SLOTS = 2
 SHARE = 0.1  # of the updates: the first ones and the last ones, whose cost is compared

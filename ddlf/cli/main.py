@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddlf import __version__
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser, addresses, number, reader_may_leave
 from ddlf.errors import DDLFError
+from ddlf.version import __version__
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

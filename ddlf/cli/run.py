@@ -19,7 +19,7 @@ from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
 from ddlf.errors import DDLFError, LeaseError
-from ddlf.training import PRELOADED
+from ddlf.roles import PRELOADED
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -85,7 +85,7 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
 
 async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     """Run an app or a function on the cluster that the options name; return the exit code."""
-    from ddlf.training.record import fitted
+    from ddlf.record import fitted
 
     say: Say = (lambda line: None) if options.quiet else (lambda line: print(fitted(line), flush=True))
     is_app = inspect.isclass(target)

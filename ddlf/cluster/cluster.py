@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, MAX_ATTEMPTS, ProxyWorker, checked_function, method_name
+from ddlf.cluster.proxy import CONNECT_TIMEOUT_S, MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import (
     ConfigError,
     ConnectError,
@@ -28,8 +28,9 @@ from ddlf.errors import (
     RemoteError,
     WorkerLost,
 )
+from ddlf.iworker import checked_function, method_name
+from ddlf.liveness import Timing
 from ddlf.net.tls import TOKEN_ONLY, Security, client_context
-from ddlf.timing import Timing
 from ddlf.tokens import Tokens, find_tokens, loopback_tokens
 from ddlf.wire.code import PickleOnce, Snapshot
 from ddlf.wire.messages import Request

@@ -23,11 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlf.cluster.liveness import Liveness, State
 from ddlf.cluster.pulse import Pulse
 from ddlf.cluster.sources import Sources
 from ddlf.errors import (
-    ConfigError,
     ConnectError,
     DDLFError,
     ExecutorCrashed,
@@ -38,18 +36,17 @@ from ddlf.errors import (
     VersionError,
     WorkerLost,
 )
-from ddlf.iworker import IWorker
+from ddlf.iworker import IWorker, checked_function, method_name
+from ddlf.liveness import Liveness, State, Timing
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
 from ddlf.net.silence import end_when_silent
 from ddlf.net.tls import TOKEN_ONLY, Security
-from ddlf.timing import Timing
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
 from ddlf.wire.messages import Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
-from ddlf.worker.methods import NAME
 
 log = logging.getLogger(__name__)
 
@@ -973,31 +970,3 @@ def _code_is_missing(facts: Any) -> bool:
         return facts["chain"][0][0] == CODE_MISSING and facts["may_have_run"] is False
     except (LookupError, TypeError):
         return False
-
-
-def checked_function(method: Callable[..., Any], call: str = "run_method") -> Callable[..., Any]:
-    """Return what ``run_method``, or another call, was given if it can run.
-
-    Raises:
-        TypeError: It is no function.
-    """
-    if not callable(method):
-        raise TypeError(
-            f"{call} takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
-        )
-    return method
-
-
-def method_name(method: str | Callable[..., Any]) -> str:
-    """The name of a hosted method, which may be given as the function that was added.
-
-    Raises:
-        ConfigError: It can be no name of one. Nothing of this kind is ever looked up.
-    """
-    name = method if isinstance(method, str) else getattr(method, "__name__", method)
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{str(name)[:60]!r} is no name of a method",
-            hint="a name has letters, digits and underscores, up to 128, and begins with a letter",
-        )
-    return name

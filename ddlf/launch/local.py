@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from ddlf.errors import ConnectError
 from ddlf.tokens import Tokens, new_token
-from ddlf.worker.daemon import child_environment
-from ddlf.worker.process import Template, can_fork
+from ddlf.worker.process import Template, can_fork, child_environment
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0

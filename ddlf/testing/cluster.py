@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
 from ddlf.launch.local import LocalWorkers
+from ddlf.liveness import Timing
 from ddlf.testing.network import Direction, FaultProxy, Kind
-from ddlf.timing import Timing
 
 Part = Literal["executor", "daemon", "both"]
 """Of a worker: the process that runs user code, the one that always answers, or both."""

@@ -24,7 +24,7 @@ from ddlf.testing.network import Direction
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
-    from ddlf.training.record import TrainingEvent
+    from ddlf.record import TrainingEvent
 
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {

@@ -29,8 +29,8 @@ from ddlf.algorithms.check import Verdict, scaled
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition
 from ddlf.algorithms.weights import is_float
+from ddlf.record import RoundRecord
 from ddlf.training.gather import tell_clipped, verdict_of
-from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, run_slot
 
 if TYPE_CHECKING:

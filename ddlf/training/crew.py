@@ -26,7 +26,7 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
-from ddlf.training.record import TrainingEvent
+from ddlf.record import TrainingEvent
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 log = logging.getLogger(__name__)

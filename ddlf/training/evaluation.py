@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.parts import batches, has
+from ddlf.data.trees import first_array
 from ddlf.errors import AppError, ConfigError
-from ddlf.training.data import batches, has
-from ddlf.training.feed import Feed, make_feed
-from ddlf.training.metrics import scalars
-from ddlf.training.model import fresh_names, ready_model
-from ddlf.worker.trees import first_array
+from ddlf.roles.feed import Feed, make_feed
+from ddlf.roles.keras_model import fresh_names, ready_model
+from ddlf.roles.metrics import scalars
 
 EVALUATION_BATCH = 512
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddlf.algorithms.check import Verdict, judge, scaled
 from ddlf.errors import BadUpdate
-from ddlf.training.record import TrainingEvent
+from ddlf.record import TrainingEvent
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job, SlotResult

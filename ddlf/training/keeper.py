@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.errors import CheckpointError, LeaseError
-from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.record import RoundRecord
 from ddlf.training.progress import Progress, arrays_of_slots
-from ddlf.training.record import RoundRecord
 from ddlf.training.residuals import Residuals
 
 RECENT = 256

@@ -16,16 +16,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data import parts
+from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.training import PRELOADED, data, replica
+from ddlf.roles import PRELOADED, replica
+from ddlf.roles.keras_model import fresh_names, ready_model
+from ddlf.roles.precision import WORTH_SAYING
+from ddlf.roles.replica import describe_weights
 from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
-from ddlf.training.model import fresh_names, ready_model
-from ddlf.training.precision import WORTH_SAYING
-from ddlf.training.replica import describe_weights
 from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
-from ddlf.worker.datasets import not_finite
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""
@@ -102,14 +103,14 @@ class Opening:
             before = dict(vars(app))
             await _make(app, app.load_dataset)
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
-            app._arrays_only = made <= {*data.NAMES, "_made"}
+            app._arrays_only = made <= {*parts.NAMES, "_made"}
         found: dict[str, str] = {}
         if hasattr(app, "x_train"):
-            data.check_data(app)
-            found = await asyncio.to_thread(data.contents, app)
-        all_found = all(name in found for name in data.NAMES if getattr(app, name, None) is not None)
+            parts.check_data(app)
+            found = await asyncio.to_thread(parts.contents, app)
+        all_found = all(name in found for name in parts.NAMES if getattr(app, name, None) is not None)
         self.wanted = found if app._arrays_only and all_found else {}
-        self.content.set_result(data.content(found) if found else "")
+        self.content.set_result(parts.content(found) if found else "")
         if not hasattr(app, "model"):
             import keras
 
@@ -237,10 +238,10 @@ def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     gain = max(facts["gain"] for facts in opened.values())
     if gain > WORTH_SAYING:
         app.say(f"precision float32; matrix products are {gain:.1f}x as fast in bfloat16 here: try mixed_bfloat16")
-    for name in data.NAMES:
+    for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app.say(f"data      WARNING {found} of {name} are NaN or infinite")
-    for sentence in data.look_alikes(app):
+    for sentence in parts.look_alikes(app):
         app.say(f"data      WARNING {sentence}")
     news = sum(facts["loaded"] for facts in opened.values())
     how = (

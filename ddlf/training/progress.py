@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.training.checkpoint import Checkpoint
-from ddlf.training.journal import record_of
+from ddlf.checkpoints.checkpoint import Checkpoint
+from ddlf.checkpoints.journal import record_of
+from ddlf.record import RoundRecord
 from ddlf.training.ledger import Ledger
-from ddlf.training.record import RoundRecord
 
 Weights = list[np.ndarray[Any, Any]]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.training.data import has
+from ddlf.data.parts import has
+from ddlf.record import RoundRecord
 from ddlf.training.evaluation import evaluate, maybe_await, measured, validate
-from ddlf.training.record import RoundRecord
 
 Weights = list[np.ndarray[Any, Any]]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from ddlf.algorithms.codec import codec
 from ddlf.errors import DDLFError
-from ddlf.training import replica
+from ddlf.record import TrainingEvent
+from ddlf.roles import replica
+from ddlf.roles.exchange import Residual
 from ddlf.training.crew import Crew
-from ddlf.training.exchange import Residual
-from ddlf.training.record import TrainingEvent
 from ddlf.wire.messages import Request
 
 FETCH_S = 30.0

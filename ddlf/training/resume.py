@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
-from ddlf.training.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
-from ddlf.training.describe import describe, describe_optimizer
+from ddlf.record import TrainingEvent
+from ddlf.roles.describe import describe, describe_optimizer
+from ddlf.roles.replica import describe_weights
 from ddlf.training.early import check_same_model
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress
-from ddlf.training.record import TrainingEvent
-from ddlf.training.replica import describe_weights
 from ddlf.training.settings import outer_of
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")

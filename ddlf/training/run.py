@@ -9,15 +9,15 @@ import numpy as np
 from ddlf.algorithms.merge import rule
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
-from ddlf.training import callbacks
+from ddlf.record import History
+from ddlf.roles import callbacks
+from ddlf.roles.metrics import MetricMerge
+from ddlf.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import WeightsOut
-from ddlf.training.metrics import MetricMerge
 from ddlf.training.opening import crew_of
-from ddlf.training.optimizer_state import final_weights, keeps_averages
-from ddlf.training.record import History
 from ddlf.training.reporting import Reporter
 from ddlf.training.residuals import Residuals
 from ddlf.training.resume import begin, check_folders

@@ -16,8 +16,8 @@ from ddlf.algorithms.check import POLICIES
 from ddlf.algorithms.merge import rule
 from ddlf.algorithms.outer import OuterOptimizer, outer_optimizer
 from ddlf.errors import ConfigError
+from ddlf.roles.precision import PRECISIONS
 from ddlf.training.exchange import check_codecs
-from ddlf.training.precision import PRECISIONS
 
 MODES = ("sync", "async")
 CHOICES = {

@@ -17,13 +17,13 @@ from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ProtocolError
-from ddlf.training import replica
+from ddlf.record import TrainingEvent
+from ddlf.roles import replica
+from ddlf.roles.metrics import MetricMerge
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import WeightsOut, read_update
 from ddlf.training.keeper import Keeper
-from ddlf.training.metrics import MetricMerge
 from ddlf.training.progress import Progress
-from ddlf.training.record import TrainingEvent
 from ddlf.training.reporting import Reporter
 from ddlf.training.residuals import Residuals
 from ddlf.wire.messages import Request

@@ -20,8 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.partition import equal_sizes, partition, sizes_by_speed, smooth_speed
+from ddlf.record import RoundRecord
 from ddlf.training.gather import gather
-from ddlf.training.record import RoundRecord
 from ddlf.training.slots import SlotResult, end_all, run_slot
 
 if TYPE_CHECKING:

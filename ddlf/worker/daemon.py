@@ -24,24 +24,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlf.cluster.liveness import Liveness
 from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.liveness import Liveness, Timing
 from ddlf.net.admission import Admission
 from ddlf.net.connection import Connection
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
 from ddlf.net.silence import end_when_silent
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import Security, make_certificate, worker_tls
-from ddlf.timing import Timing
 from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame
 from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.wire.messages import Kind, describe, read_arguments
 from ddlf.wire.values import dumps, loads
 from ddlf.worker.activity import Activity
+from ddlf.worker.folder import DaemonFolder, remove_abandoned
 from ddlf.worker.lease import SESSION_BYTES, Holder, Lease
-from ddlf.worker.process import UNKNOWN, Forked, Template, can_fork, executor_name
+from ddlf.worker.process import UNKNOWN, Forked, Template, can_fork, child_environment, executor_name
 from ddlf.worker.questions import MAX_QUESTION_BYTES, Questions
-from ddlf.worker.session import SessionFolder, remove_abandoned
 from ddlf.worker.stopped import LOOK_S, StoppedFor
 
 HAND_OVER = struct.Struct("<8sd")
@@ -108,7 +107,7 @@ class Daemon:
         self.log = log
         self._listener = listening_socket(options.host, options.port)
         self.host, self.port = self._listener.getsockname()[:2]
-        self._session = SessionFolder()
+        self._session = DaemonFolder()
         self._session_dir = self._session.path
         remove_abandoned()
         try:
@@ -957,10 +956,3 @@ class Executor:
             asyncio.get_running_loop().remove_reader(channel.fileno())
         for descriptor in descriptors:
             self.on_question(question, descriptor)
-
-
-def child_environment() -> dict[str, str]:
-    """This environment, in which a child may keep a bytecode cache: without one TensorFlow takes 7 s to import, not 3."""
-    environment = dict(os.environ)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environment

@@ -10,15 +10,13 @@ import contextlib
 import difflib
 import inspect
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlf.iworker import NAME
 from ddlf.wire.code import pickle_object, unpickle
-
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
 
 
 @dataclass(slots=True)

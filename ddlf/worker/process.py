@@ -33,6 +33,13 @@ def can_fork() -> bool:
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and os.environ.get(NO_FORK) != "0"
 
 
+def child_environment() -> dict[str, str]:
+    """This environment, in which a child may keep a bytecode cache: without one TensorFlow takes 7 s to import, not 3."""
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
+
+
 def executor_name(port: int) -> str:
     """What the executor of the worker on a port is called, in the 15 bytes that a kernel takes."""
     return f"{EXECUTOR_NAME}:{port}"

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.held import HeldData
 from ddlf.errors import LeaseError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.iworker import IWorker
 from ddlf.net.buffers import POOL
@@ -39,7 +40,6 @@ from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker import methods as hosting
 from ddlf.worker.activity import Activity
-from ddlf.worker.held import HeldData
 from ddlf.worker.imports import MasterFinder
 from ddlf.worker.lease import SESSION_BYTES
 
@@ -437,7 +437,7 @@ class Worker(IWorker):
         return await self._load("cifar10")
 
     async def _load(self, name: str) -> dict[str, Any]:
-        from ddlf.worker import datasets
+        from ddlf.data import datasets
 
         held = name in self.datasets
         if not held:

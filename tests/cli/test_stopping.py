@@ -14,7 +14,7 @@ APP = """
 import asyncio
 import pathlib
 import ddlf
-from ddlf.training.record import RoundRecord
+from ddlf.record import RoundRecord
 
 class A(ddlf.IApp):
     async def load_dataset(self): pass

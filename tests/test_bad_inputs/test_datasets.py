@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ddlf
+from ddlf.data import datasets
 from ddlf.errors import BadUpdate, ConfigError, DatasetError, DatasetMismatch, DDLFError
-from ddlf.worker import datasets
 from tests.training.models import Blobs, app
 
 

@@ -11,10 +11,10 @@ import pytest_asyncio
 from ddlf import Cluster
 from ddlf.app import IApp
 from ddlf.errors import ConfigError, DDLFError
+from ddlf.record import TrainingEvent
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
-from ddlf.training.record import TrainingEvent
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 from tests.training.models import app as blobs_app
@@ -275,7 +275,7 @@ async def two_rounds(app):
 
 async def train_alone(self, weights, number):
     """What a replica does with a task, without the rest of the round."""
-    from ddlf.training.replica import call
+    from ddlf.roles.replica import call
 
     def train():
         self.replica._task = {"round": number}

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.training.exchange import WeightsOut, WorkerEnd, check_codecs, read_update
+from ddlf.roles.exchange import WorkerEnd
+from ddlf.training.exchange import WeightsOut, check_codecs, read_update
 
 
 def tensors(seed):

@@ -14,12 +14,12 @@ import pytest
 from benchmarks.reliability import snapshots
 from benchmarks.reliability.made_up import App, made_up
 from ddlf.algorithms.outer import Nesterov
+from ddlf.checkpoints import checkpoint as checkpoints
+from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.checkpoints.durable import seal, unseal
+from ddlf.checkpoints.journal import JOURNAL
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
-from ddlf.training import checkpoint as checkpoints
-from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.training.describe import describe
-from ddlf.training.durable import seal, unseal
-from ddlf.training.journal import JOURNAL
+from ddlf.roles.describe import describe
 from ddlf.training.keeper import Keeper
 from ddlf.training.progress import Progress
 from ddlf.training.slots import Job

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from benchmarks.reliability.made_up import App, Cluster, made_up
+from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppMissing
-from ddlf.training.checkpoint import CheckpointFolder
-from ddlf.training.exchange import WorkerEnd
+from ddlf.roles.exchange import WorkerEnd
 from tests.training.models import equal
 from tests.training.test_exchange import tensors
 

@@ -7,8 +7,8 @@ from itertools import chain, repeat
 import pytest
 
 from ddlf.algorithms.outer import Nesterov
+from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
-from ddlf.training.checkpoint import CheckpointFolder
 from tests.training.models import WIDE, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

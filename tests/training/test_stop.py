@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ddlf.training.checkpoint import CheckpointFolder
+from ddlf.checkpoints.checkpoint import CheckpointFolder
 from tests.training.models import Blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.datasets import fingerprint
+from ddlf.data.trees import first_array, leaves
 from ddlf.errors import AppError, DatasetError
-from ddlf.worker.datasets import fingerprint
-from ddlf.worker.trees import first_array, leaves
 
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from ddlf.data.parts import batches, meant
+from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
-from ddlf.training.data import batches, meant
-from ddlf.worker.trees import tree_map, tuples
 
 SAMPLE_ROWS = 2
 
@@ -87,7 +87,7 @@ def sample(data: Any) -> Any:
     """The first rows of arrays or trees of arrays, as the model gets them."""
     import keras
 
-    from ddlf.training.feed import keras_type
+    from ddlf.roles.feed import keras_type
 
     return tree_map(
         lambda array: keras.ops.convert_to_tensor(array[:SAMPLE_ROWS], keras_type(array)),

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ddlf.checkpoints.durable import damaged, replace, seal, unseal
 from ddlf.errors import CheckpointCorrupt, LeaseError
-from ddlf.training.durable import damaged, replace, seal, unseal
 
 LOCK_WAIT_S = 10.0
 """The lock is held for as long as a rename and the removal of old files take."""

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from ddlf.checkpoints import ownership
+from ddlf.checkpoints.durable import replace, seal
+from ddlf.checkpoints.ownership import Owner, Ownership, boot, started, this_host
 from ddlf.errors import CheckpointCorrupt, LeaseError
-from ddlf.training import ownership
-from ddlf.training.durable import replace, seal
-from ddlf.training.ownership import Owner, Ownership, boot, started, this_host
 
 
 def put_owner(folder, **changes):

@@ -3,7 +3,7 @@
 import math
 import sys
 
-from ddlf.training.record import History, RoundRecord, accuracy, fitted, size
+from ddlf.record import History, RoundRecord, accuracy, fitted, size
 
 
 def record(**facts):

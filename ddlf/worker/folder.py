@@ -18,7 +18,7 @@ PREFIX = "ddlf-"
 LOCK = "lock"
 
 
-class SessionFolder:
+class DaemonFolder:
     """A new folder that only this user can read.
 
     Attributes:

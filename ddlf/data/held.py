@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ddlf.worker.trees import leaves
+from ddlf.data.trees import leaves
 
 KEPT_USES = 2
 """Data sets of so many runs stay: that of this run and of the one before."""

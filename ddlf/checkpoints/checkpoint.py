@@ -2,8 +2,8 @@
 
 Layout::
 
-    DIR/owner.json                             who may write (ddlf.training.ownership)
-    DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.training.journal)
+    DIR/owner.json                             who may write (ddlf.checkpoints.ownership)
+    DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.checkpoints.journal)
     DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
                      weights.safetensors       one file for each group of arrays
                      optimizer.safetensors
@@ -35,10 +35,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ddlf import __version__
-from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
-from ddlf.training import journal, tensors
-from ddlf.training.durable import (
+from ddlf.checkpoints import journal, tensors
+from ddlf.checkpoints.durable import (
     MAX_SEALED_BYTES,
     damaged,
     explained,
@@ -49,9 +47,11 @@ from ddlf.training.durable import (
     unseal,
     write_new,
 )
-from ddlf.training.journal import JOURNAL, Extent, Journal
-from ddlf.training.ownership import Ownership
-from ddlf.training.record import RoundRecord
+from ddlf.checkpoints.journal import JOURNAL, Extent, Journal
+from ddlf.checkpoints.ownership import Ownership
+from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from ddlf.record import RoundRecord
+from ddlf.version import __version__
 
 FORMAT = 2  # 1 had all records among the facts
 MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.checkpoints.durable import damaged
 from ddlf.errors import CheckpointError
-from ddlf.training.durable import damaged
 
 Array = np.ndarray[Any, Any]
 

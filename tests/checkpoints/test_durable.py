@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlf.checkpoints import durable
 from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
-from ddlf.training import durable
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

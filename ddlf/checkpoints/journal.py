@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ddlf.training.durable import damaged, sync
-from ddlf.training.record import RoundRecord
+from ddlf.checkpoints.durable import damaged, sync
+from ddlf.record import RoundRecord
 
 JOURNAL = "records.jsonl"
 

@@ -5,13 +5,13 @@ import collections
 import numpy as np
 import pytest
 
+from ddlf.data.datasets import fingerprint, not_finite
+from ddlf.data.held import HeldData
+from ddlf.data.parts import batches, check_data, class_weights, content, contents, look_alikes
+from ddlf.data.trees import leaves
 from ddlf.errors import AppError, DatasetError
-from ddlf.training.data import batches, check_data, class_weights, content, contents, look_alikes
-from ddlf.training.feed import make_feed
-from ddlf.training.replica import Replica
-from ddlf.worker.datasets import fingerprint, not_finite
-from ddlf.worker.held import HeldData
-from ddlf.worker.trees import leaves
+from ddlf.roles.feed import make_feed
+from ddlf.roles.replica import Replica
 from tests.training.models import Blobs, blobs
 
 Pair = collections.namedtuple("Pair", ("left", "right"))

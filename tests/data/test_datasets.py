@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import ddlf
+from ddlf.data.datasets import fingerprint
 from ddlf.errors import DatasetError
-from ddlf.worker.datasets import fingerprint
 
 IMAGE = {"mnist": (28, 28), "cifar10": (32, 32, 3)}
 TRAIN = {"mnist": 60_000, "cifar10": 50_000}

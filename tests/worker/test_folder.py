@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlf.worker.session import SessionFolder, remove_abandoned
+from ddlf.worker.folder import DaemonFolder, remove_abandoned
 
-KILLED = "from ddlf.worker.session import SessionFolder; import os; print(SessionFolder().path, flush=True); os.kill(os.getpid(), 9)"
+KILLED = "from ddlf.worker.folder import DaemonFolder; import os; print(DaemonFolder().path, flush=True); os.kill(os.getpid(), 9)"
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def own_tmp(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_private_and_can_be_removed(tmp_path):
-    folder = SessionFolder()
+    folder = DaemonFolder()
     (folder.path / "tmp").mkdir()
     (folder.path / "tmp" / "file").touch()
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -29,7 +29,7 @@ def test_a_folder_is_private_and_can_be_removed(tmp_path):
 
 
 def test_the_folder_of_a_killed_daemon_is_removed_and_that_of_a_living_one_stays(tmp_path):
-    living = SessionFolder()
+    living = DaemonFolder()
     dead = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert Path(dead).is_dir()
     assert remove_abandoned() == [Path(dead)]

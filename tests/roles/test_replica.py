@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.codec import codec, encode_update
+from ddlf.data.held import HeldData
+from ddlf.data.parts import check_data
 from ddlf.errors import AppError
-from ddlf.training.data import check_data
-from ddlf.training.optimizer_state import final_weights, read_optimizer
-from ddlf.training.randomness import reseed
-from ddlf.training.replica import Replica, describe_weights, run_train
-from ddlf.worker.held import HeldData
+from ddlf.roles.optimizer_state import final_weights, read_optimizer
+from ddlf.roles.randomness import reseed
+from ddlf.roles.replica import Replica, describe_weights, run_train
 from tests.training.models import Blobs, blobs, equal, small_model
 
 
@@ -77,7 +77,7 @@ def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_repl
 
 
 def test_rounds_trace_the_model_once(make_replica):
-    from tests.training.test_feed import _traces
+    from tests.roles.test_feed import _traces
 
     replica = make_replica()
     first = None

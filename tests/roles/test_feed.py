@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddlf.training.feed import ArrayFeed, TensorFlowFeed, make_feed
-from ddlf.worker.trees import first_array, tree_map
+from ddlf.data.trees import first_array, tree_map
+from ddlf.roles.feed import ArrayFeed, TensorFlowFeed, make_feed
 from tests.training.models import blobs, equal, small_model
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ddlf.checkpoints import tensors
 from ddlf.errors import CheckpointCorrupt, CheckpointError
-from ddlf.training import tensors
 
 TYPES = [np.dtype(name) for name in tensors.TYPES.values()]
 TYPES += [np.dtype(getattr(ml_dtypes, name)) for name in tensors.ML_TYPES.values()]

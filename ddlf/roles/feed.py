@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddlf.worker.trees import leaves, tree_map, tuples
+from ddlf.data.trees import leaves, tree_map, tuples
 
 
 class Feed(Protocol):

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ddlf.data.trees import leaves
 from ddlf.errors import DatasetError
-from ddlf.worker.trees import leaves
 
 Arrays = tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reliability.checkpoints import same, state
-from ddlf import __version__
+from ddlf.checkpoints import checkpoint as module
+from ddlf.checkpoints import tensors
+from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.checkpoints.durable import seal, unseal
 from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError, LeaseError
-from ddlf.training import checkpoint as module
-from ddlf.training import tensors
-from ddlf.training.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.training.durable import seal, unseal
+from ddlf.version import __version__
+from tests.checkpoints.test_tensors import arrays, names
 from tests.patience import PATIENCE_S
 from tests.processes import command
-from tests.training.test_tensors import arrays, names
 
 
 def of(round, facts=(), **arrays):
@@ -403,7 +403,7 @@ FULL = """
 import os, sys
 from benchmarks.reliability.checkpoints import same, state
 from ddlf.errors import CheckpointError
-from ddlf.training import checkpoint
+from ddlf.checkpoints import checkpoint
 folder = checkpoint.CheckpointFolder(sys.argv[1] + "/run")
 folder.open("the test")
 folder.save(state(1, 0.3))
@@ -437,7 +437,7 @@ def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
 LIMITED = """
 import os, resource, sys
 from benchmarks.reliability.checkpoints import same, state
-from ddlf.training.checkpoint import CheckpointFolder
+from ddlf.checkpoints.checkpoint import CheckpointFolder
 folder = CheckpointFolder(sys.argv[1])
 folder.open("the test")
 folder.save(state(1, 0.3))
@@ -499,7 +499,7 @@ def test_a_file_in_place_of_the_folder_is_told(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_told_when_it_is_opened(tmp_path):
-    script = "from ddlf.training.checkpoint import *; import sys; CheckpointFolder(sys.argv[1]).open('the test')"
+    script = "from ddlf.checkpoints.checkpoint import *; import sys; CheckpointFolder(sys.argv[1]).open('the test')"
     mount = f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path}"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", f'{mount} && exec {sys.executable} -c "{script}" {tmp_path}'],

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ddlf.algorithms.weights import is_float
+from ddlf.data.held import HeldData
+from ddlf.data.parts import batches, check_data, content, contents, rows_of
+from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError, AppMissing
-from ddlf.training.callbacks import look_at_batches
-from ddlf.training.data import batches, check_data, content, contents, rows_of
-from ddlf.training.describe import describe_optimizer
-from ddlf.training.exchange import Residual, WorkerEnd
-from ddlf.training.feed import Feed, make_feed
-from ddlf.training.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
-from ddlf.training.model import fresh_names, is_built, ready_model
-from ddlf.training.optimizer_state import no_final_averages, read_optimizer, write_optimizer
-from ddlf.training.precision import gain_of_bfloat16, set_precision
-from ddlf.training.randomness import keeps_a_seed, reseed
-from ddlf.worker.held import HeldData
+from ddlf.roles.callbacks import look_at_batches
+from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.exchange import Residual, WorkerEnd
+from ddlf.roles.feed import Feed, make_feed
+from ddlf.roles.keras_model import fresh_names, is_built, ready_model
+from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
+from ddlf.roles.precision import gain_of_bfloat16, set_precision
+from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.worker.methods import concurrent
-from ddlf.worker.trees import first_array, tree_map
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
