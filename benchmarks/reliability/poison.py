@@ -19,7 +19,7 @@ import numpy as np
 from apps.digits_cnn import DigitsCNN
 from benchmarks.measure import table
 from ddlf.algorithms.check import judge, scaled
-from ddlf.algorithms.merge import merged, rule
+from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.errors import BadUpdate
 
@@ -114,7 +114,7 @@ def run(learner: Softmax | CNN, samples: int, poison: str, policy: str, merge: s
             raise verdicts[noticed[0]].error(worker=f"worker {noticed[0] + 1}")
         kept = [slot for slot, verdict in verdicts.items() if verdict.action != "reject"]
         step = merged(
-            rule(merge),
+            MERGE.read(merge),
             [scaled(updates[slot][0], verdicts[slot].factor) for slot in kept],
             [updates[slot][1] for slot in kept],
             checked=True,

@@ -200,7 +200,8 @@ def judge(
     Raises:
         ConfigError: No policy has this name.
     """
-    check_policy(policy)
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown update_policy {policy!r}", hint=f"choose one of {', '.join(POLICIES)}")
     faults = {slot: fault(update, samples, like, names) for slot, (update, samples) in updates.items()}
     verdicts = {
         slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
@@ -210,16 +211,6 @@ def judge(
         usable = {slot: updates[slot] for slot in verdicts if not faults[slot]}
         verdicts.update(_compare(usable, _groups(like, trainable), policy, limits or Limits()))
     return verdicts
-
-
-def check_policy(policy: str) -> None:
-    """Refuse a name that is none of the policies.
-
-    Raises:
-        ConfigError: No policy has this name.
-    """
-    if policy not in POLICIES:
-        raise ConfigError(f"unknown update_policy {policy!r}", hint=f"choose one of {', '.join(POLICIES)}")
 
 
 def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:

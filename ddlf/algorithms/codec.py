@@ -18,8 +18,9 @@ Rules that hold for every codec:
   finite number.
 """
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, frexp, inf, isfinite, prod, sqrt
 from typing import Any, ClassVar, TypedDict
@@ -27,6 +28,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
@@ -49,11 +51,10 @@ class EncodedUpdate(TypedDict):
     payloads: list[Payload]
 
 
-class Codec(ABC):
+class Codec(Named, ABC):
     """One way to make a float32 tensor smaller. Subclasses define ``pack`` and ``decode``.
 
     Attributes:
-        name: What ``codec(name)`` makes this codec from.
         biased: Whether it needs error feedback. Then ``encode`` returns the error to pass in next time.
         largest: The largest magnitude that ``pack`` keeps.
     """
@@ -63,8 +64,9 @@ class Codec(ABC):
     largest: ClassVar[float] = float(np.finfo(np.float32).max)
 
     @property
-    @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """This codec as it is named in messages: its text without the names of parameters."""
+        return re.sub(r"\w+=", "", str(self))
 
     @abstractmethod
     def pack(self, tensor: Float32s) -> Payload:
@@ -104,10 +106,6 @@ class Codec(ABC):
 class Float32(Codec):
     """Send the values as they are: exact, 4 bytes per value."""
 
-    @property
-    def name(self) -> str:
-        return "float32"
-
     def pack(self, tensor: Float32s) -> Payload:
         return {"values": tensor.reshape(-1)}
 
@@ -131,10 +129,6 @@ class Float16(Codec):
     """
 
     largest: ClassVar[float] = (2 - 2**-10) * 2.0**127  # what is above rounds to 2**128
-
-    @property
-    def name(self) -> str:
-        return "float16"
 
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
@@ -175,10 +169,6 @@ class BFloat16(Codec):
     """
 
     largest: ClassVar[float] = float(np.uint32(0x7F7F0000).view(np.float32))
-
-    @property
-    def name(self) -> str:
-        return "bfloat16"
 
     def pack(self, tensor: Float32s) -> Payload:
         values = np.ascontiguousarray(tensor).reshape(-1)
@@ -235,10 +225,6 @@ class Int8(Codec):
     def __post_init__(self) -> None:
         if self.block is not None and self.block <= 0:
             raise ConfigError(f"block must be > 0 values, got {self.block}")
-
-    @property
-    def name(self) -> str:
-        return "int8" if self.block is None else f"int8-block:{self.block}"
 
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
@@ -310,10 +296,6 @@ class TopK(Codec):
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction must be in (0, 1], got {self.fraction}")
 
-    @property
-    def name(self) -> str:
-        return f"topk:{self.fraction!r}"
-
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
         places = self._largest(values)
@@ -351,30 +333,51 @@ class TopK(Codec):
         return places
 
 
-def codec(name: str) -> Codec:
-    """Return the codec of a name: float32, float16, bfloat16, int8, int8-block, int8-block:4096, topk, topk:0.01.
+CODEC: Family[Codec] = Family(
+    "codec",
+    float32=Float32,
+    float16=Float16,
+    bfloat16=BFloat16,
+    int8=lambda: Int8(),
+    **{"int8-block": lambda block=4096: Int8(block=block)},
+    topk=TopK,
+)
+"""Every codec by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """How weights travel to the workers: ``float16``, or ``delta:int8`` for the difference to what a worker holds.
+
+    Args:
+        codec: Codec of the weights, or of the difference.
+        delta: Whether the difference travels.
 
     Raises:
-        ConfigError: No codec has this name, or its parameter is wrong.
+        ConfigError: The codec is biased, and whole weights travel.
     """
-    kind, colon, parameter = name.partition(":")
-    make, parse = _CODECS.get(kind, (None, None))
-    if make is None or (colon and parse is None):
-        raise ConfigError(f"unknown codec {name!r}", hint=f"use one of {', '.join(_CODECS)}")
-    try:
-        return make(parse(parameter)) if colon and parse else make(None)
-    except ValueError as error:
-        raise ConfigError(f"codec {name!r}: {error}", hint="for example int8-block:4096 or topk:0.01") from error
 
+    codec: Codec
+    delta: bool = False
 
-_CODECS: dict[str, tuple[Callable[[Any], Codec], Callable[[str], Any] | None]] = {
-    "float32": (lambda _: Float32(), None),
-    "float16": (lambda _: Float16(), None),
-    "bfloat16": (lambda _: BFloat16(), None),
-    "int8": (lambda _: Int8(), None),
-    "int8-block": (lambda block: Int8(block=4096 if block is None else block), int),
-    "topk": (lambda fraction: TopK() if fraction is None else TopK(fraction=fraction), float),
-}
+    def __post_init__(self) -> None:
+        if self.codec.biased and not self.delta:
+            raise ConfigError(
+                f"weights cannot travel as {self.codec.name!r}: what it loses would never come back",
+                hint=f"use float32, float16, bfloat16 or delta:{self.codec.name}",
+            )
+
+    @classmethod
+    def read(cls, text: str) -> "Outward":
+        """Return what a text says: a codec's, or one after ``delta:``.
+
+        Raises:
+            ConfigError: It is no codec, or none for weights.
+        """
+        return cls(CODEC.read(text.removeprefix("delta:")), text.startswith("delta:"))
+
+    def __str__(self) -> str:
+        return "delta:" * self.delta + str(self.codec)
 
 
 def encode_update(
@@ -430,7 +433,7 @@ def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor
         ConfigError: The update does not fit ``like``, or is malformed.
     """
     try:
-        used, payloads = codec(encoded["codec"]), list(encoded["payloads"])
+        used, payloads = CODEC.read(encoded["codec"]), list(encoded["payloads"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"not an encoded update: {type(encoded).__name__}") from error
     _check_lengths(len(like), payloads)

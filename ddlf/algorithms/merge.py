@@ -6,7 +6,7 @@ number of slots, so a lost worker cannot shrink the result.
 
 Each rule is a value whose ``start`` gives the merge of one round, which takes updates in any order of arrival::
 
-    merge = rule("trimmed:0.2").start(slots, like=weights)
+    merge = MERGE.read("trimmed:0.2").start(slots, like=weights)
     merge.add(slot, update, samples)  # for each slot
     merged = merge.result()
 
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.check import fault
+from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
@@ -219,7 +220,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class Mean(Named):
     """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything."""
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
@@ -227,7 +228,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Median:
+class Median(Named):
     """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
 
     Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
@@ -248,7 +249,7 @@ class Median:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(Named):
     """The mean of each coordinate without its largest and smallest values, in float64.
 
     Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
@@ -279,24 +280,5 @@ class TrimmedMean:
         return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
 
 
-def rule(name: str) -> Rule:
-    """Return the merge rule of a name: mean, median, trimmed, trimmed:0.2.
-
-    Raises:
-        ConfigError: No rule has this name, or its parameter is wrong.
-    """
-    kind, colon, beta = name.partition(":")
-    if kind == "trimmed" and colon:
-        try:
-            return TrimmedMean(beta=float(beta))
-        except ConfigError as error:
-            raise ConfigError(f"merge {name!r}: {error.message}", hint="write it as trimmed:0.2") from None
-        except ValueError:
-            raise ConfigError(f"merge {name!r}: {beta!r} is not a number", hint="write it as trimmed:0.2") from None
-    found = _RULES.get(name)
-    if found is None:
-        raise ConfigError(f"unknown merge {name!r}", hint="choose one of mean, median, trimmed:0.2")
-    return found
-
-
-_RULES: dict[str, Rule] = {"mean": Mean(), "median": Median(), "trimmed": TrimmedMean()}
+MERGE: Family[Rule] = Family("merge", mean=Mean, median=Median, trimmed=TrimmedMean)
+"""Every merge rule by name."""

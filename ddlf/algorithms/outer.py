@@ -12,15 +12,15 @@ the plain mean of the workers' values: with momentum or another step size a vari
 integers or booleans stay as they are on the master.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import ConfigError
 
@@ -51,7 +51,7 @@ class OuterOptimizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subtract:
+class Subtract(Named):
     """Subtract the merged update: ``w <- w - learning_rate * g``.
 
     ``learning_rate=1`` takes the plain average of the workers' weights.
@@ -86,7 +86,7 @@ class Subtract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nesterov:
+class Nesterov(Named):
     """Step the weights along merged updates with Nesterov momentum (the outer step of DiLoCo).
 
     With ``g`` the merged update (weights before minus weights after), per tensor::
@@ -136,23 +136,6 @@ class Nesterov:
         return velocities, stepped
 
 
-def outer_optimizer(name: str) -> OuterOptimizer:
-    """Return the outer optimizer of a name, with its own defaults: subtract, nesterov.
-
-    Raises:
-        ConfigError: None has this name.
-    """
-    made = _NAMES.get(name)
-    if made is None:
-        near = get_close_matches(name, _NAMES, 1)
-        guess = f", did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown outer optimizer {name!r}{guess}", hint=f"choose one of {', '.join(_NAMES)}")
-    return made()
-
-
-_NAMES: dict[str, Callable[[], OuterOptimizer]] = {"subtract": Subtract, "nesterov": Nesterov}
-
-
 def _minus(w: Tensor, g: Tensor) -> Tensor:
     """Return ``w - g`` for floats, and a copy of ``w`` for integers and booleans, which are never merged."""
     return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
@@ -170,3 +153,7 @@ def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Se
     for i, (w, o) in enumerate(zip(weights, other, strict=True)):
         if w.shape != o.shape or w.dtype != o.dtype:
             raise ConfigError(f"tensor {i}: weights are {w.dtype} {w.shape}, but got {o.dtype} {o.shape}")
+
+
+OUTER: Family[OuterOptimizer] = Family("outer optimizer", subtract=Subtract, nesterov=Nesterov)
+"""Every outer optimizer by name."""

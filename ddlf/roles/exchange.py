@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import EncodedUpdate, apply_delta, codec, decode_update, encode_update, relative_error
+from ddlf.algorithms.codec import CODEC, EncodedUpdate, apply_delta, decode_update, encode_update, relative_error
 from ddlf.errors import AppMissing, ConfigError
 
 Weights = list[np.ndarray[Any, Any]]
@@ -93,8 +93,9 @@ class WorkerEnd:
             What travels, and its relative error: the L2 norm of the difference to the update over the update's.
         """
         before = self._residuals.get(slot, {}).get(number - 1)
-        encoded, residual = encode_update(codec(name), update, lossless, before)
-        if codec(name).biased:
+        codec = CODEC.read(name)
+        encoded, residual = encode_update(codec, update, lossless, before)
+        if codec.biased:
             self._residuals[slot] = {number - 1: before or [None] * len(update), number: residual}
         else:
             self._residuals.pop(slot, None)  # what was owed has just been paid

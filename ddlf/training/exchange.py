@@ -11,38 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import EncodedUpdate, codec, decode_update, encode_delta, encode_update
-from ddlf.errors import ConfigError
+from ddlf.algorithms.codec import EncodedUpdate, Float32, Outward, decode_update, encode_delta, encode_update
 
 Weights = list[np.ndarray[Any, Any]]
-DELTA = "delta:"
-
-
-def check_codecs(updates: str, weights: str) -> None:
-    """Refuse names that are no codecs before anything is trained.
-
-    Raises:
-        ConfigError: One is unknown, or cannot be used for weights.
-    """
-    codec(updates)
-    if codec(weights.removeprefix(DELTA)).biased and not weights.startswith(DELTA):
-        raise ConfigError(
-            f"weights cannot travel as {weights!r}: what it loses would never come back",
-            hint=f"use float32, float16, bfloat16 or {DELTA}{weights}",
-        )
 
 
 class WeightsOut:
     """The master's side of sending weights.
 
     Args:
-        name: A codec's name, or ``"delta:"`` and a codec's name for the difference to what the worker holds.
+        name: What ``Outward`` reads: a codec's text, or one after ``delta:``.
         lossless: For each tensor, whether it must arrive exactly.
     """
 
     def __init__(self, name: str, lossless: Sequence[bool]) -> None:
-        self._codec = codec(name.removeprefix(DELTA))
-        self._delta = name.startswith(DELTA)
+        how = Outward.read(name)
+        self._codec, self._delta = how.codec, how.delta
         self._lossless = lossless
         self.held: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
@@ -72,7 +56,7 @@ class WeightsOut:
         if delta is not None and holds:
             return {"delta": True, "encoded": delta}
         # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
-        encoded, _ = encode_update(codec("float32"), self.held[slot], self._lossless)
+        encoded, _ = encode_update(Float32(), self.held[slot], self._lossless)
         return {"delta": False, "encoded": encoded}
 
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.algorithms.codec import codec
+from ddlf.algorithms.codec import CODEC
 from ddlf.errors import DDLFError
 from ddlf.record import TrainingEvent
 from ddlf.roles import replica
@@ -55,7 +55,7 @@ class Residuals:
         self._known.pop(slot, None)
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
-        if codec(self._codec).biased:
+        if CODEC.read(self._codec).biased:
             member = self._crew.member(worker)
             # A worker that is lost already can be asked in vain: then the loss is told when it matters.
             self._on[slot] = worker, member[1] if member else -1, number

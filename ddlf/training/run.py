@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.merge import rule
+from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
 from ddlf.record import History
@@ -159,7 +159,7 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         trainable=trainable,
         samples=samples,
         names=[weight.path for weight in app.model.weights],
-        rule=rule(app.merge),
+        rule=MERGE.read(app.merge),
         update_policy=app.update_policy,
         outer=outer_of(app),
         codec=app.codec,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.algorithms.check import POLICIES
-from ddlf.algorithms.merge import rule
-from ddlf.algorithms.outer import OuterOptimizer, outer_optimizer
+from ddlf.algorithms.codec import CODEC, Outward
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER, OuterOptimizer
 from ddlf.errors import ConfigError
 from ddlf.roles.precision import PRECISIONS
-from ddlf.training.exchange import check_codecs
 
 MODES = ("sync", "async")
 CHOICES = {
@@ -59,8 +59,9 @@ def check_values(app: Any, mode: str) -> None:
     if isinstance(wait, bool) or not isinstance(wait, int | float) or not isfinite(wait) or wait < 0:
         raise ConfigError(f"wait_for_workers_s must be a number of seconds, 0 or more, got {wait!r}")
     check_callbacks(app)
-    rule(app.merge)
-    check_codecs(app.codec, app.weights_codec)
+    MERGE.read(app.merge)
+    CODEC.read(app.codec)
+    Outward.read(app.weights_codec)
     outer_of(app)
     if mode == "async":
         for name, default in SYNC_ONLY.items():
@@ -91,7 +92,7 @@ def outer_of(app: Any) -> OuterOptimizer:
     """
     given = app.outer
     if given is None or isinstance(given, str):
-        return outer_optimizer("subtract" if given is None else given)
+        return OUTER.read("subtract" if given is None else given)
     if isinstance(given, type) and hasattr(given, "update"):
         raise ConfigError(f"outer must be an object, got the class {given.__name__}", hint=f"write {given.__name__}()")
     if not (callable(getattr(given, "init", None)) and callable(getattr(given, "update", None))):

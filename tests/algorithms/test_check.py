@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.algorithms.check import Limits, cosines, fault, judge, norm, scaled
-from ddlf.algorithms.merge import merged, rule
+from ddlf.algorithms.merge import MERGE, merged
 from ddlf.errors import BadUpdate, ConfigError
 
 NAMES = ["dense/kernel", "dense/bias"]
@@ -212,12 +212,12 @@ def test_a_merge_of_what_was_accepted_is_near_the_merge_without_the_bad_slot(pol
     verdicts = judge(updates, LIKE, policy)
     kept = [slot for slot in verdicts if verdicts[slot].action != "reject"]
     mean = merged(
-        rule("mean"),
+        MERGE.read("mean"),
         [scaled(updates[slot][0], verdicts[slot].factor) for slot in kept],
         [updates[slot][1] for slot in kept],
         checked=True,
     )
-    without = merged(rule("mean"), [updates[slot][0] for slot in (1, 2, 3)], [100] * 3)
+    without = merged(MERGE.read("mean"), [updates[slot][0] for slot in (1, 2, 3)], [100] * 3)
     assert cosines([mean, without])[0, 1] > 0.97
     assert norm(mean) == pytest.approx(norm(without), rel=0.1)
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ddlf.algorithms.codec import (
+    CODEC,
     BFloat16,
     Float16,
     Float32,
     Int8,
     TopK,
     apply_delta,
-    codec,
     decode_update,
     encode_delta,
     encode_update,
@@ -109,12 +109,12 @@ def test_a_tensor_that_is_not_contiguous_is_encoded_by_its_values(code):
 
 @every_codec
 def test_a_codec_is_found_by_its_name(code):
-    assert codec(code.name) == code
+    assert CODEC.read(code.name) == code
 
 
 def test_short_names_have_the_documented_parameters():
-    assert codec("int8-block") == codec("int8-block:4096") == Int8(block=4096)
-    assert codec("topk") == codec("topk:0.01") == TopK(fraction=0.01)
+    assert CODEC.read("int8-block") == CODEC.read("int8-block:4096") == Int8(block=4096)
+    assert CODEC.read("topk") == CODEC.read("topk:0.01") == TopK(fraction=0.01)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_short_names_have_the_documented_parameters():
 )
 def test_an_unknown_name_or_parameter_is_refused(name):
     with pytest.raises(ConfigError):
-        codec(name)
+        CODEC.read(name)
 
 
 def test_only_codecs_that_drop_small_values_ask_for_error_feedback():

@@ -6,7 +6,7 @@ import pytest
 
 from ddlf.algorithms.check import judge, norm, scaled
 from ddlf.algorithms.codec import Float32, decode_update, encode_delta, encode_update, relative_error
-from ddlf.algorithms.merge import merged, rule
+from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.algorithms.weights import difference, is_float
 
@@ -31,7 +31,7 @@ def test_floats_of_any_kind_are_merged_and_applied(kind, shape):
     before = [np.full(shape, 8, kind)]
     updates = [difference(before, [np.full(shape, value, kind)]) for value in (4, 6)]
     for name in ("mean", "median", "trimmed:0.2"):
-        mean = merged(rule(name), updates, [1, 1])
+        mean = merged(MERGE.read(name), updates, [1, 1])
         assert (mean[0].dtype, mean[0].shape) == (kind, shape)
         assert np.all(mean[0] == 3)
     _, after = Subtract().update([], before, mean, [True])

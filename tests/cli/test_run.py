@@ -691,7 +691,7 @@ def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
     ("source", "arguments", "environment", "sentence"),
     [
         ("codec = 'int9'", [], {}, "unknown codec 'int9'"),
-        ("", ["--merge", "avg"], {}, "unknown merge 'avg'; choose one of mean, median, trimmed:0.2"),
+        ("", ["--merge", "avg"], {}, "unknown merge 'avg'; choose one of mean, median, trimmed"),
         (
             "master_epoch = 3",
             [],

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import codec, encode_update
+from ddlf.algorithms.codec import CODEC, encode_update
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError
@@ -37,7 +37,7 @@ def make_replica():
 
 def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed=5, name="float32"):
     weights = replica.app.model.get_weights() if weights is None else weights
-    encoded, _ = encode_update(codec("float32"), weights, [False] * len(weights))
+    encoded, _ = encode_update(CODEC.read("float32"), weights, [False] * len(weights))
     return {
         "slot": slot,
         "round": round,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ddlf.algorithms.check import Verdict
-from ddlf.algorithms.merge import rule
+from ddlf.algorithms.merge import MERGE
 from ddlf.training import gather
 
 
@@ -20,7 +20,7 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
     )
     like = [np.zeros(2, np.float32)]
     progress = SimpleNamespace(weights=like, round=3, slot_rounds=[])
-    job = SimpleNamespace(crew=crew, progress=progress, rule=rule("mean"), names=["a"], update_policy="clip")
+    job = SimpleNamespace(crew=crew, progress=progress, rule=MERGE.read("mean"), names=["a"], update_policy="clip")
     verdicts = iter([("reject", "clip", "reject"), ("reject", "clip", "accept"), ("reject", "clip", "accept")])
 
     def judged(job, results):

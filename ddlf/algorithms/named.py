@@ -1,0 +1,113 @@
+"""A rule as text and back: ``trimmed:beta=0.2``. Runs on master and workers.
+
+A rule is a frozen dataclass of its parameters, each with a default. Text is how people write it, how a checkpoint stores it and how it is compared;
+a hyperparameter is part of that text, never a setting of its own.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ddlf.errors import ConfigError
+
+R = TypeVar("R")
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+class Named:
+    """A rule of a family, which ``str`` writes as the family reads it."""
+
+    __slots__ = ()
+    family: ClassVar["Family[Any]"]
+
+    def __str__(self) -> str:
+        return self.family.text(self)
+
+
+class Family(Generic[R]):
+    """The rules that can stand in one place, by name.
+
+    Args:
+        kind: What they are, for errors: ``"merge"``.
+        rules: What makes each rule: its class, or a function of some of its fields. A parameter has the type of its default.
+
+    Example::
+
+        MERGE = Family("merge", mean=Mean, median=Median, trimmed=TrimmedMean)
+        MERGE.read("trimmed:beta=0.2") == MERGE.read("trimmed:0.2") == TrimmedMean(beta=0.2)
+        str(TrimmedMean(beta=0.2)) == "trimmed:beta=0.2"
+    """
+
+    def __init__(self, kind: str, /, **rules: Callable[..., R]) -> None:
+        self.kind = kind
+        self._rules = rules
+        self._defaults = {
+            name: {field: parameter.default for field, parameter in signature(make).parameters.items()}
+            for name, make in rules.items()
+        }
+        for make in rules.values():
+            type(make()).family = self  # type: ignore[attr-defined]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all rules, in the order of the family."""
+        return list(self._rules)
+
+    def read(self, text: str) -> R:
+        """Return the rule of a text: ``name``, ``name:value`` or ``name:parameter=value,other=value``.
+
+        Values without a parameter's name are those of the first ones. What is left out is the rule's own default.
+
+        Raises:
+            ConfigError: No rule has this name, or it cannot have these parameters.
+        """
+        name, colon, rest = text.partition(":")
+        if name not in self._rules:
+            guess = _guess(name, self.names)
+            all_there_are = "" if guess else f"choose one of {', '.join(self.names)}"
+            raise ConfigError(f"unknown {self.kind} {text!r}{guess}", hint=all_there_are)
+        try:
+            return self._rules[name](**self._parameters(name, rest) if colon else {})
+        except ConfigError as error:
+            usual = self._spelled(name, self._defaults[name])
+            raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=f"write it as {usual}") from None
+
+    def text(self, rule: R) -> str:
+        """Return the text of a rule of this family, with all of its parameters."""
+        for name, make in self._rules.items():
+            values = {field: getattr(rule, field, default) for field, default in self._defaults[name].items()}
+            if type(make()) is type(rule) and make(**values) == rule:
+                return self._spelled(name, values)
+        return repr(rule)
+
+    @staticmethod
+    def _spelled(name: str, values: dict[str, Any]) -> str:
+        return name + ":" * bool(values) + ",".join(f"{field}={value!r}" for field, value in values.items())
+
+    def _parameters(self, name: str, text: str) -> dict[str, Any]:
+        defaults = self._defaults[name]
+        if not defaults:
+            raise ConfigError(f"{name} has no parameters")
+        found: dict[str, Any] = {}
+        for place, part in enumerate(text.split(",")):
+            field, equals, value = part.partition("=")
+            if not equals:
+                if place >= len(defaults):
+                    raise ConfigError(f"{name} has no more parameters than {', '.join(defaults)}")
+                field, value = list(defaults)[place], part
+            if field not in defaults:
+                raise ConfigError(f"{name} has no parameter {field!r}{_guess(field, defaults)}")
+            if field in found:
+                raise ConfigError(f"{field} is given twice")
+            kind = type(defaults[field])
+            try:
+                found[field] = kind(value)
+            except ValueError:
+                raise ConfigError(f"{field} must be {_KINDS[kind]}, got {value!r}") from None
+        return found
+
+
+def _guess(name: str, known: Any) -> str:
+    near = get_close_matches(name, known, 1)
+    return f", did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,83 @@
+"""A rule is text and back, and a text that is none gets a sentence."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from ddlf.algorithms.codec import CODEC, Int8, Outward, TopK
+from ddlf.algorithms.merge import MERGE, TrimmedMean
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.outer import OUTER, Nesterov
+from ddlf.errors import ConfigError
+
+FAMILIES = [MERGE, OUTER, CODEC]
+NAMES = [pytest.param(family, name, id=name) for family in FAMILIES for name in family.names]
+
+
+@pytest.mark.parametrize(("family", "name"), NAMES)
+def test_each_rule_is_read_by_its_name_and_from_its_own_text(family, name):
+    rule = family.read(name)
+    assert family.read(str(rule)) == rule
+    assert str(rule).partition(":")[0] == name
+
+
+@pytest.mark.parametrize(
+    ("family", "texts", "rule"),
+    [
+        (MERGE, ["trimmed:beta=0.3", "trimmed:0.3"], TrimmedMean(beta=0.3)),
+        (OUTER, ["nesterov:learning_rate=0.7,momentum=0.5", "nesterov:momentum=0.5"], Nesterov(momentum=0.5)),
+        (
+            OUTER,
+            ["nesterov:learning_rate=0.1,momentum=0.5", "nesterov:0.1,momentum=0.5"],
+            Nesterov(learning_rate=0.1, momentum=0.5),
+        ),
+        (CODEC, ["int8"], Int8()),
+        (CODEC, ["int8-block:block=64", "int8-block:64"], Int8(block=64)),
+        (CODEC, ["topk:fraction=0.05", "topk:0.05"], TopK(fraction=0.05)),
+        (Outward, ["delta:topk:fraction=0.05", "delta:topk:0.05"], Outward(TopK(fraction=0.05), delta=True)),
+    ],
+    ids=str,
+)
+def test_parameters_are_read_with_and_without_their_names_and_written_with_them(family, texts, rule):
+    assert [family.read(text) for text in texts] == [rule] * len(texts)
+    assert str(rule) == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "sentence"),
+    [
+        (MERGE, "krum", "unknown merge 'krum'; choose one of mean, median, trimmed"),
+        (MERGE, "", "unknown merge ''; choose one of"),
+        (MERGE, "trimed:0.1", "unknown merge 'trimed:0.1', did you mean 'trimmed'?"),
+        (MERGE, "median:0.2", "merge 'median:0.2': median has no parameters; write it as median"),
+        (MERGE, "trimmed:", "beta must be a number, got ''; write it as trimmed:beta=0.2"),
+        (MERGE, "trimmed:beta=a", "beta must be a number, got 'a'"),
+        (MERGE, "trimmed:bet=0.1", "trimmed has no parameter 'bet', did you mean 'beta'?"),
+        (MERGE, "trimmed:0.1,0.2", "trimmed has no more parameters than beta"),
+        (OUTER, "nesterov:momentum=0.9,momentum=0.8", "momentum is given twice"),
+        (OUTER, "nesterov:0.1,learning_rate=0.2", "learning_rate is given twice"),
+        (OUTER, "nesterov:momentum=1", "outer optimizer 'nesterov:momentum=1': momentum must be in [0, 1), got 1.0; write"),
+        (CODEC, "int9", "unknown codec 'int9', did you mean 'int8'?"),
+        (CODEC, "int8-block:1.5", "block must be a whole number, got '1.5'; write it as int8-block:block=4096"),
+        (Outward, "topk", "weights cannot travel as 'topk:0.01': what it loses would never come back; use float32"),
+        (Outward, "delta:int9", "unknown codec 'int9'"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_rule_gets_a_sentence(family, text, sentence):
+    with pytest.raises(ConfigError) as refused:
+        family.read(text)
+    assert sentence in str(refused.value)
+
+
+def test_a_rule_of_somebody_else_is_written_as_python_does():
+    @dataclass(frozen=True)
+    class Own(Named):
+        rate: float = 1.0
+
+    family = Family("test", known=Own)
+    assert str(Own(0.5)) == "known:rate=0.5"
+
+    class More(Own):
+        pass
+
+    assert family.text(More(0.5)) == repr(More(0.5))
