@@ -1,44 +1,48 @@
-"""Every error that DDLF raises, in one tree. Runs everywhere; imports nothing.
+"""Every error that DDLF raises, in one tree. Runs everywhere; imports nothing of weight.
 
-Each class also derives from the builtin that a caller would catch. A class exists only where somebody acts differently on it. The text of an
-error says what happened, where, and what to do next (``hint``); the facts are attributes. ``exit_code`` is what the command line ends with.
+::
+
+    DDLFError
+    |-- ConfigError (ValueError)                an argument, an option or the configuration file
+    |-- AppError (TypeError)                    the user's app lacks something
+    |-- ListenError (OSError)                   a worker cannot listen
+    |-- ConnectError (ConnectionError)          a worker cannot be reached
+    |-- AuthError (PermissionError)             the two sides hold different tokens
+    |-- VersionError (ConnectionError)          the two sides cannot speak or exchange code
+    |-- ProtocolError (ConnectionError)         bytes that are not of the protocol
+    |-- FrameTooLarge (ValueError)              a message over the receiver's limit
+    |-- NotPicklable (TypeError)                what cannot be sent
+    |-- ResultNotData (TypeError)               what may not come back
+    |-- RemoteError (and what was raised)       a method raised on a worker
+    |-- RequestCancelled                        a request was cancelled on the worker
+    |-- RequestFailed                           a request ended without a result, for what happened around it
+    |   |-- WorkerLost (ConnectionError)        the connection ended first
+    |   |-- ExecutorCrashed (RuntimeError)      the process that ran it ended
+    |   |-- RequestTimeout (TimeoutError)       its time was over
+    |   `-- LeaseError (PermissionError)        somebody else has the worker, or the folder
+    |-- AppMissing (LookupError)                a worker does not hold this run's app
+    |-- BadUpdate (ValueError)                  what a slot sent back cannot be merged
+    |-- ClusterTooSmall (ConnectionError)       too few workers are left
+    |-- DatasetError (ValueError)               a data set cannot be used
+    |   `-- DatasetMismatch                     two nodes hold different data
+    `-- CheckpointError (OSError)               a checkpoint cannot be used
+        |-- CheckpointCorrupt (ValueError)      it is not what was written
+        `-- CheckpointMismatch (ValueError)     it is of another run
+
+Each class also derives from the builtin in brackets, which a caller would catch. A class exists only where somebody acts differently on it. The
+text of an error says what happened, where, and what to do next (``hint``); the facts are attributes, which a class declares with their defaults
+and its constructor takes by name. ``exit_code`` is what the command line ends with.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import sys
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = [
-    "AppError",
-    "AppMissing",
-    "AuthError",
-    "BadUpdate",
-    "CheckpointCorrupt",
-    "CheckpointError",
-    "CheckpointMismatch",
-    "ClusterTooSmall",
-    "ConfigError",
-    "ConnectError",
-    "DDLFError",
-    "DatasetError",
-    "DatasetMismatch",
-    "ExecutorCrashed",
-    "FrameTooLarge",
-    "LeaseError",
-    "ListenError",
-    "NotPicklable",
-    "ProtocolError",
-    "RemoteError",
-    "RequestCancelled",
-    "RequestTimeout",
-    "ResultNotData",
-    "VersionError",
-    "WorkerLost",
-]
+from ddlf.foreign import bare, builtin_base, known_class, qualified_name
 
 
 class DDLFError(Exception):
@@ -48,6 +52,7 @@ class DDLFError(Exception):
         message: What happened and where, without a full stop at the end.
         hint: What to do next, as an imperative clause.
         worker: The worker it happened on, as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
+        facts: Those of its class, by name.
 
     Attributes:
         others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
@@ -58,11 +63,14 @@ class DDLFError(Exception):
     _of = 0  # workers in that call
     _base: type[Exception] | None = None
 
-    def __init__(self, message: str, *, hint: str = "", worker: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", worker: str = "", **facts: Any) -> None:
         Exception.__init__(self, message)  # not super(): the class that was raised on a worker may come next
+        if unknown := [name for name in facts if not hasattr(type(self), name)]:
+            raise TypeError(f"{type(self).__name__} has no fact {unknown[0]!r}")
         self.message = message
         self.hint = hint
         self.worker = worker
+        self.__dict__.update(facts)
 
     def __str__(self) -> str:
         return self._text() if not self.others else _several([self, *self.others], self._of)
@@ -153,20 +161,6 @@ class VersionError(DDLFError, ConnectionError):
     exit_code = 4
 
 
-class LeaseError(DDLFError, PermissionError):
-    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
-
-    Attributes:
-        may_have_run: Whether the request can have started on the worker before it changed hands.
-    """
-
-    exit_code = 3
-
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = False) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.may_have_run = may_have_run
-
-
 class ProtocolError(DDLFError, ConnectionError):
     """The other side sent bytes that are not of the protocol. The connection is closed."""
 
@@ -175,87 +169,71 @@ class FrameTooLarge(DDLFError, ValueError):
     """A message is over the limit of the side that would receive it. Nothing was sent."""
 
 
-class WorkerLost(DDLFError, ConnectionError):
-    """The connection to a worker ended before the request did.
-
-    Attributes:
-        may_have_run: Whether the request can have started on the worker.
-        last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
-        attempts: How often an idempotent request was tried.
-        signal: The name of the signal that ended the worker's process, as ``"SIGKILL"``, where this machine can know it; else None.
-    """
-
-    exit_code = 5
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        worker: str = "",
-        may_have_run: bool = True,
-        last_seen_s: float | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.may_have_run = may_have_run
-        self.last_seen_s = last_seen_s
-        self.attempts = 1
-        self.signal: str | None = None
-
-
 class ClusterTooSmall(DDLFError, ConnectionError):
     """So many workers were lost that training cannot go on."""
 
     exit_code = 5
 
 
-class ExecutorCrashed(DDLFError, RuntimeError):
-    """The process that ran the request ended; the worker's daemon lives and has started a new one.
+class RequestFailed(DDLFError):
+    """A request ended without a result and without an error of its method: for what happened around it.
 
     Attributes:
-        may_have_run: Whether the request can have started in it; False for one that waited for its turn.
-        attempts: How often an idempotent request was tried.
-        exit_code_of_process: Its exit code, None when a signal ended it.
-        signal: The name of that signal, as ``"SIGSEGV"``, or None.
-        stderr_tail: The last lines it wrote to its standard error.
+        may_have_run: Whether the request can have started on the worker.
+        attempts: How often it was tried; only an idempotent request is tried again.
+    """
+
+    may_have_run: bool = True
+    attempts: int = 1
+
+
+class WorkerLost(RequestFailed, ConnectionError):
+    """The connection to a worker ended before the request did.
+
+    Attributes:
+        last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
+        signal: The name of the signal that ended the worker's process, as ``"SIGKILL"``, where this machine can know it; else None.
     """
 
     exit_code = 5
+    last_seen_s: float | None = None
+    signal: str | None = None
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        worker: str = "",
-        exit_code: int | None = None,
-        signal: str | None = None,
-        stderr_tail: str = "",
-    ) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.exit_code_of_process = exit_code
-        self.signal = signal
-        self.stderr_tail = stderr_tail
-        self.may_have_run = True
-        self.attempts = 1
+
+class ExecutorCrashed(RequestFailed, RuntimeError):
+    """The process that ran the request ended; the worker's daemon lives and has started a new one. What waited for its turn has not run.
+
+    Attributes:
+        exit_code_of_process: Its exit code, None when a signal ended it.
+        signal: The name of that signal, as ``"SIGSEGV"``, or None.
+        stderr_tail: The last lines it wrote to its standard error.
+        gave_up: Whether its daemon ended it, since a request that was cancelled did not end.
+        begun: The highest number of a request that can have begun in it.
+    """
+
+    exit_code = 5
+    exit_code_of_process: int | None = None
+    signal: str | None = None
+    stderr_tail: str = ""
+    gave_up: bool = False
+    begun: int = 2**64
 
     def _text(self) -> str:
         tail = f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
         return super()._text() + tail
 
 
-class RequestTimeout(DDLFError, TimeoutError):
-    """A request did not end within its time.
-
-    Attributes:
-        may_have_run: Whether the request can have started on the worker.
-    """
+class RequestTimeout(RequestFailed, TimeoutError):
+    """A request did not end within its time."""
 
     exit_code = 6
 
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", may_have_run: bool = True) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.may_have_run = may_have_run
+
+class LeaseError(RequestFailed, PermissionError):
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
+
+    exit_code = 3
+    may_have_run = False
 
 
 class RequestCancelled(DDLFError):
@@ -299,13 +277,9 @@ class CheckpointCorrupt(CheckpointError, ValueError):
         got: What is there.
     """
 
-    def __init__(
-        self, message: str, *, hint: str = "", worker: str = "", file: str = "", expected: str = "", got: str = ""
-    ) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.file = file
-        self.expected = expected
-        self.got = got
+    file: str = ""
+    expected: str = ""
+    got: str = ""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
@@ -320,10 +294,8 @@ class BadUpdate(DDLFError, ValueError):
         count: Values of that tensor that are wrong.
     """
 
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", tensor: str = "", count: int = 0) -> None:
-        super().__init__(message, hint=hint, worker=worker)
-        self.tensor = tensor
-        self.count = count
+    tensor: str = ""
+    count: int = 0
 
 
 class RemoteError(DDLFError):
@@ -351,7 +323,7 @@ class RemoteError(DDLFError):
     @property
     def type(self) -> builtins.type[BaseException] | None:
         """See above."""
-        mine = (kind for kind in builtins.type(self).__mro__ if _name(kind) == self.type_name)
+        mine = (kind for kind in builtins.type(self).__mro__ if qualified_name(kind) == self.type_name)
         return next(mine, None) or known_class(self.type_name)
 
     @classmethod
@@ -363,8 +335,8 @@ class RemoteError(DDLFError):
             arguments: As the constructor's, after ``type_name``.
             worker: As the constructor's.
         """
-        kind = known_class(name)
-        error: RemoteError = _bare(cls if kind is None or not issubclass(kind, Exception) else _remote(kind))
+        kind: Any = known_class(name)
+        error: RemoteError = bare(cls if kind is None or not issubclass(kind, Exception) else _remote(kind))
         RemoteError.__init__(error, name, *arguments, worker=worker)
         return error
 
@@ -382,7 +354,7 @@ class RemoteError(DDLFError):
         """Set what a builtin exception keeps elsewhere than in its attributes, as the numbers of an OSError."""
         error: Any = self
         with contextlib.suppress(Exception):
-            _builtin(builtins.type(self)).__init__(self, *self.args)
+            builtin_base(builtins.type(self)).__init__(self, *self.args)
         if isinstance(error, OSError):
             error.errno, error.strerror, error.filename = (self.attributes.get(name) for name in OS_ERROR)
 
@@ -396,37 +368,9 @@ OWN = ("message", "hint", "worker", "type_name", "remote_message", "remote_trace
 OS_ERROR = ("errno", "strerror", "filename")
 
 
-def known_class(name: str) -> type[BaseException] | None:
-    """The exception class of that qualified name, if it is a builtin or its module is imported already."""
-    found: Any = vars(builtins).get(name)
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        module = sys.modules.get(".".join(parts[:cut]))
-        if module is not None:
-            found = module
-            for part in parts[cut:]:
-                found = getattr(found, "__dict__", {}).get(
-                    part
-                )  # not getattr, which a module may answer with an import
-            break
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
-
-
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
+@functools.cache
 def _remote(kind: type[Exception]) -> type[RemoteError]:
     """``RemoteError`` that is also of a class, or of the next one above it: some cannot be combined with any other one."""
-    if kind not in _made:
-        _made[kind] = _make(kind)
-    return _made[kind]
-
-
-_made: dict[type[Exception], type[RemoteError]] = {}
-
-
-def _make(kind: type[Exception]) -> type[RemoteError]:
     for base in kind.__mro__:
         # A group needs its members; the other two cannot leave a coroutine. What a method says of its own connections is not said of this one.
         if issubclass(base, ExceptionGroup | StopIteration | StopAsyncIteration | DDLFError):
@@ -435,30 +379,19 @@ def _make(kind: type[Exception]) -> type[RemoteError]:
             # A property of theirs must not stand before what is this error's own, as that of TensorFlow's errors for ``message`` would.
             own = dict.fromkeys(OWN, "")
             made = type("RemoteError", (RemoteError, base), {"__module__": __name__, "_base": base, **own})
-            _bare(made)
+            bare(made)
             return made
     return RemoteError
 
 
-def _bare(kind: type[Any]) -> Any:
-    """An error of that class whose constructor has not run, nor any code of a user's class."""
-    builtin: Any
-    for builtin in kind.__mro__:
-        if builtin.__module__ == "builtins":
-            with contextlib.suppress(TypeError):  # another one of them lays out the memory of this class
-                return builtin.__new__(kind)
-    raise TypeError(f"no {kind.__name__} can be made")
-
-
-def _builtin(kind: type[Any]) -> Any:
-    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
-
-
-def _remake(kind: type[Any], base: type[Exception] | None, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
     """The inverse of ``DDLFError.__reduce__``."""
-    error = _bare(kind if base is None else _remote(base))
+    error = bare(kind if base is None else _remote(base))
     error.__dict__.update(state)
     error.args = args
     if isinstance(error, RemoteError):
         error._fill()
     return error
+
+
+__all__ = [name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, DDLFError)]

@@ -16,7 +16,6 @@ LONGER = {
     "ddlf/cluster/cluster.py",
     "ddlf/cluster/proxy.py",
     "ddlf/config.py",
-    "ddlf/errors.py",
     "ddlf/roles/replica.py",
     "ddlf/testing/plan.py",
     "ddlf/training/crew.py",

@@ -31,6 +31,7 @@ from ddlf.errors import (
     ExecutorCrashed,
     LeaseError,
     ProtocolError,
+    RequestFailed,
     RequestTimeout,
     ResultNotData,
     VersionError,
@@ -69,8 +70,6 @@ CODE_MISSING = "ddlf.wire.code.CodeMissing"
 
 TAKE_TURNS = frozenset({"run", "run_method", "run_code"})
 """Commands that wait until the one before has ended."""
-MAY_HAVE_RUN = (WorkerLost, ExecutorCrashed, LeaseError, RequestTimeout)
-"""The errors that say whether a request can have started."""
 
 T = TypeVar("T")
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
@@ -470,7 +469,7 @@ class ProxyWorker(IWorker):
             raise WorkerLost("the connection was closed on this side", worker=self.name, may_have_run=False)
         if error := opening.exception():
             error = copy.copy(error)  # each gets its own: who handles one may add to it
-            if isinstance(error, MAY_HAVE_RUN):
+            if isinstance(error, RequestFailed):
                 error.may_have_run = False
             raise error
         return opening.result()
@@ -559,7 +558,7 @@ class ProxyWorker(IWorker):
                         f"it cannot start its executor, the last one {last['text']}",
                         worker=self.name,
                         hint="repair the cause, then: ddlf stop --restart",
-                        exit_code=last["exit_code"],
+                        exit_code_of_process=last["exit_code"],
                         signal=last["signal"],
                         stderr_tail=last["stderr_tail"],
                     ) from None
@@ -618,7 +617,7 @@ class ProxyWorker(IWorker):
                     f"the executor {facts['text']}{method}",
                     worker=self.name,
                     hint=facts["hint"],
-                    exit_code=facts["exit_code"],
+                    exit_code_of_process=facts["exit_code"],
                     signal=facts["signal"],
                     stderr_tail=facts["stderr_tail"],
                 )
@@ -767,7 +766,7 @@ class ProxyWorker(IWorker):
             left = None if deadline is None else max(0.0, deadline - loop.time())
             try:
                 return await self._rpc_once(request, left, timeout_s)
-            except MAY_HAVE_RUN as error:
+            except RequestFailed as error:
                 may_have_run = error.may_have_run = may_have_run or error.may_have_run
                 if not isinstance(error, ExecutorCrashed | WorkerLost):
                     raise
@@ -841,7 +840,7 @@ class ProxyWorker(IWorker):
             future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
             mine = channel is self._data
             why = await self._why(error) if mine else self._lost or await self._connection_lost(error)
-            if isinstance(why, WorkerLost | ExecutorCrashed | LeaseError):
+            if isinstance(why, RequestFailed):
                 why = copy.copy(why)
                 why.may_have_run = False
             raise why from None

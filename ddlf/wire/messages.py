@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 import ddlf.errors
-from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError
+from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError, RequestFailed
 from ddlf.wire.values import dumps
 
 MAX_ERROR_TEXT = 64 * 1024
@@ -204,7 +204,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
     if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own is not RemoteError:
         error = own(message, hint=hint, worker=worker)
-        if hasattr(error, "may_have_run"):
+        if isinstance(error, RequestFailed):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error
     # Without lines of the user it would only say the same again.

@@ -1,0 +1,41 @@
+"""The tree of errors, and what all of them have in common."""
+
+import inspect
+import re
+
+import pytest
+
+from ddlf import errors
+from ddlf.errors import BadUpdate, ExecutorCrashed, LeaseError, RequestFailed, RequestTimeout, WorkerLost
+
+
+def drawn():
+    """Each class of the picture at the top of the module, with its parent and its builtins."""
+    above, found = ["DDLFError"], {"DDLFError": ("Exception", "")}
+    for line in inspect.getdoc(errors).splitlines():
+        if match := re.match(r" {4}([|` -]*)-- (\w+)(?: \((\w+)\))?", line):
+            depth = 1 + len(match[1]) // 4
+            found[match[2]] = above[depth - 1], match[3] or ""
+            above[depth:] = [match[2]]
+    return found
+
+
+def test_the_tree_at_the_top_is_that_of_the_classes():
+    names = {name: getattr(errors, name) for name in errors.__all__}
+    bases = {name: [base.__name__ for base in kind.__bases__] for name, kind in names.items()}
+    assert drawn() == {name: (*found, "")[:2] for name, found in bases.items()}
+
+
+@pytest.mark.parametrize("kind", [WorkerLost, ExecutorCrashed, RequestTimeout, LeaseError])
+def test_every_failed_request_says_whether_it_may_have_run_and_how_often_it_was_tried(kind):
+    error = kind("text", may_have_run=False, attempts=3)
+    assert isinstance(error, RequestFailed)
+    assert (error.may_have_run, error.attempts) == (False, 3)
+    assert kind("text").may_have_run is (kind is not LeaseError)
+
+
+def test_an_error_takes_the_facts_of_its_class_and_no_others():
+    assert BadUpdate("text", tensor="kernel").tensor == "kernel"
+    assert BadUpdate("text").count == 0
+    with pytest.raises(TypeError, match="BadUpdate has no fact 'tensr'"):
+        BadUpdate("text", tensr="kernel")
