@@ -1,6 +1,7 @@
 """Which tests run, and workers for them: real processes and real sockets on loopback, started once for many tests.
 
-When no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below ``tests/benchmarks`` are marked by their place.
+When no folder, file, test, ``-k`` or ``-m`` is named, tests marked ``slow`` are left out. Those below
+``tests/benchmarks`` and ``tests/trials`` are marked by their place.
 
 Nothing here touches the user's own files: before any test runs, the folders for configuration, state and cache and the folder for temporary files
 are new ones, which processes that tests start inherit.
@@ -33,7 +34,7 @@ from ddlf.tokens import new_token
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+SLOW = {Path(__file__).parent / name for name in ("benchmarks", "trials")}
 USE_KERAS = (
     *(
         "tests/training/",
@@ -62,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(BENCHMARKS):
+        if SLOW & set(item.path.parents):
             item.add_marker("slow")
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow and config.stash[LEFT] >= 0:
@@ -102,7 +103,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.stash[LEFT] > 0:
         terminalreporter.write_line(
-            f"{config.stash[LEFT]} slow tests and tests of benchmarks are left to scripts/test --all"
+            f"{config.stash[LEFT]} slow tests, trials and tests of benchmarks are left to scripts/test --all"
         )
 
 

@@ -24,6 +24,16 @@ LONGER = {
 }
 """Files that wait for being divided. A name may leave this list, never come into it."""
 
+RESTS_ON = {
+    "ddlf": {"ddlf"},
+    "apps": {"ddlf", "apps"},
+    "benchmarks": {"ddlf", "apps", "benchmarks"},
+    "tests": {"ddlf", "apps", "tests"},
+    "tests/benchmarks": {"ddlf", "apps", "benchmarks", "tests"},
+    "tests/trials": {"ddlf", "apps", "benchmarks", "tests"},
+}
+"""What files of a tree import of this repository: trials and tests of benchmarks may use what measures, other tests need not."""
+TREES = {tree for tree in RESTS_ON if "/" not in tree}
 TEXT_COLUMN = 32
 """Where in a line of the picture names end and words begin."""
 IO = {"asyncio", "socket", "threading", "subprocess", "time", "keras", "tensorflow"}
@@ -93,6 +103,18 @@ def test_no_module_needs_itself():
         for name in free:
             del needs[name]
     assert not needs
+
+
+@pytest.mark.parametrize("tree", RESTS_ON)
+def test_a_tree_imports_only_what_it_rests_on(tree):
+    for path in (ROOT / tree).rglob("*.py"):
+        if tree != "tests" or path.parent.name not in ("benchmarks", "trials"):
+            assert {name.split(".")[0] for name in imports(path)} & TREES <= RESTS_ON[tree], path
+
+
+def test_what_measures_and_what_tries_to_break_have_names_of_their_own():
+    names = [path.stem for tree in ("benchmarks", "tests/trials") for path in (ROOT / tree).rglob("[!_]*.py")]
+    assert len(names) == len(set(names))
 
 
 def test_no_file_is_longer_than_can_be_read_at_once_but_those_on_the_list():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import compressors, published, training
+from benchmarks import compressors, paper, training
 from benchmarks.baselines import spark
 from benchmarks.measure import Spread, mean_and_deviation, run_child, table, turns
 from benchmarks.workload import STEPS_PER_EXECUTION, Workload
@@ -82,7 +82,7 @@ def test_spark_trains_a_partition_with_arrays_as_usual_and_tuned_with_what_canno
 
 
 def test_the_published_comparison_has_a_row_for_each_number_of_epochs(capsys):
-    published.main([*TINY, "--epochs", "1", "--worker-epochs", "1", "--systems", "plain"])
+    paper.main([*TINY, "--epochs", "1", "--worker-epochs", "1", "--systems", "plain"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 1 ")]
     assert len(rows) == 1
 

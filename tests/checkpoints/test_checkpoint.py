@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reliability.checkpoints import same, state
 from ddlf.checkpoints import checkpoint as module
 from ddlf.checkpoints import tensors
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
@@ -26,6 +25,7 @@ from ddlf.version import __version__
 from tests.checkpoints.test_tensors import arrays, names
 from tests.patience import PATIENCE_S
 from tests.processes import command
+from tests.trials.checkpoints import same, state
 
 
 def of(round, facts=(), **arrays):
@@ -247,7 +247,7 @@ def broken(tmp_path_factory):
     """The short form of the long run."""
     found = tmp_path_factory.mktemp("run") / "found.json"
     counts = ["--kills", "30", "--flips", "200", "--cuts", "50", "--megabytes", "0.1", "--repeats", "1"]
-    done = command("benchmarks.reliability.checkpoints", *counts, "--json", found)
+    done = command("tests.trials.checkpoints", *counts, "--json", found)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(found.read_text())
 
@@ -401,7 +401,7 @@ def test_everything_is_on_the_disk_before_a_checkpoint_gets_its_name_and_an_old_
 
 FULL = """
 import os, sys
-from benchmarks.reliability.checkpoints import same, state
+from tests.trials.checkpoints import same, state
 from ddlf.errors import CheckpointError
 from ddlf.checkpoints import checkpoint
 folder = checkpoint.CheckpointFolder(sys.argv[1] + "/run")
@@ -436,7 +436,7 @@ def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
 
 LIMITED = """
 import os, resource, sys
-from benchmarks.reliability.checkpoints import same, state
+from tests.trials.checkpoints import same, state
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 folder = CheckpointFolder(sys.argv[1])
 folder.open("the test")

@@ -16,8 +16,6 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.reliability.link import Link, inside
-from benchmarks.reliability.workers import Workers, go_on, stop
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConnectError, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
@@ -25,6 +23,8 @@ from ddlf.wire.messages import Request
 from ddlf.worker.worker import MAX_QUEUED_BYTES
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of
+from tests.trials.machines import Link, inside
+from tests.trials.workers import Workers, go_on, stop
 
 RARELY_S = 1000
 """``dead_after_s`` of those who must not learn by silence what the kernel tells at once."""

@@ -1,7 +1,7 @@
 """Training through failures: the result is the same bits as that of the undisturbed run on real workers.
 
 Where it is enough, the failing workers are in this process. Real kills are in two tests here; many in one job, with all that has a state, are in
-``tests/benchmarks/reliability/test_training.py``.
+``tests/tests/trials/test_training.py``.
 """
 
 import asyncio

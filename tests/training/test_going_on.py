@@ -11,8 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.reliability import snapshots
-from benchmarks.reliability.made_up import App, made_up
 from ddlf.algorithms.outer import Nesterov
 from ddlf.checkpoints import checkpoint as checkpoints
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
@@ -25,6 +23,8 @@ from ddlf.training.progress import Progress
 from ddlf.training.slots import Job
 from tests.patience import PATIENCE_S
 from tests.training.models import equal
+from tests.trials import snapshots
+from tests.trials.made_up import App, made_up
 
 ALL = {"codec": "topk:0.05", "weights_codec": "delta:int8", "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
 """Everything that one round leaves for the next one."""

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from benchmarks.reliability.made_up import App, Cluster, made_up
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppMissing
 from ddlf.roles.exchange import WorkerEnd
 from tests.training.models import equal
 from tests.training.test_exchange import tensors
+from tests.trials.made_up import App, Cluster, made_up
 
 LOSSY = [{"codec": "int8"}, {"codec": "topk:0.05"}, {"codec": "int8", "weights_codec": "delta:int8"}]
 IDS = ["int8", "topk", "delta"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import theilslopes
 
-from benchmarks.reliability import soak
+from tests.trials import soak
 
 SHORT = ["--calls", "200", "--cycles", "10", "--minutes", "0", "--warm-up", "5", "--transfers", "10", "--rounds", "4"]
 

@@ -1,6 +1,6 @@
-"""What encryption costs: the same transfers and calls with and without TLS, between two network namespaces.
+"""What encryption costs: the same transfers and calls with and without TLS, between two machines (``tests/trials/machines.py``).
 
-    python -m benchmarks.security.throughput [--megabytes 64] [--calls 2000] [--repeats 5]
+    python -m tests.trials.encryption [--megabytes 64] [--calls 2000] [--repeats 5]
 
 Both ends share this machine's processors, so the figures for TLS hold the encryption of one side and the decryption of the other.
 """
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.security.machines import THERE, copy_token, enter, home, other_machine, worker
 from ddlf.cluster.cluster import Cluster
+from tests.trials.machines import Link, enter, inside
+from tests.trials.workers import Workers
 
-PORTS = {"plaintext": 9001, "TLS 1.3": 9002}
+SECURITY = {"plaintext": ["--insecure-plaintext"], "TLS 1.3": []}
 
 
 async def measure(cluster: Cluster, megabytes: int, calls: int) -> tuple[float, float, float, float]:
@@ -49,12 +47,13 @@ async def measure(cluster: Cluster, megabytes: int, calls: int) -> tuple[float, 
     )
 
 
-async def compare(options: argparse.Namespace) -> None:
+async def compare(ports: dict[str, int], token_file: Path, options: argparse.Namespace) -> None:
     """In turns, so that a slow moment of the machine falls on both."""
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in PORTS}
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ports}
     for repeat in range(-1, options.repeats):
-        for name, port in PORTS.items():
-            async with Cluster([THERE], port, insecure_plaintext=name == "plaintext") as cluster:
+        for name, port in ports.items():
+            plaintext = name == "plaintext"
+            async with Cluster([Link.address_b], port, token_file=token_file, insecure_plaintext=plaintext) as cluster:
                 figures = await measure(cluster, options.megabytes, options.calls)
             if repeat >= 0:  # the first one warms up
                 found[name].append(figures)
@@ -73,16 +72,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    enter("benchmarks.security.throughput")
-    with tempfile.TemporaryDirectory() as name, other_machine() as there, contextlib.ExitStack() as workers:
-        master, machine = home(Path(name) / "master"), home(Path(name) / "machine")
-        copy_token(master, machine)
-        os.environ.update(HOME=master["HOME"])
-        for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-            os.environ.pop(variable, None)
-        workers.enter_context(worker(there, machine, "--insecure-plaintext", port=PORTS["plaintext"]))
-        workers.enter_context(worker(there, machine, port=PORTS["TLS 1.3"]))
-        asyncio.run(compare(options))
+    enter("tests.trials.encryption")
+    with Workers() as workers, Link() as link, inside(link.a):
+        ports = {
+            name: workers.start(*security, host=link.address_b, namespace=link.b)[1]
+            for name, security in SECURITY.items()
+        }
+        asyncio.run(compare(ports, workers.token_file, options))
 
 
 if __name__ == "__main__":

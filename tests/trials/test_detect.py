@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.reliability import detect, false_deaths
+from tests.trials import detect, false_deaths
 
 
 def test_losses_are_noticed_in_about_the_time_that_is_promised(tmp_path):

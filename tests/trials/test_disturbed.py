@@ -2,7 +2,7 @@
 
 import asyncio
 
-from benchmarks.reliability.training import kills, resume
+from tests.trials.disturbed import kills, resume
 
 
 def test_killed_executors_leave_no_trace_in_the_result():

@@ -1,4 +1,4 @@
-"""A checkpoint after each of 10,000 asynchronous updates: ``python -m benchmarks.reliability.snapshots [--json FILE]``.
+"""A checkpoint after each of 10,000 asynchronous updates: ``python -m tests.trials.snapshots [--json FILE]``.
 
 Each update adds 1 to every weight, so weights tell how many are in them. In each checkpoint, rounds of all slots, updates in the weights, samples in
 the ledger and records must be of the same moment. From every tenth a run goes on in another folder, and must end with every sample trained on exactly
@@ -22,10 +22,10 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.measure import Spread, table
-from benchmarks.reliability.made_up import SHAPES, App, Cluster, made_up
 from ddlf.checkpoints import journal
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.checkpoints.journal import JOURNAL
+from tests.trials.made_up import SHAPES, App, Cluster, made_up
 
 SLOTS = 2
 SHARE = 0.1  # of the updates: the first ones and the last ones, whose cost is compared

@@ -1,6 +1,6 @@
 """What strangers cost: slow drips and garbage, then thousands of idle connections, while a master works.
 
-    python -m benchmarks.security.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
+    python -m tests.trials.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
 
 The strangers are a process of their own with 200 addresses of loopback, and come back one second after they were cut. Bars: real handshakes
 p99 < 250 ms and none fails; calls p99 < 2 times that of before; idle connections held or told that there is no place; under 60 KiB for each.
@@ -12,15 +12,13 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -29,9 +27,9 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConnectError, DDLFError
 from ddlf.net.dial import dial
 from ddlf.net.tls import make_certificate
-from ddlf.tokens import new_token
 from ddlf.wire.handshake import Role
 from tests.tls import far_apart
+from tests.trials.workers import Workers
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = 200
@@ -91,7 +89,7 @@ async def attack(port: int, drips: int, garbage: float) -> None:
 async def strangers(port: int, drips: int, garbage: float) -> AsyncIterator[None]:
     """The attack, as long as the block runs; it has begun when the block does."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.security.flood"),
+        *(sys.executable, "-m", "tests.trials.flood"),
         *("--attack", str(port), "--drips", str(drips), "--garbage", str(garbage)),
         cwd=ROOT,
     )
@@ -103,33 +101,11 @@ async def strangers(port: int, drips: int, garbage: float) -> AsyncIterator[None
         await process.wait()
 
 
-@contextlib.contextmanager
-def start_worker(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """A worker on loopback that can encrypt; gives its process, its port and the file with its token."""
-    token_file, certificate = folder / "token", folder / "certificate.pem"
-    token_file.touch(0o600)
-    token_file.write_text(new_token())
+def start(workers: Workers) -> tuple[subprocess.Popen[bytes], int]:
+    """A worker on loopback that can encrypt; returns its process and its port."""
+    certificate = workers.folder / "certificate.pem"
     make_certificate(certificate)
-    read_fd, write_fd = os.pipe()
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--host", "127.0.0.1", "-q"),
-                *("--token-file", token_file, "--state-dir", folder / "state", "--ready-fd", str(write_fd)),
-                *("--tls-cert", certificate, "--tls-key", certificate),
-            ],
-            pass_fds=(write_fd,),
-            cwd=ROOT,
-            stderr=log,
-        )
-    os.close(write_fd)
-    with open(read_fd) as pipe:
-        port = json.loads(pipe.readline())["port"]
-    try:
-        yield process, port, token_file
-    finally:
-        process.terminate()
-        process.wait(20)
+    return workers.start("-q", "--tls-cert", certificate, "--tls-key", certificate)
 
 
 # -- the master --------------------------------------------------------------------------------------------------------
@@ -202,14 +178,15 @@ async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, e
 async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """All of it, with one worker."""
     found = {}
-    with tempfile.TemporaryDirectory() as name, start_worker(Path(name)) as (process, port, token_file):
-        daemon, key = psutil.Process(process.pid), token_file.read_bytes()
-        async with Cluster(["127.0.0.1"], port, token_file=token_file) as cluster:
-            found["undisturbed"] = await at_work(cluster, port, key, options.seconds)
+    with Workers() as workers:
+        process, port = start(workers)
+        daemon = psutil.Process(process.pid)
+        async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
+            found["undisturbed"] = await at_work(cluster, port, workers.token, options.seconds)
             async with strangers(port, options.drips, options.garbage):
-                found["flooded"] = await at_work(cluster, port, key, options.seconds)
+                found["flooded"] = await at_work(cluster, port, workers.token, options.seconds)
             for how in ("plaintext", "TLS"):
-                idling = asyncio.create_task(idle(port, key, options.idle, daemon, encrypted=how == "TLS"))
+                idling = asyncio.create_task(idle(port, workers.token, options.idle, daemon, encrypted=how == "TLS"))
                 (worker,) = cluster.workers
                 slowest = 0.0
                 while not idling.done():
@@ -218,7 +195,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                     slowest = max(slowest, time.perf_counter() - begin)
                     await asyncio.sleep(0.05)
                 found[f"idle, {how}"] = {**await idling, "heartbeat max": slowest * 1e3}
-        found["log"] = {"lines": len((Path(name) / "log").read_text().splitlines())}
+        found["log"] = {"lines": len(workers.log.read_text().splitlines())}
     return found
 
 

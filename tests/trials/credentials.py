@@ -1,8 +1,8 @@
-"""Two machines on one: network namespaces joined by a cable, and what happens between them with right and wrong secrets.
+"""Right and wrong secrets between two machines, and what is said of each.
 
-    python -m benchmarks.security.machines
+    python -m tests.trials.credentials
 
-Needs Linux, and the right to make namespaces (as root, or where users may have their own). Nothing of it is seen outside of them.
+Needs Linux, and the right to make namespaces (``tests/trials/machines.py``).
 """
 
 from __future__ import annotations
@@ -20,49 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.tls import Authority
+from tests.trials.machines import Link, enter, inside
+from tests.trials.workers import Workers
 
 ROOT = Path(__file__).parents[2]
-HERE, THERE = "10.77.0.1", "10.77.0.2"
-INSIDE = "DDLF_INSIDE_NAMESPACE"
-
-
-def available() -> bool:
-    """Whether this machine lets this user make namespaces."""
-    try:
-        return subprocess.run(["unshare", "-Urn", "ip", "link"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def enter(module: str) -> None:
-    """Start this script anew in a namespace of its own; return when it is in there."""
-    if INSIDE not in os.environ:
-        os.environ[INSIDE] = "1"
-        os.execvp("unshare", ["unshare", "-Urn", sys.executable, "-m", module, *sys.argv[1:]])
-
-
-@contextlib.contextmanager
-def other_machine() -> Iterator[list[str]]:
-    """Make it and lay a cable; gives the words before a command that is to run there."""
-    with subprocess.Popen(
-        ["unshare", "-n", "sh", "-c", "echo ready; exec sleep 3600"], stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        there = ["nsenter", "-t", str(holder.pid), "-n"]
-        for command in (
-            "ip link set lo up",
-            f"ip link add here type veth peer name there netns {holder.pid}",
-            f"ip addr add {HERE}/24 dev here",
-            "ip link set here up",
-        ):
-            subprocess.run(command.split(), check=True)
-        for command in (f"ip addr add {THERE}/24 dev there", "ip link set there up", "ip link set lo up"):
-            subprocess.run([*there, *command.split()], check=True)
-        try:
-            yield there
-        finally:
-            holder.kill()
+HERE, THERE, PORT = Link.address_a, Link.address_b, 9000
 
 
 def home(folder: Path) -> dict[str, str]:
@@ -73,22 +35,11 @@ def home(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def worker(there: list[str], environment: dict[str, str], *arguments: Any, port: int = 9000) -> Iterator[str]:
+def worker(there: str, environment: dict[str, str], *options: Any) -> Iterator[str]:
     """A worker over there; gives the line in which it says that it is ready."""
-    command = [*there, sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), *map(str, arguments)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        lines: list[str] = []
-        while not lines or not lines[-1].startswith("ready on"):
-            lines.append(process.stdout.readline())
-            if not lines[-1]:
-                raise RuntimeError("".join(lines))
-        try:
-            yield lines[-1].strip()
-        finally:
-            process.terminate()
+    with Workers() as workers:
+        workers.start(*options, host="", port=PORT, namespace=there, environment=environment)
+        yield next(line for line in workers.log.read_text().splitlines() if line.startswith("ready on"))
 
 
 def ddlf(environment: dict[str, str], *arguments: Any) -> tuple[int, str]:
@@ -118,20 +69,20 @@ def copy_token(master: dict[str, str], machine: dict[str, str]) -> str:
     return line
 
 
-def cases(there: list[str], folder: Path) -> Iterator[tuple[str, bool, str]]:
+def cases(there: str, folder: Path) -> Iterator[tuple[str, bool, str]]:
     """Each thing that was tried, whether it went as it should, and what was said."""
     master, machine, stranger = home(folder / "master"), home(folder / "machine"), home(folder / "stranger")
-    address = f"{THERE}:9000"
+    address = f"{THERE}:{PORT}"
 
     def asked(environment: dict[str, str], code: int, text: str, *options: Any) -> tuple[bool, str]:
         found, said = ddlf(environment, "status", "--hosts", address, *options)
         return found == code and re.search(text, said) is not None, said
 
-    with worker(there, machine, "--state-dir", folder / "s0"):
+    with worker(there, machine):
         ddlf(stranger, "token", "new")
         yield "a fresh worker is not there for others", *asked(stranger, 3, "connection refused, nothing listens there")
     line = copy_token(master, machine)
-    with worker(there, machine, "--state-dir", folder / "s1") as ready:
+    with worker(there, machine) as ready:
         yield "a token, one line and one command", "with TLS" in ready, f"{line} ... {ready}"
         yield "the copied token", *asked(master, 0, "idle")
         _, said = ddlf(master, "status", "--hosts", address, "--json")
@@ -149,7 +100,7 @@ def cases(there: list[str], folder: Path) -> Iterator[tuple[str, bool, str]]:
 
 
 def certificates(
-    there: list[str], folder: Path, master: dict[str, str], machine: dict[str, str]
+    there: str, folder: Path, master: dict[str, str], machine: dict[str, str]
 ) -> Iterator[tuple[str, bool, str]]:
     """The same with an organisation's certificates on top."""
     (folder / "other").mkdir()
@@ -160,7 +111,7 @@ def certificates(
     def asked(code: int, text: str, authority: Authority, *, certificate: bool = True) -> tuple[bool, str]:
         own = f", tls_cert: {shown[0]}, tls_key: {shown[1]}" if certificate else ""
         config = folder / "cluster.yaml"
-        config.write_text(f"workers: ['{THERE}:9000']\nsecurity: {{tls_ca: {authority.file}{own}}}\n")
+        config.write_text(f"workers: ['{THERE}:{PORT}']\nsecurity: {{tls_ca: {authority.file}{own}}}\n")
         found, said = ddlf(master, "status", "--config", config)
         return found == code and re.search(text, said) is not None, said
 
@@ -177,10 +128,10 @@ def certificates(
 
 def main() -> None:
     """Print a table; exit with 1 when something went otherwise."""
-    enter("benchmarks.security.machines")
+    enter("tests.trials.credentials")
     wrong = 0
-    with tempfile.TemporaryDirectory() as name, other_machine() as there:
-        for what, right, said in cases(there, Path(name)):
+    with tempfile.TemporaryDirectory() as name, Link() as link, inside(link.a):
+        for what, right, said in cases(link.b, Path(name)):
             wrong += not right
             print(f"{'ok   ' if right else 'WRONG'}  {what:<40}  {said.splitlines()[-1][:150]}", flush=True)
     sys.exit(1 if wrong else 0)

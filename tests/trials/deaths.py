@@ -1,8 +1,8 @@
 """A worker dies at a random moment of a run: while it is connected to, loads, builds, trains, or while the master evaluates.
 
-    python -m benchmarks.reliability.deaths [--how in-process] [--runs 100] [--seed 0]     executors that are objects of this process
-    python -m benchmarks.reliability.deaths --how local [--runs 100]                       processes of ``Cluster.local``
-    python -m benchmarks.reliability.deaths --how command [--runs 100]                     ``ddlf-worker``, started again when its daemon died
+    python -m tests.trials.deaths [--how in-process] [--runs 100] [--seed 0]     executors that are objects of this process
+    python -m tests.trials.deaths --how local [--runs 100]                       processes of ``Cluster.local``
+    python -m tests.trials.deaths --how command [--runs 100]                     ``ddlf-worker``, started again when its daemon died
 
 Each run trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits, on three workers, of which one executor or daemon is killed
 (``kill -9``) at a moment that is drawn from the length of an undisturbed run. Every fifth run begins with new workers, so that it is also killed
@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.reliability.training import App, digest
-from benchmarks.reliability.workers import Workers
 from ddlf import Cluster
 from ddlf.testing import in_process_cluster
 from ddlf.testing.cluster import FaultyCluster
+from tests.trials.disturbed import App, digest
+from tests.trials.workers import Workers
 
 WORKERS = 3
 ROUNDS = 4

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.reliability import chaos
-from benchmarks.reliability.chaos import Call, History, Outcome, make_plan, run
 from tests.patience import PATIENCE_S
+from tests.trials import chaos
+from tests.trials.chaos import Call, History, Outcome, make_plan, run
 
 
 async def test_every_request_under_faults_has_one_outcome_and_a_true_one(monkeypatch):

@@ -1,6 +1,6 @@
 """How soon the loss of a worker, and of a master, is noticed.
 
-    python -m benchmarks.reliability.detect [--kills 50] [--stops 20] [--partitions 10] [--json out.json] [--only kill stop partition]
+    python -m tests.trials.detect [--kills 50] [--stops 20] [--partitions 10] [--json out.json] [--only kill stop partition]
 
 Kills of the executor and of the daemon: with nothing running, in the middle of a computation, and in the middle of a frame of a 200 MB array.
 SIGSTOP and silent partitions with the default times and with ``dead_after_s=1``, seen from both sides: when the master's request ends, and when the
@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reliability.link import Link, inside
-from benchmarks.reliability.workers import Workers, go_on, stop
 from ddlf import Cluster, ExecutorCrashed, LeaseError, ProxyWorker, WorkerLost
+from tests.trials.machines import Link, inside
+from tests.trials.workers import Workers, go_on, stop
 
 ARRAY_BYTES = 200_000_000
 KILL_BAR_S = 0.3

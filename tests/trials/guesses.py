@@ -1,6 +1,6 @@
 """Wrong tokens, against a real worker: how many open it (none), and what they cost a master that works meanwhile.
 
-    python -m benchmarks.security.guesses [--guesses 100000]
+    python -m tests.trials.guesses [--guesses 100000]
 
 A guess is a hello and a random proof, sent by somebody who does not care that the worker's own proof shows another token. The worker answers an
 accepted proof at once, so he waits for that moment only, and comes again from one of 200 addresses.
@@ -15,14 +15,13 @@ import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from benchmarks.security.flood import ADDRESSES, ROOT, percentile, start_worker
 from ddlf.cluster.cluster import Cluster
 from ddlf.net.stream import receive_exactly
 from ddlf.wire.handshake import HELLO, Hello, Role, Verdict
+from tests.trials.flood import ADDRESSES, ROOT, percentile, start
+from tests.trials.workers import Workers
 
 AT_ONCE = 32
 PATIENCE_S = 0.02
@@ -77,8 +76,9 @@ async def calls(cluster: Cluster, until: asyncio.Event) -> list[float]:
 
 async def run(count: int) -> int:
     """Guess while a master works; returns the exit code."""
-    with tempfile.TemporaryDirectory() as name, start_worker(Path(name)) as (process, port, token_file):
-        async with Cluster(["127.0.0.1"], port, token_file=token_file) as cluster:
+    with Workers() as workers:
+        process, port = start(workers)
+        async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
             quiet = asyncio.Event()
             asyncio.get_running_loop().call_later(3, quiet.set)
             before = await calls(cluster, quiet)
@@ -86,7 +86,7 @@ async def run(count: int) -> int:
             attack = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "benchmarks.security.guesses",
+                "tests.trials.guesses",
                 "--attack",
                 str(port),
                 "--guesses",

@@ -1,6 +1,6 @@
 """Nobody is declared dead for being busy.
 
-    python -m benchmarks.reliability.false_deaths [--minutes 10] [--workers 4] [--dead-after 4 1] [--method compute|train|gil] [--json out.json]
+    python -m tests.trials.false_deaths [--minutes 10] [--workers 4] [--dead-after 4 1] [--method compute|train|gil] [--json out.json]
 
 Workers that compute without a pause on all cores, more of them than there are cores, and a master that holds up its own event loop from time to time.
 Counts how often a worker's state was ``suspect``, how many requests were lost, and the longest time that a worker was not heard while the master

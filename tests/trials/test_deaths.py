@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.reliability.deaths import deaths_in_process, deaths_of_processes
+from tests.trials.deaths import deaths_in_process, deaths_of_processes
 
 
 def test_workers_in_this_process_that_die_at_any_moment_change_no_bit():

@@ -1,4 +1,4 @@
-"""The comparison of the published paper, in its form: ``python -m benchmarks.published --epochs 10,20``.
+"""The comparison of the published paper, in its form: ``python -m benchmarks.paper --epochs 10,20``.
 
 Phan and Do 2023 train for 10 to 100 epochs with Spark, with their synchronous and with their asynchronous algorithm, and give time and accuracy
 of each. This does the same with today's DDLF (``sync``, ``async``), with the algorithms as the authors coded them (``published-sync``,
@@ -34,9 +34,7 @@ def results_table(runs: dict[int, list[Run]], systems: Sequence[str]) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.published", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", default="10,20", metavar="N,...", help="default 10,20; the paper has 10,20,...,100")
     parser.add_argument("--worker-epochs", type=int, default=2, metavar="N", help="local epochs in a round; default 2")
     parser.add_argument("--systems", default=SYSTEMS, metavar="NAME,...", help=f"default {SYSTEMS}")

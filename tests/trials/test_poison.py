@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.reliability import honest, poison
-from ddlf.algorithms.check import judge
+from tests.trials import poison
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +30,3 @@ def test_the_default_policy_stops_at_a_nan(accuracies, merge):
 def test_without_policy_and_robust_merge_the_model_is_ruined(accuracies):
     """Otherwise the tests above would prove nothing."""
     assert accuracies["x -1000", "stop", "mean"] < 0.5
-
-
-def test_honest_updates_of_very_unequal_partitions_are_not_rejected():
-    options = honest.arguments().parse_args(["--rounds", "1", "--samples", "300"])
-    (updates,) = honest.rounds("digits-adam", (0.90, 0.07, 0.02, 0.01), options)
-    assert [n for _, n in updates.values()] == [270, 21, 6, 3]
-    assert len(list(honest.figures(updates))) == 4
-    assert {verdict.action for verdict in judge(updates, updates[0][0], "reject").values()} == {"accept"}

@@ -1,18 +1,18 @@
-"""The scripts that show what strangers and distance cost run, in a short form, and hold their bars where those do not depend on the machine."""
+"""The trials that show what strangers and distance cost run, in a short form, and hold their bars where those do not depend on the machine."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.security import machines
+from tests.trials import machines
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(name, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.security.{name}", *arguments],
+        [sys.executable, "-m", f"tests.trials.{name}", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -41,11 +41,11 @@ def test_no_guess_opens_a_worker():
 if machines.available():  # Linux, and a user who may make namespaces
 
     def test_two_machines_meet_with_a_copied_token_and_every_wrong_secret_is_named():
-        ended = run("machines")
+        ended = run("credentials")
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert ended.stdout.count("\nok ") + 1 == len(ended.stdout.splitlines()) == 14
 
     def test_throughput_is_shown_beside_plaintext():
-        ended = run("throughput", "--megabytes", "8", "--calls", "100", "--repeats", "1")
+        ended = run("encryption", "--megabytes", "8", "--calls", "100", "--repeats", "1")
         assert ended.returncode == 0, ended.stderr
         assert [line[:9].strip() for line in ended.stdout.splitlines()] == ["median of", "plaintext", "TLS 1.3"]

@@ -1,6 +1,6 @@
 """How far honest updates of one round are from each other: what the limits of ``ddlf.algorithms.check`` must let pass.
 
-    python -m benchmarks.reliability.honest [--rounds 10] [--samples 6000] [--only digits-sgd]
+    python -m benchmarks.honest [--rounds 10] [--samples 6000] [--only digits-sgd]
 
 Each setting trains as in ``train_sync``, without a network, with partitions from equal to as unequal as 90:7:2:1. A line gives, over all rounds and
 slots: the longest and shortest norm against the median of the others, after allowing for the samples; the lowest median cosine with the others

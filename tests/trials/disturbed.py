@@ -1,7 +1,7 @@
 """Training that is harmed all the time, against the undisturbed run, bit by bit.
 
-    python -m benchmarks.reliability.training kills [--kills 50] [--seed 0]      executors are killed at random moments of one synchronous job
-    python -m benchmarks.reliability.training resume [--kills 20] [--seed 0]     the master is killed at random moments, and resumed
+    python -m tests.trials.disturbed kills [--kills 50] [--seed 0]      executors are killed at random moments of one synchronous job
+    python -m tests.trials.disturbed resume [--kills 20] [--seed 0]     the master is killed at random moments, and resumed
 
 Both train a CNN with dropout and Adam on scikit-learn's digits and compare the SHA-256 of weights and optimizer states; the exit code is 1 if they
 differ, if a sample was not trained on exactly once an epoch, or if a resumed run did again more than one interval of checkpoints.
@@ -13,17 +13,14 @@ import argparse
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ import numpy as np
 
 from apps.digits_cnn import DigitsCNN
 from ddlf import Cluster
-from ddlf.tokens import new_token
+from tests.trials.workers import Workers
 
 KILLS_ROUNDS = 45
 RESUME_ROUNDS = 30
@@ -123,56 +120,17 @@ async def lead(ports: list[int], token_file: Path, folder: Path, rounds: int) ->
     print(f"digest {digest(app)} exact {app.ledger.is_exact(rounds)}", flush=True)
 
 
-@contextlib.contextmanager
-def workers(count: int, folder: Path) -> Iterator[tuple[list[int], Path]]:
-    """Workers that outlive their masters, and the token that they hold."""
-    token = folder / "token"
-    token.write_text(new_token() + "\n")
-    token.chmod(0o600)
-    processes, ports = [], []
-    try:
-        for number in range(count):
-            read_fd, write_fd = os.pipe()
-            processes.append(
-                subprocess.Popen(
-                    [
-                        *(
-                            sys.executable,
-                            "-m",
-                            "ddlf.cli.worker",
-                            "--port",
-                            "0",
-                            "--token-file",
-                            str(token),
-                            "--quiet",
-                        ),
-                        *("--state-dir", str(folder / f"state-{number}"), "--ready-fd", str(write_fd)),
-                    ],
-                    pass_fds=(write_fd,),
-                    start_new_session=True,
-                )
-            )
-            os.close(write_fd)
-            with open(read_fd) as pipe:
-                ports.append(json.loads(pipe.readline())["port"])
-        yield ports, token
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(20)
-
-
 def resume(wanted: int, seed: int, rounds: int) -> bool:
     """Kill masters at random moments, each of which goes on from where the one before was."""
     chance = random.Random(seed)
-    with tempfile.TemporaryDirectory() as name, workers(2, Path(name)) as (ports, token):
-        folder = Path(name)
+    with Workers() as workers:
+        folder = workers.folder
+        ports = [workers.start("--quiet")[1] for _ in range(2)]
 
         def master(run: str) -> subprocess.Popen[str]:
-            arguments = [",".join(map(str, ports)), token, folder / run, rounds]
+            arguments = [",".join(map(str, ports)), workers.token_file, folder / run, rounds]
             return subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.reliability.training", "lead", *map(str, arguments)],
+                [sys.executable, "-m", "tests.trials.disturbed", "lead", *map(str, arguments)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,

@@ -1,6 +1,6 @@
 """Ctrl-C at random moments of a run, from the first import to the end: it always ends soon, quietly, and leaves nothing.
 
-    python -m benchmarks.reliability.interrupts [--moments 100] [--seed 0] [--twice] [--app apps/digits_cnn.py] [-- OPTIONS OF ddlf run]
+    python -m tests.trials.interrupts [--moments 100] [--seed 0] [--twice] [--app apps/digits_cnn.py] [-- OPTIONS OF ddlf run]
 
 One run is left alone and timed; each other one gets SIGINT at a random moment of that time (``--twice``: a second one up to 0.3 s later). Then:
 

@@ -11,24 +11,28 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from benchmarks.reliability.link import inside
 from ddlf.tokens import new_token
+from tests.trials.machines import inside
 
 
 class Workers:
     """Worker processes with a token of their own. Use as a context manager.
 
     Attributes:
+        folder: For files that are gone afterwards.
         token_file: The token.
         token: The same, as ``ProxyWorker`` takes it.
+        log: What all of them write.
     """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ddlf-reliability-"))
-        self.token_file = self._folder / "token"
+        self.folder = Path(tempfile.mkdtemp(prefix="ddlf-trial-"))
+        self.log = self.folder / "log"
+        self.token_file = self.folder / "token"
         self.token_file.write_text(f"{new_token()}\n")
         self.token_file.chmod(0o600)
         self.token = self.token_file.read_text().strip().encode()
@@ -43,37 +47,47 @@ class Workers:
                 for number in (signal.SIGCONT, signal.SIGKILL):
                     process.send_signal(number)
             process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(
-        self, *, host: str = "127.0.0.1", port: int = 0, namespace: str = ""
+        self,
+        *options: Any,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        namespace: str = "",
+        environment: dict[str, str] | None = None,
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """Start one; returns it and its port when it is ready."""
+        """Start one; returns it and its port when it is ready.
+
+        Args:
+            options: More of ``ddlf-worker``.
+            host: The address it listens at; empty: what it chooses.
+            namespace: Where it is to run; empty: here.
+            environment: That of a user with a token of his own, who needs none of this one's.
+        """
+        state_dir = self.folder / f"state-{len(self._started)}"
+        address = ["--host", host] if host else []
+        token = ["--token-file", self.token_file] if environment is None else []
         read_fd, write_fd = os.pipe()
-        with inside(namespace) if namespace else contextlib.nullcontext(), open(self._folder / "log", "ab") as log:
+        with inside(namespace) if namespace else contextlib.nullcontext(), self.log.open("ab") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "ddlf.cli.worker", "--host", host, "--port", str(port)),
-                    *(
-                        "--token-file",
-                        str(self.token_file),
-                        "--state-dir",
-                        str(self._folder / f"state-{len(self._started)}"),
-                    ),
-                    *("--ready-fd", str(write_fd)),
+                    *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), *address, *token),
+                    *("--state-dir", state_dir, "--ready-fd", str(write_fd), *map(str, options)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(write_fd,),
+                env=environment,
                 start_new_session=True,
             )
         os.close(write_fd)
+        self._started.append(process)
         with open(read_fd) as pipe:
             line = pipe.readline()
         if not line:
-            raise RuntimeError(f"a worker did not start:\n{(self._folder / 'log').read_text()}")
-        self._started.append(process)
+            raise RuntimeError(f"a worker did not start:\n{self.log.read_text()}")
         return process, json.loads(line)["port"]
 
 

@@ -1,4 +1,4 @@
-"""Writers killed in mid-write, flipped bits, cut files: ``python -m benchmarks.reliability.checkpoints [--json FILE]``.
+"""Writers killed in mid-write, flipped bits, cut files: ``python -m tests.trials.checkpoints [--json FILE]``.
 
 Every kill is a SIGKILL to a real process at a random moment, repeated until it has hit a write the wanted number of times; after each the newest
 checkpoint must be complete, hold exactly what was saved in its round, and be at least as new as the last one that ``save`` had returned. Every

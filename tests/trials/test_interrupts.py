@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import interrupts
-from benchmarks.reliability.interrupts import ROOT, interrupted, undisturbed
 from tests.patience import PATIENCE_S
+from tests.trials import interrupts
+from tests.trials.interrupts import ROOT, interrupted, undisturbed
 
 APP = ROOT / "apps" / "pi.py"
 OPTIONS = ["--local", "2"]
@@ -43,7 +43,7 @@ def whole(tmp_path_factory):
     ],
 )
 def test_the_check_finds_what_is_wrong(tmp_path: Path, monkeypatch, whole, line, problem):
-    monkeypatch.setattr("benchmarks.reliability.interrupts.LIMIT_S", 4 * whole + 3)
+    monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 4 * whole + 3)
     app = tmp_path / "bad.py"
     # Interrupted when it sleeps: not sooner than the line, and not later than the end.
     app.write_text(f"import time\n{line}\ntime.sleep({2 * whole + 2})\nasync def main(cluster): pass\n")

@@ -1,6 +1,6 @@
 """Nothing grows: memory, descriptors, threads and tasks of master, daemon and executor under long use.
 
-    python -m benchmarks.reliability.soak [--calls 2000000] [--cycles 1000] [--minutes 15] [--transfers 300] [--rounds 50]
+    python -m tests.trials.soak [--calls 2000000] [--cycles 1000] [--minutes 15] [--transfers 300] [--rounds 50]
 
 Three parts, each against a real ``ddlf-worker`` of its own: small calls, on clusters that connect and close one after the other; arrays of 16 MB
 there and back; rounds of training (digits CNN). 0 leaves a part out. The calls are spread over 15 minutes, in which 1 MiB an hour is 250 KiB: in the
@@ -32,9 +32,9 @@ import psutil
 
 from apps.digits_cnn import DigitsCNN
 from benchmarks.measure import table
-from benchmarks.reliability.workers import Workers
 from ddlf import Cluster
 from ddlf.worker.process import EXECUTOR_NAME
+from tests.trials.workers import Workers
 
 SAMPLES = 100
 WARM_UP = 0.2

@@ -1,6 +1,6 @@
 """One of four slots sends bad updates in rounds 2 to 5: what is the model worth afterwards, under each policy and merge rule?
 
-    python -m benchmarks.reliability.poison [--model cnn] [--rounds 8] [--seeds 3]
+    python -m tests.trials.poison [--model cnn] [--rounds 8] [--seeds 3]
 
 The digits of scikit-learn, trained as in ``train_sync`` without a network: by softmax regression in NumPy, or by the CNN of ``apps/digits_cnn.py``. A
 rejected update is left out here; in training its slot is computed again on another worker, which gives the undisturbed model. Cells are

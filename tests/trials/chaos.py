@@ -1,6 +1,6 @@
 """Many requests under many random faults, and a check of the whole history: every request has exactly one outcome, and it is a true one.
 
-    python -m benchmarks.reliability.chaos [--requests 20000] [--faults 500] [--workers 4] [--seed 0] [--scale 1] [--history FILE]
+    python -m tests.trials.chaos [--requests 20000] [--faults 500] [--workers 4] [--seed 0] [--scale 1] [--history FILE]
 
 Each request appends ``start ID`` and ``end ID`` to its worker's log, a file that survives every process. Some are idempotent and tried again, some
 have a deadline, some wait, some compute. Meanwhile executors and daemons are killed (these are started again), workers frozen, slowed, cut off in one

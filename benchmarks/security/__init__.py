@@ -1,1 +1,0 @@
-"""What strangers and distance cost: floods, guesses, encryption, two machines. Each module is a script."""
