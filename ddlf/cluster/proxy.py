@@ -19,6 +19,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,8 +76,35 @@ T = TypeVar("T")
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an executor ended, as its daemon told it.
+
+    Args:
+        pid: Its process id; None of a worker that does not say so.
+        error: For the requests that were open.
+        ran: The request that it ran; 0 for none.
+        beside: The highest concurrent request that had begun.
+        gave_up: Whether its daemon ended it.
+    """
+
+    pid: int | None
+    error: ExecutorCrashed
+    ran: int
+    beside: int
+    gave_up: bool
+
+
 class Channel:
-    """One connection of a proxy, with the requests that are open on it."""
+    """One connection of a proxy, with the requests that are open on it.
+
+    Attributes:
+        executor_pid: Process id of the executor at its other end, once that has answered.
+        exit_before: What was known of an executor's end before it was dialled.
+    """
+
+    executor_pid: int | None = None
+    exit_before: Exit | None = None
 
     def __init__(
         self, load_object: Callable[..., Any], on_event: Callable[[Frame], None], on_end: Callable[..., None]
@@ -229,12 +257,7 @@ class ProxyWorker(IWorker):
         self._lost: LeaseError | None = None
         self._stopped_by = ""  # who ended the worker
         self._closed = False
-        self._exit: ExecutorCrashed | None = None
-        self._exit_facts = (
-            0,
-            0,
-            False,
-        )  # what it ran, the highest concurrent request that had begun, whether its daemon ended it
+        self._exit: Exit | None = None
         self._exit_news = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
@@ -481,12 +504,12 @@ class ProxyWorker(IWorker):
                     await self._begin_session(self._data, timeout_s)
                 return self._data
             self._check_connected()
-            self._exit = None
-            self._exit_news.clear()
+            before = self._exit
             sock, hello = await self._dial_executor(timeout_s)
             from ddlf.net.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
 
             data = Channel(load_result if self.pickle_results else refuse_loading, self._on_event, self._on_data_end)
+            data.exit_before = before
             data.open(
                 sock,
                 Limits(max_body_bytes=self._max_message_bytes),
@@ -532,6 +555,7 @@ class ProxyWorker(IWorker):
             if not self.guest:
                 await self.ask("ping", timeout_s=timeout_s)
             raise
+        data.executor_pid = self.facts["pid"]
         self._told = told
 
     async def _replay(self, data: Channel) -> None:
@@ -548,6 +572,7 @@ class ProxyWorker(IWorker):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
+            exit_before = self._exit
             try:
                 return await self._dial(Role.DATA, timeout_s)
             except ConnectError:
@@ -572,9 +597,9 @@ class ProxyWorker(IWorker):
                         f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
                         hint="wait, or end it with: ddlf stop --restart",
                     ) from None
-                if loop.time() > deadline or (status["executor"] == "ready" and not self._exit_news.is_set()):
+                if loop.time() > deadline or (status["executor"] == "ready" and self._exit is exit_before):
                     raise
-                self._exit_news.clear()  # it ended while it was dialled, or the next one takes long to start
+                # It ended while it was dialled, or the next one takes long to start.
 
     def _check_connected(self) -> None:
         if self.connected:
@@ -613,7 +638,7 @@ class ProxyWorker(IWorker):
             if frame.name == "executor_exited":
                 gave_up = facts.get("gave_up") is True
                 method = f" while it ran {facts['method']!r}" if facts["method"] and not gave_up else ""
-                self._exit = ExecutorCrashed(
+                crashed = ExecutorCrashed(
                     f"the executor {facts['text']}{method}",
                     worker=self.name,
                     hint=facts["hint"],
@@ -621,10 +646,11 @@ class ProxyWorker(IWorker):
                     signal=facts["signal"],
                     stderr_tail=facts["stderr_tail"],
                 )
-                self._exit_facts = int(facts["id"]), int(facts.get("beside", 2**64)), gave_up
+                beside = int(facts.get("beside", 2**64))
+                self._exit = Exit(facts.get("pid"), crashed, int(facts["id"]), beside, gave_up)
                 self._exit_news.set()
                 if gave_up:
-                    log.warning("%s; what methods kept in it is gone", self._exit)
+                    log.warning("%s; what methods kept in it is gone", crashed)
             elif frame.name == "stopped_by":
                 self._stopped_by = str(facts["by"])
             else:
@@ -700,17 +726,27 @@ class ProxyWorker(IWorker):
 
     async def _explain(self, channel: Channel, reason: BaseException | None) -> None:
         """End the requests of a data connection that ended."""
-        channel.fail(await self._why(reason))
+        channel.fail(await self._why(channel, reason))
 
-    async def _why(self, reason: BaseException | None) -> DDLFError:
-        """Find out why the data connection ended: its daemon says so, unless it was this side that ended it."""
+    async def _why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
+        """Find out why a data connection ended: its daemon says so, unless it was this side that ended it."""
         if not isinstance(reason, ProtocolError):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_NEWS_S):
-                    await self._exit_news.wait()
-        if self._exit is None:
+                    while self.connected and self._exit_of(channel) is None:
+                        self._exit_news.clear()
+                        await self._exit_news.wait()
+        found = self._exit_of(channel)
+        if found is None:
             return self._lost or await self._connection_lost(reason)
-        return copy.copy(self._exit)
+        return copy.copy(found.error)
+
+    def _exit_of(self, channel: Channel) -> Exit | None:
+        """What is known of the end of the executor of a data connection; that of the one before may be told after this one was reached."""
+        found = self._exit
+        if found is None or found is channel.exit_before:
+            return None
+        return found if channel.executor_pid is None or found.pid in (None, channel.executor_pid) else None
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -743,7 +779,7 @@ class ProxyWorker(IWorker):
                 return await self._call(data, request, timeout_s)
             return await self._rpc_once(request, timeout_s, timeout_s)
         except ExecutorCrashed as error:
-            if error.may_have_run or not self._exit_facts[2]:
+            if error.may_have_run or self._exit is None or not self._exit.gave_up:
                 raise
         # Another request, which had been cancelled, had to be ended together with the executor; this one waited behind it.
         left_s = None if timeout_s is None else max(0.0, begin + timeout_s - asyncio.get_running_loop().time())
@@ -831,15 +867,15 @@ class ProxyWorker(IWorker):
             raise
         except ExecutorCrashed as error:
             # Requests take turns in the order in which they were sent, and one that had its turn was still running.
-            ran, beside, _ = self._exit_facts
-            if request.command in TAKE_TURNS and self._first_id <= ran < id and beside < id:
+            found = self._exit_of(channel)
+            if found and request.command in TAKE_TURNS and self._first_id <= found.ran < id and found.beside < id:
                 error.may_have_run = False
                 error.message += f", before {_what(request)!r} had begun"
             raise
         except ConnectionResetError as error:  # it could not be sent
             future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
             mine = channel is self._data
-            why = await self._why(error) if mine else self._lost or await self._connection_lost(error)
+            why = await self._why(channel, error) if mine else self._lost or await self._connection_lost(error)
             if isinstance(why, RequestFailed):
                 why = copy.copy(why)
                 why.may_have_run = False

@@ -790,6 +790,7 @@ class Executor:
         return code
 
     def _facts(self, code: int | None, text: str = "") -> dict[str, Any]:
+        pid = None if code is None else self.pid
         if code == UNKNOWN:
             code, text = None, "has ended, and so has the process that could say how"
         name = signal.Signals(-code).name if code is not None and code < 0 else None
@@ -815,6 +816,7 @@ class Executor:
         running = self.activity.running()
         return {
             "text": text,
+            "pid": pid,
             "exit_code": None if name else code,
             "signal": name,
             "stderr_tail": tail,

@@ -88,7 +88,7 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
         begin = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
         await asyncio.wait_for(news.wait(), 30)
-        return time.perf_counter() - begin, worker._exit.signal if worker._exit else None
+        return time.perf_counter() - begin, worker._exit.error.signal if worker._exit else None
     if situation == "busy":
         call = asyncio.ensure_future(worker.run_method(spin))
         await busy(worker)

@@ -1,6 +1,7 @@
 """The process that always answers: how it starts and ends, what it costs, and how it keeps an executor running."""
 
 import asyncio
+import ctypes
 import errno
 import os
 import signal
@@ -14,6 +15,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
 from ddlf.net.dial import dial
+from ddlf.testing.network import FaultProxy
 from ddlf.wire.handshake import Role
 from ddlf.worker.daemon import MAX_START_FAILURES, Daemon, Options
 from tests.daemons import TOKEN, RunningDaemon, connected
@@ -129,6 +131,30 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_tha
     assert one.daemon.status()["executor"] == "ready"
     assert [line for line in one.lines if "could not be started: no more processes" in line] == one.lines
     await one.end()
+
+
+async def test_a_crash_is_not_taken_for_that_of_the_executor_before_which_was_told_late(running):
+    async with FaultProxy("127.0.0.1", running.port) as network, connected(network.port) as worker:
+        await worker.run_method(add, a=1, b=2)
+        network.partition("to_master", kind="control")
+        killed = asyncio.ensure_future(worker.run_method(kill_itself))
+        await running.line_with("executor was ended by SIGKILL; starting a new one")
+        assert await worker.run_method(add, a=1, b=2) == 3, "by the new one"
+        network.heal()
+        with pytest.raises(ExecutorCrashed, match="SIGKILL while it ran 'kill_itself'") as caught:
+            await killed
+        assert caught.value.may_have_run
+        with pytest.raises(ExecutorCrashed, match="SIGSEGV while it ran 'segfault'") as caught:
+            await worker.run_method(segfault)
+        assert caught.value.may_have_run
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault():
+    ctypes.string_at(0)
 
 
 async def test_restart_starts_a_new_executor_that_knows_the_hosted_methods(running):

@@ -331,14 +331,24 @@ async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster
     assert "what methods kept in it is gone" in caplog.text
 
 
-async def test_calls_that_waited_behind_one_that_crashed_are_told_that_they_have_not_begun(cluster):
+async def test_calls_that_waited_behind_one_that_crashed_are_told_that_they_have_not_begun(cluster, tmp_path):
     worker = cluster.workers[0]
-    calls = [worker.run_method(segfault), *(worker.run_method(add, a=1, b=n) for n in range(3))]
-    crashed, *waited = await asyncio.gather(*calls, return_exceptions=True)
+    os.mkfifo(gate := tmp_path / "gate")
+    calls = [worker.run_method(segfault_behind, str(gate)), *(worker.run_method(add, a=1, b=n) for n in range(3))]
+    outcomes = asyncio.gather(*calls, return_exceptions=True)
+    await busy(worker, "segfault_behind")  # so the others are on their way, too
+    gate.write_text("open")
+    crashed, *waited = await outcomes
     assert (type(crashed), crashed.may_have_run) == (ExecutorCrashed, True)
     for error in waited:
         assert (type(error), error.may_have_run) == (ExecutorCrashed, False)
-        assert "SIGSEGV while it ran 'segfault', before 'add' had begun" in str(error)
+        assert "SIGSEGV while it ran 'segfault_behind', before 'add' had begun" in str(error)
+
+
+def segfault_behind(gate):
+    with open(gate) as pipe:
+        pipe.read()
+    segfault()
 
 
 async def test_a_concurrent_call_beside_one_that_crashed_may_have_run(cluster):
