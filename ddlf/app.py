@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError
 from ddlf.record import History, RoundRecord, TrainingEvent, fitted
 from ddlf.roles import PRELOADED
+from ddlf.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.cluster.cluster import Cluster
     from ddlf.roles.replica import Replica
     from ddlf.training.ledger import Ledger
@@ -52,54 +52,16 @@ MASTER_ONLY = frozenset(
 ``create_model`` set here."""
 
 
-class IApp:
+class IApp(Settings):
     """Subclass it, write ``load_dataset`` and ``create_model``, and train.
 
-    Class attributes are the defaults of a run; attributes of the object win over them, arguments and command-line flags over both.
+    Class attributes are the defaults of a run; attributes of the object win over them, arguments and command-line flags over both. What can be
+    set is in ``ddlf.settings.Settings``, and ``ddlf config show`` lists it.
 
     Args:
         cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, and without such a file two new ones on this machine.
 
     Attributes:
-        mode: ``"sync"`` or ``"async"``: what ``train_model`` does.
-        master_epochs: Local epochs to train; with ``resume`` set, of the whole training.
-        worker_epochs: Local epochs in a round, between two exchanges of weights.
-        batch_size: Of each worker, as in the papers: two workers with 64 each step on 128 samples.
-        seed: Of the partitions and of everything random on the workers. Equal seeds give equal bits in synchronous training.
-        evaluate_every: Evaluate the test data after every so many rounds (updates, in asynchronous training) and after the last, while the
-            workers compute the next; 0 for never.
-        class_weight: Dict of a weight for each class's number, as in ``fit``; classes that are not in it weigh 1. Or give ``w_train``.
-        callbacks: Keras callbacks for ``fit`` on the workers; make them in ``create_model``. Epochs are counted over the whole run, so that a
-            ``LearningRateScheduler`` works; what looks at whole epochs (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins
-            anew in each round: it is warned of.
-        precision: ``"float32"``, ``"mixed_bfloat16"`` or ``"mixed_float16"`` on the workers; ``"auto"`` is float32 and says what
-            bfloat16 would gain.
-        slots: K, the logical replicas that the workers carry. Workers may come and go: the result depends on K alone. None for as many as workers
-            at the beginning; workers that come later then get slots of their own, from a round on that ``history`` names. With a number it
-            stays that: more workers are in reserve, fewer take turns.
-        optimizer_state: ``"kept"``: each slot's optimizer goes on from round to round, its state comes back with each update (nothing for SGD,
-            as much as the weights with momentum, twice that with Adam) and goes to another worker when the slot does; ``"fresh"``: each round
-            begins with a new optimizer, and nothing of it travels or is kept.
-        checkpoint: Folder to write checkpoints to; None for none, or for that of ``resume``. One is written after every ``checkpoint_every``
-            rounds (updates, in asynchronous training), and at the end; the last ``checkpoint_keep`` are kept.
-        resume: ``"auto"``: go on from the newest checkpoint in ``checkpoint`` if there is one; or a folder of checkpoints, to go on from its
-            newest; or one checkpoint, ``DIR/round-000012``, to go on from this very one. With another folder as ``checkpoint`` the old one is only
-            read. Synchronous training ends with the same bits as if it had never been interrupted, unless parts follow the measured speed.
-            A training that has all its epochs, or has converged, is trained no more until more epochs are asked for.
-        takeover: Whether to take the folder of checkpoints from another master that writes there; ``Cluster`` has the same for workers.
-        wait_for_workers_s: How long to wait when all workers are lost.
-        balance: ``"equal"`` parts of the data, or ``"speed"``: parts that follow each worker's measured speed, so that all end together.
-        codec: How updates travel back: ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"int8-block:4096"``, ``"topk:0.01"``.
-        weights_codec: How weights travel out: ``"float32"``, ``"float16"``, ``"bfloat16"``, or any codec after ``"delta:"``, which sends
-            the difference to what the worker holds.
-        merge: How the updates of a round become one: ``"mean"``, weighted by samples; ``"median"`` or ``"trimmed:0.2"``, which few bad
-            updates cannot move far. Synchronous training only.
-        update_policy: What an update that looks wrong leads to: ``"stop"`` ends training on NaN, infinity or a wrong shape, and names
-            worker, tensor and count; ``"reject"`` also compares lengths and directions with the others, has a bad one computed again on
-            another worker, and leaves it out if that does not help; ``"clip"`` scales what is only too long.
-        outer: How a merged update changes the weights; by default it is subtracted. An object of ``ddlf.algorithms.outer``, or ``"subtract"`` or
-            ``"nesterov"``.
-        verbose: Whether to print a line for each step.
         history: The records of all rounds so far, of every training since the last fresh one; ``history.to_keras()`` is a dict of lists.
         optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
             and with ``optimizer_state="fresh"``.
@@ -120,31 +82,6 @@ class IApp:
         await app.train_sync(master_epochs=10)
         await app.evaluate_model()
     """
-
-    mode: Literal["sync", "async"] = "sync"
-    master_epochs: int = 10
-    worker_epochs: int = 1
-    batch_size: int = 32
-    seed: int = 0
-    evaluate_every: int = 0
-    precision: str = "auto"
-    slots: int | None = None
-    optimizer_state: Literal["kept", "fresh"] = "kept"
-    checkpoint: str | Path | None = None
-    checkpoint_every: int = 1
-    checkpoint_keep: int = 3
-    resume: str | Path | None = None
-    takeover: bool = False
-    wait_for_workers_s: float = 60.0
-    balance: str = "equal"
-    codec: str = "float32"
-    weights_codec: str = "float32"
-    verbose: bool = True
-    merge: str = "mean"
-    update_policy: str = "stop"
-    outer: OuterOptimizer | str | None = None
-    callbacks: tuple[Any, ...] | list[Any] = ()
-    class_weight: Mapping[int, float] | None = None
 
     _run = ""
     _content = ""
@@ -293,7 +230,7 @@ class IApp:
 
     async def train_model(self, *, fresh: bool = False) -> History:
         """Train as the attributes say, ``mode`` among them; see ``train_sync``."""
-        self._check_mode()
+        SETTINGS["mode"].check("mode", self.mode)
         return await (self.train_sync(fresh=fresh) if self.mode == "sync" else self.train_async(fresh=fresh))
 
     async def train_sync(
@@ -370,14 +307,8 @@ class IApp:
         """Refuse what can be seen to be wrong before anything is started."""
         from ddlf.training.run import check
 
-        self._check_mode()
         await self._check_written()
         check(self, self.mode)
-
-    def _check_mode(self) -> None:
-        from ddlf.training.settings import MODES, choose
-
-        choose("mode", self.mode, MODES)
 
     async def _check_written(self) -> None:
         for name in ("load_dataset", "create_model"):

@@ -59,11 +59,11 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
 
 
 def test_every_setting_of_the_cluster_file_and_of_the_command_line_is_one_of_the_app():
-    from ddlf.cli.options import SETTINGS
+    from ddlf.cli.options import OF_SETTINGS
     from ddlf.config import RunConfig
 
     of_the_cluster = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
-    assert all(hasattr(ddlf.IApp, name) for name in SETTINGS)
+    assert all(hasattr(ddlf.IApp, name) for name in OF_SETTINGS)
     assert {name for name in RunConfig.model_fields if not hasattr(ddlf.IApp, name)} <= of_the_cluster | {
         "pickle_results"
     }

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddlf"
 MAX_LINES = 400
 LONGER = {
-    "ddlf/app.py",
     "ddlf/algorithms/codec.py",
     "ddlf/checkpoints/checkpoint.py",
     "ddlf/cluster/cluster.py",

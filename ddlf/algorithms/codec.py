@@ -346,7 +346,7 @@ CODEC: Family[Codec] = Family(
 
 
 @dataclass(frozen=True, slots=True)
-class Outward:
+class Outward(Named):
     """How weights travel to the workers: ``float16``, or ``delta:int8`` for the difference to what a worker holds.
 
     Args:

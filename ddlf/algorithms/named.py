@@ -91,11 +91,11 @@ class Family(Generic[R]):
             raise ConfigError(f"{name} has no parameters")
         found: dict[str, Any] = {}
         for place, part in enumerate(text.split(",")):
-            field, equals, value = part.partition("=")
+            field, equals, value = part.strip().partition("=")
             if not equals:
                 if place >= len(defaults):
                     raise ConfigError(f"{name} has no more parameters than {', '.join(defaults)}")
-                field, value = list(defaults)[place], part
+                field, value = list(defaults)[place], field
             if field not in defaults:
                 raise ConfigError(f"{name} has no parameter {field!r}{_guess(field, defaults)}")
             if field in found:

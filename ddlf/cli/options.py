@@ -9,31 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
+from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Whole
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
 
-SETTINGS = (
-    "mode",
-    "master_epochs",
-    "worker_epochs",
-    "batch_size",
-    "seed",
-    "slots",
-    "precision",
-    "balance",
-    "optimizer_state",
-    "codec",
-    "weights_codec",
-    "merge",
-    "update_policy",
-    "evaluate_every",
-    "checkpoint",
-    "checkpoint_every",
-    "resume",
-)
+OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag is not None)
 """Options that set the app's attribute of the same name."""
-OF_AN_APP = (*SETTINGS, "save")
+OF_AN_APP = (*OF_SETTINGS, "save")
 OF_A_CLUSTER = ("config", "local", "hosts", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results")
 
 
@@ -57,61 +40,8 @@ def add_options(parser: Parser) -> None:
         help="take results that are no plain data, too: a worker could then run code here",
     )
     train = parser.add_argument_group("training (defaults are attributes of the app)")
-    train.add_argument(
-        "--mode",
-        choices=("sync", "async"),
-        help="sync: the updates of all are merged once a round; async: each when it comes, nobody waits",
-    )
-    train.add_argument("--master-epochs", type=number("epochs", 1), metavar="N", help="local epochs of the whole run")
-    train.add_argument("--worker-epochs", type=number("epochs", 1), metavar="N", help="local epochs in a round")
-    train.add_argument(
-        "--batch-size", type=number("batch size", 1), metavar="N", help="samples in a batch, of each worker"
-    )
-    train.add_argument(
-        "--seed",
-        type=number("seed", 0, 2**32 - 1),
-        metavar="N",
-        help="of first weights, order of samples and all else by chance: equal seeds, equal results (default: 0)",
-    )
-    train.add_argument(
-        "--slots",
-        type=number("slots", 1),
-        metavar="N",
-        help="parts of each round, which any worker can compute (default: as many as workers); workers more than "
-        "that are in reserve",
-    )
-    train.add_argument(
-        "--precision",
-        choices=("auto", "float32", "mixed_bfloat16", "mixed_float16"),
-        help="of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
-    )
-    train.add_argument("--balance", choices=("equal", "speed"), help="parts of the data equal, or as workers are fast")
-    train.add_argument(
-        "--optimizer-state",
-        choices=("kept", "fresh"),
-        help="kept: each slot's optimizer goes on from round to round; fresh: it begins anew in each, which sends less",
-    )
-    train.add_argument(
-        "--codec", metavar="NAME", help="of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01"
-    )
-    train.add_argument("--weights-codec", metavar="NAME", help="of weights: float32, float16, bfloat16, delta:CODEC")
-    train.add_argument("--merge", metavar="RULE", help="of updates: mean, median, trimmed:0.2")
-    train.add_argument("--update-policy", choices=("stop", "reject", "clip"), help="for an update that looks wrong")
-    train.add_argument(
-        "--evaluate-every",
-        type=number("rounds", 0),
-        metavar="N",
-        help="evaluate the test data after every N rounds; 0: at the end only",
-    )
-    train.add_argument("--checkpoint", type=Path, metavar="DIR", help="write a checkpoint there after every round")
-    train.add_argument(
-        "--checkpoint-every", type=number("rounds", 1), metavar="N", help="only after every N rounds, and at the end"
-    )
-    train.add_argument(
-        "--resume",
-        metavar="auto|DIR",
-        help="go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
-    )
+    for name in OF_SETTINGS:
+        train.add_argument(f"--{name.replace('_', '-')}", help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",
@@ -125,6 +55,16 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
     )
+
+
+def _values(name: str, setting: Setting) -> dict[str, Any]:
+    """What argparse is to know of a setting's values. What it cannot see is seen when all settings are read."""
+    check = setting.check
+    if isinstance(check, OneOf):
+        return {"choices": check.choices}
+    if isinstance(check, Whole):
+        return {"type": number(name, check.low, check.high), "metavar": setting.flag}
+    return {"type": float if isinstance(getattr(Settings, name), float) else str, "metavar": setting.flag}
 
 
 def _seconds(text: str) -> float:

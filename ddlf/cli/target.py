@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, SETTINGS, given
+from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
 
         path = find_config(options.config)
         file_settings = load_config(path).run.model_dump() if path is not None else {}
-    for name in SETTINGS:
+    for name in OF_SETTINGS:
         value = getattr(options, name)
         value = file_settings.get(name) if value is None else value
         if value is not None:

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import time
 
-from ddlf.errors import ConfigError
-
-PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 PROBE_SIZE = 512
 PROBE_S = 0.25
 WORTH_SAYING = 1.3
-
-
-def check_precision(name: str) -> None:
-    """Refuse a name that is no precision.
-
-    Raises:
-        ConfigError: With those there are.
-    """
-    if name not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
 
 
 def set_precision(name: str) -> None:
     """Set Keras's dtype policy for the layers made from now on, on this thread."""
     import keras
 
-    check_precision(name)
     keras.config.set_dtype_policy("float32" if name == "auto" else name)
 
 

@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.settings import SETTINGS
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
@@ -32,17 +33,15 @@ def check_app(app: Any) -> None:
 
 
 def _check_misspelt(app: Any, base: type) -> None:
-    settings = {name: value for name, value in vars(base).items() if not name.startswith("_") and not callable(value)}
-    settings.pop("callbacks", None)
     own = {
         name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
     }
     for name, value in {**own, **vars(app)}.items():
         if name.startswith("_") or hasattr(base, name) or callable(value) or isinstance(value, property):
             continue
-        near = difflib.get_close_matches(name, settings, 1, SIMILAR)
+        near = difflib.get_close_matches(name, set(SETTINGS) - {"callbacks"}, 1, SIMILAR)
         # One that is of another type, or that the app's own methods read, is theirs.
-        if near and _alike(value, settings[near[0]]) and not _is_read(type(app), base, name):
+        if near and _alike(value, getattr(base, near[0])) and not _is_read(type(app), base, name):
             raise ConfigError(
                 f"{type(app).__name__}.{name} is no setting, so it would have no effect; did you mean {near[0]}?",
                 hint=f"give it a name of another kind if it is something else than {near[0]}",

@@ -6,6 +6,7 @@ Looking changes nothing: no folder is made, claimed or cleaned before it is to b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,16 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddlf.algorithms.named import Named
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.record import TrainingEvent
 from ddlf.roles.describe import describe, describe_optimizer
 from ddlf.roles.replica import describe_weights
+from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress
-from ddlf.training.settings import outer_of
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
@@ -112,7 +114,6 @@ def _training(app: Any) -> Progress | None:
 
 async def begin(
     app: Any,
-    mode: str,
     samples: int,
     settings: dict[str, Any],
     tell: Callable[[TrainingEvent], None],
@@ -123,9 +124,8 @@ async def begin(
 
     Args:
         app: The user's ``IApp``, prepared.
-        mode: ``"sync"`` or ``"async"``.
         samples: n.
-        settings: ``master_epochs``, ``worker_epochs``, ``batch_size``, ``seed``.
+        settings: Every setting as it is used, by name.
         tell: Takes each event of a checkpoint that could not be written.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
 
@@ -135,7 +135,7 @@ async def begin(
         ConfigError: The folder has checkpoints of another training.
         LeaseError: Another master writes into the folder.
     """
-    now = settings_of(app, mode, samples, settings)
+    now = settings_of(app, samples, settings)
     target, source = _folders(app)
     found = None
     if app.resume is not None and target is not None:
@@ -146,7 +146,7 @@ async def begin(
         progress = Progress.from_checkpoint(found)
         slots = len(progress.optimizers)
         check_settings(
-            {**progress.settings, "slots": slots},
+            {**_as_now(progress.settings), "slots": slots},
             {**now, "slots": app.slots or slots},
             "in the checkpoint",
             "use the same settings, or begin anew in another folder",
@@ -169,7 +169,7 @@ async def begin(
     keeper = None if target is None else await _open(app, target, progress, found if here else None, tell)
     if progress.version:
         where = f", from {source or target}" if found is not None else ", where the last training of this app ended"
-        app.say(f"resumed   after {'round' if mode == 'sync' else 'update'} {progress.version}{where}")
+        app.say(f"resumed   after {'round' if settings['mode'] == 'sync' else 'update'} {progress.version}{where}")
     return progress, keeper
 
 
@@ -255,29 +255,36 @@ def _reporter(tell: Callable[[TrainingEvent], None], progress: Progress) -> Call
     return report
 
 
-def settings_of(app: Any, mode: str, samples: int, settings: dict[str, Any]) -> dict[str, Any]:
+def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, Any]:
     """All that decides about the bits of a run, as JSON data."""
     return {
-        "mode": mode,
         "samples": samples,
         "data": app._content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **app._optimizer,  # the workers': the master's own is never used
-        "outer": describe(None if app.outer is None else outer_of(app)),
-        **{name: settings[name] for name in ("worker_epochs", "batch_size", "seed")},
-        **{
-            name: getattr(app, name)
-            for name in (
-                "precision",
-                "balance",
-                "codec",
-                "weights_codec",
-                "optimizer_state",
-                "merge",
-                "update_policy",
-            )
-        },
+        **{name: _fact(settings[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use},
     }
+
+
+def _fact(value: Any) -> Any:
+    """A setting's value as it is stored: a rule as its text."""
+    if value is None or isinstance(value, int | str):
+        return value
+    return str(value) if isinstance(value, Named) else describe(value)
+
+
+def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a checkpoint, whose rules 0.1 stored as they were given, and the outer optimizer as Python writes it."""
+    facts = dict(saved)
+    for name in SETTINGS.keys() & saved.keys():
+        text = saved[name]
+        if name == "outer":
+            text = re.sub(r"^(\w+)\((.*)\)$", lambda call: f"{call[1].lower()}:{call[2]}", text).replace(
+                "None", "subtract"
+            )
+        with contextlib.suppress(ConfigError):  # an outer optimizer of the user's own
+            facts[name] = _fact(SETTINGS[name].check(name, text))
+    return facts
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:

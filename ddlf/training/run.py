@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
 from ddlf.record import History
 from ddlf.roles import callbacks
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.settings import read
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.evaluation import check_test_data, to_its_end
@@ -21,11 +21,13 @@ from ddlf.training.opening import crew_of
 from ddlf.training.reporting import Reporter
 from ddlf.training.residuals import Residuals
 from ddlf.training.resume import begin, check_folders
-from ddlf.training.settings import MAX_SEED, check_callbacks, check_values, outer_of, whole
 from ddlf.training.slots import Job
 
+NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
+"""Settings that are arguments of ``train_sync`` and ``train_async``, too."""
 
-def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[str, int]:
+
+def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[str, Any]:
     """Refuse what can be seen to be wrong before anything is started: settings, methods, folders.
 
     Args:
@@ -35,22 +37,17 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
         fresh: Whether what the app was trained to before is left behind.
 
     Returns:
-        These four by name.
+        Every setting as it is used, by name.
 
     Raises:
         ConfigError: A setting cannot be used.
         AppError: The app lacks something.
     """
     check_app(app)
-    names = ("master_epochs", "worker_epochs", "batch_size", "seed")
-    given = given or (None,) * len(names)
-    settings = {name: getattr(app, name) if value is None else value for name, value in zip(names, given, strict=True)}
-    checked = {name: whole(name, value, 1) for name, value in settings.items() if name != "seed"}
-    checked["seed"] = whole("seed", settings["seed"], 0, MAX_SEED)
-    check_values(app, mode)
+    settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_folders(app, fresh)
     check_backend()
-    return checked
+    return settings
 
 
 async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fresh: bool = False) -> History:
@@ -69,7 +66,7 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
     mode = "sync" if backups else "async"
     settings = check(app, mode, *given, fresh=fresh)
     async with crew_of(app, settings["seed"], backups=backups) as (crew, samples):
-        check_callbacks(app)
+        settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         for sentence in callbacks.warnings(app.callbacks):
             app.say(f"callback  WARNING {sentence}")
         for weight in app.model.non_trainable_weights:
@@ -80,7 +77,7 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
                     "each round, because only floats are merged; make it a float"
                 )
         check_test_data(app)
-        job = await _job(app, samples, crew, mode, settings, fresh)
+        job = await _job(app, samples, crew, settings, fresh)
         progress = app._progress = job.progress
         before = len(progress.records)
         app.optimizers, app.ledger = progress.optimizers, progress.ledger
@@ -124,7 +121,7 @@ async def _end(job: Job) -> None:
                 await job.keeper.last(job.progress)
 
 
-async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str, Any], fresh: bool) -> Job:
+async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Job:
     for weight in app.model.trainable_weights:
         if not is_float_type(np.dtype(weight.dtype)):
             raise AppError(
@@ -138,7 +135,7 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
-    progress, keeper = await begin(app, mode, samples, settings, crew.tell, fresh=fresh)
+    progress, keeper = await begin(app, samples, settings, crew.tell, fresh=fresh)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
     weights_out.held = dict(progress.held)
     progress.records = History(progress.records)
@@ -154,20 +151,20 @@ async def _job(app: Any, samples: int, crew: Crew, mode: str, settings: dict[str
         grows=not fixed,
         progress=progress,
         keeper=keeper,
-        residuals=Residuals(app._run, crew, app.codec, progress.lost, crew.tell),
+        residuals=Residuals(app._run, crew, settings["codec"].name, progress.lost, crew.tell),
         keep_optimizer=app.optimizer_state == "kept",
         trainable=trainable,
         samples=samples,
         names=[weight.path for weight in app.model.weights],
-        rule=MERGE.read(app.merge),
+        rule=settings["merge"],
         update_policy=app.update_policy,
-        outer=outer_of(app),
-        codec=app.codec,
+        outer=settings["outer"],
+        codec=settings["codec"].name,
         weights_out=weights_out,
         balance=app.balance,
         merge_metrics=MetricMerge(app),
         reporter=Reporter(app, progress.records, settings["batch_size"]),
-        **settings,
+        **{name: settings[name] for name in NUMBERS},
     )
 
 

@@ -463,6 +463,40 @@ async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
     assert len(CheckpointFolder(tmp_path).newest().records) == len(whole.history)
 
 
+@pytest.mark.parametrize(
+    ("options", "stored", "other"),
+    [
+        ({}, {"outer": "None"}, {"outer": Nesterov()}),
+        ({"outer": "subtract"}, {"outer": "Subtract(learning_rate=1.0)"}, {"outer": "subtract:0.5"}),
+        (
+            {**ALL, "merge": "trimmed:0.2"},
+            {**ALL, "merge": "trimmed:0.2", "outer": "Nesterov(learning_rate=0.7, momentum=0.9)"},
+            {**ALL, "merge": "trimmed:0.3"},
+        ),
+    ],
+    ids=["none", "subtract", "all"],
+)
+async def test_rules_as_0_1_stored_them_are_known_again(tmp_path, options, stored, other):
+    await App(checkpoint=tmp_path, **options).train_sync(2)
+    file = tmp_path / "round-000002" / "manifest.json"
+    manifest = unseal(file.read_bytes(), file)
+    assert manifest["facts"]["settings"] | stored != manifest["facts"]["settings"], "these are written as they are now"
+    manifest["facts"]["settings"].update(stored)
+    file.write_bytes(seal(manifest))
+    with pytest.raises(CheckpointMismatch, match=f"{'merge' if 'merge' in other else 'outer'}: "):
+        await App(resume=tmp_path, **other).train_sync(3)
+    app = App(resume=tmp_path, **options)
+    await app.train_sync(3)
+    assert len(app.history) == 3
+
+
+async def test_other_weights_of_classes_are_another_run(tmp_path):
+    await App(checkpoint=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(1)
+    with pytest.raises(CheckpointMismatch, match=r"class_weight: '\{0: 1.0, 1: 5.0\}' in the checkpoint, None now"):
+        await App(resume=tmp_path).train_sync(2)
+    await App(resume=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(2)
+
+
 async def test_a_shorter_last_round_of_0_1_is_known_by_its_ledger(tmp_path):
     await App(checkpoint=tmp_path, master_epochs=5, worker_epochs=2).train_model()
     as_of_0_1(tmp_path)

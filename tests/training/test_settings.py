@@ -1,16 +1,16 @@
 """Every setting is looked at before a worker is reached; there is none in these tests."""
 
-import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ddlf
+from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.errors import ConfigError
+from ddlf.settings import SETTINGS
 from ddlf.training.run import check
-from ddlf.training.settings import outer_of
 
 
 class Plain(ddlf.IApp):
@@ -55,11 +55,19 @@ WRONG = [
     (dict(wait_for_workers_s=float("nan")), "wait_for_workers_s must be a number of seconds, 0 or more, got nan"),
     (dict(wait_for_workers_s="60"), "wait_for_workers_s must be a number of seconds, 0 or more, got '60'"),
     (dict(callbacks=None), "callbacks must be a list of Keras callbacks, got None"),
+    (
+        dict(class_weight=[1.0, 2.0]),
+        "class_weight must be a dict of a weight for each class's number, or None, got [1.0",
+    ),
     (dict(verbose="no"), "verbose must be True or False, got 'no'"),
     (dict(takeover="yes"), "takeover must be True or False, got 'yes'"),
     (dict(codec=None), "codec must be a name, got None"),
     (dict(weights_codec=8), "weights_codec must be a name, got 8"),
     (dict(merge=None), "merge must be a name, got None"),
+    (dict(merge="trimmed:0.7"), "merge 'trimmed:0.7': beta must be in [0, 0.5), got 0.7; write it as trimmed:beta=0.2"),
+    (dict(codec="topk:2"), "codec 'topk:2': fraction must be in (0, 1], got 2.0; write it as topk:fraction=0.01"),
+    (dict(weights_codec="int8"), "weights cannot travel as 'int8': what it loses would never come back; use float32"),
+    (dict(outer="nesterov:momentun=1"), "nesterov has no parameter 'momentun', did you mean 'momentum'?"),
     (dict(outer="adam"), "unknown outer optimizer 'adam'; choose one of subtract, nesterov"),
     (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),
     (dict(outer=Nesterov), "outer must be an object, got the class Nesterov; write Nesterov()"),
@@ -101,18 +109,19 @@ async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
 
 
 def test_every_setting_is_checked():
-    settings = {
-        name for name, value in vars(ddlf.IApp).items() if not (name.startswith("_") or inspect.isroutine(value))
-    } - {"model", "class_weight"}  # one is made, the other is looked at with the labels
-    assert settings == {name for wrong, _ in WRONG for name in wrong} | {"master_epochs", "worker_epochs"}
+    assert set(SETTINGS) == {name for wrong, _ in WRONG for name in wrong} | {"master_epochs", "worker_epochs"}
 
 
 def test_whole_numbers_of_numpy_are_taken_as_such():
     numbers = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
     assert numbers["batch_size"] == 8
-    assert all(type(number) is int for number in numbers.values())
+    assert all(type(numbers[name]) is int for name in ("master_epochs", "worker_epochs", "batch_size", "seed"))
 
 
-def test_an_outer_optimizer_may_be_named():
-    assert outer_of(with_settings(outer="nesterov")) == Nesterov()
-    assert outer_of(with_settings()) == outer_of(with_settings(outer="subtract")) == Subtract()
+def test_a_rule_may_be_text_or_an_object():
+    def outer_of(given):
+        return check(with_settings(outer=given), "sync")["outer"]
+
+    assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
+    assert outer_of(None) == outer_of("subtract") == Subtract()
+    assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync")["merge"] == TrimmedMean(beta=0.1)

@@ -1,0 +1,363 @@
+"""What a run can be told: each setting is declared here, once. Runs everywhere; imports nothing of weight.
+
+From a declaration follow the attribute of ``IApp`` and its default, the check, the option of ``ddlf run``, the key in ``run:`` of cluster.yaml and
+its JSON Schema, what a checkpoint compares, ``ddlf config show`` and docs/reference/settings.md. A setting that would have no effect is refused:
+nobody trains a day with a median that was never taken.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Flag, auto
+from math import isfinite
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ddlf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.outer import OuterOptimizer
+
+MODES = {"sync": "synchronous", "async": "asynchronous"}
+
+
+# --- What values may be: called with a setting's name and a value, each returns the value as it is used, or raises ConfigError
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers in a range, NumPy's among them.
+
+    Args:
+        low: The least.
+        high: The largest; None for no limit.
+        none: What None stands for; without it None is refused.
+    """
+
+    low: int
+    high: int | None = None
+    none: str = ""
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        if value is None and self.none:
+            return None
+        try:
+            number = self.low - 1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = self.low - 1
+        if number < self.low or (self.high is not None and number > self.high):
+            raise ConfigError(f"{name} must be a {self}, got {value!r}")
+        return number
+
+    def __str__(self) -> str:
+        limits = f"of {self.low} or more" if self.high is None else f"from {self.low} to {self.high}"
+        return f"whole number {limits}{f', or None for {self.none}' if self.none else ''}"
+
+
+class OneOf:
+    """One of some names."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, name: str, value: Any) -> str:
+        if isinstance(value, str) and value in self.choices:
+            return value
+        near = get_close_matches(str(value).lower(), self.choices, 1)
+        raise ConfigError(f"{name} must be {self}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+    def __str__(self) -> str:  # two are read best as a sentence
+        return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
+
+
+@dataclass(frozen=True)
+class RuleOf:
+    """The text of a rule, or a rule.
+
+    Args:
+        home: Module and name of the family, which is imported when a text is read.
+    """
+
+    home: str
+
+    def __call__(self, name: str, value: Any) -> Any:
+        family = resolve_name(self.home)
+        if isinstance(value, str):
+            return family.read(value)
+        if getattr(value, "family", None) is family:
+            return value
+        raise ConfigError(f"{name} must be a name, got {value!r}")
+
+    def __str__(self) -> str:
+        family = resolve_name(self.home)
+        return "one of " + ", ".join(str(family.read(name)) for name in family.names)
+
+
+def outward(name: str, value: Any) -> Any:
+    """a codec that is not biased, or any after ``delta:``"""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a name, got {value!r}")
+    from ddlf.algorithms.codec import Outward
+
+    return Outward.read(value)
+
+
+def outer_optimizer(name: str, value: Any) -> "OuterOptimizer":
+    """``subtract``, ``nesterov`` with its parameters, or an object of your own"""
+    found: OuterOptimizer
+    if value is None or isinstance(value, str):
+        found = RuleOf("ddlf.algorithms.outer:OUTER")(name, "subtract" if value is None else value)
+        return found
+    if isinstance(value, type) and hasattr(value, "update"):
+        raise ConfigError(f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()")
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        raise ConfigError(
+            f"{name} must be an outer optimizer or the name of one, got {value!r}",
+            hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
+        )
+    found = value
+    return found
+
+
+def seconds(name: str, value: Any) -> float:
+    """number of seconds, 0 or more"""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        raise ConfigError(f"{name} must be a {seconds.__doc__}, got {value!r}")
+    return value
+
+
+def switch(name: str, value: Any) -> bool:
+    """True or False"""
+    if not isinstance(value, bool | int):
+        raise ConfigError(f"{name} must be {switch.__doc__}, got {value!r}")
+    return bool(value)
+
+
+def folder(name: str, value: Any) -> str | Path | None:
+    """folder or None"""
+    if not isinstance(value, str | Path | None):
+        raise ConfigError(f"{name} must be a {folder.__doc__}, got {value!r}")
+    return value
+
+
+def callback_list(name: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    """list of Keras callbacks"""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} must be a {callback_list.__doc__}, got {value!r}", hint="leave it out for none")
+    return value
+
+
+def class_weights(name: str, value: Any) -> Mapping[int, float] | None:
+    """dict of a weight for each class's number, or None"""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"{name} must be a {class_weights.__doc__}, got {value!r}")
+    return value
+
+
+# --- The settings
+
+
+class Use(Flag):
+    """Where a setting is used besides in a run."""
+
+    FILE = auto()
+    """In ``run:`` of cluster.yaml."""
+    FACT = auto()
+    """In checkpoints, since the result depends on it: a run goes on only with the same."""
+
+
+FILE, FACT, NOWHERE = Use.FILE, Use.FACT, Use(0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What there is to know about a setting besides its name, type and default.
+
+    Args:
+        check: Takes the setting's name and a value; returns the value as it is used, or raises ConfigError.
+        help: What it is, for the command line, the file's schema and the reference.
+        flag: What stands for the value in ``--help``, "" where that lists the choices; None if there is no such option.
+        use: Where else it is used.
+        only: The mode that uses it; None for all.
+    """
+
+    check: Callable[[str, Any], Any]
+    help: str
+    flag: str | None = None
+    use: Use = NOWHERE
+    only: Literal["sync", "async"] | None = None
+
+
+class Settings:
+    """What a run can be told. Class attributes are the defaults; attributes of an app win over them, arguments and options over both."""
+
+    mode: Annotated[
+        Literal["sync", "async"],
+        Setting(
+            OneOf("sync", "async"),
+            "sync: the updates of all count once a round; async: each when it comes, nobody waits",
+            "",
+            FILE | FACT,
+        ),
+    ] = "sync"
+    """What ``train_model`` and ``ddlf run`` do."""
+
+    master_epochs: Annotated[int, Setting(Whole(1), "local epochs of the whole run", "N", FILE)] = 10
+    """With ``resume`` set, of the whole training."""
+
+    worker_epochs: Annotated[int, Setting(Whole(1), "local epochs in a round", "N", FILE | FACT)] = 1
+    """A round lies between two exchanges of weights."""
+
+    batch_size: Annotated[int, Setting(Whole(1), "samples in a batch, of each worker", "N", FILE | FACT)] = 32
+    """As in the papers: two workers with 64 each step on 128 samples."""
+
+    seed: Annotated[
+        int, Setting(Whole(0, 2**32 - 1), "of first weights, order of samples and all else by chance", "N", FILE | FACT)
+    ] = 0
+    """Equal seeds give equal bits in synchronous training."""
+
+    slots: Annotated[
+        int | None,
+        Setting(
+            Whole(1, none="as many as workers"),
+            "parts of each round, which any worker can compute (default: as many as workers)",
+            "N",
+            FILE | FACT,
+        ),
+    ] = None
+    """K, the logical replicas that the workers carry. Workers may come and go: the result depends on K alone. Without a number, workers that come
+    later get slots of their own, from a round on that ``history`` names. With one it stays that: more workers are in reserve, fewer take turns."""
+
+    precision: Annotated[
+        str,
+        Setting(
+            OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),
+            "of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
+            "",
+            FACT,
+        ),
+    ] = "auto"
+
+    balance: Annotated[
+        str, Setting(OneOf("equal", "speed"), "parts of the data equal, or as workers are fast", "", FACT, "sync")
+    ] = "equal"
+    """With ``speed`` parts follow each worker's measured speed, so that all end together."""
+
+    optimizer_state: Annotated[
+        Literal["kept", "fresh"],
+        Setting(
+            OneOf("kept", "fresh"),
+            "kept: each slot's optimizer goes on from round to round; fresh: it begins anew in each, which sends less",
+            "",
+            FILE | FACT,
+        ),
+    ] = "kept"
+    """What is kept comes back with each update (nothing for SGD, as much as the weights with momentum, twice that with Adam) and goes to another
+    worker when the slot does."""
+
+    codec: Annotated[
+        str,
+        Setting(
+            RuleOf("ddlf.algorithms.codec:CODEC"),
+            "of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01",
+            "NAME",
+            FACT,
+        ),
+    ] = "float32"
+
+    weights_codec: Annotated[
+        str, Setting(outward, "of weights: float32, float16, bfloat16, delta:CODEC", "NAME", FACT)
+    ] = "float32"
+    """After ``delta:`` any codec can stand: the difference to what the worker holds is sent."""
+
+    merge: Annotated[
+        str,
+        Setting(RuleOf("ddlf.algorithms.merge:MERGE"), "of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"),
+    ] = "mean"
+    """How the updates of a round become one. The mean is weighted by samples; few bad updates cannot move the others far."""
+
+    update_policy: Annotated[
+        str, Setting(OneOf("stop", "reject", "clip"), "for an update that looks wrong", "", FACT)
+    ] = "stop"
+    """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
+    with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
+
+    outer: Annotated[
+        "OuterOptimizer | str | None", Setting(outer_optimizer, "how a merged update changes the weights", None, FACT)
+    ] = None
+    """By default it is subtracted."""
+
+    evaluate_every: Annotated[
+        int, Setting(Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE)
+    ] = 0
+    """Updates, in asynchronous training. The workers compute the next meanwhile."""
+
+    class_weight: Annotated[
+        Mapping[int, float] | None, Setting(class_weights, "weights of classes, as in fit", None, FACT)
+    ] = None
+    """Classes that are not in it weigh 1. Or give ``w_train``."""
+
+    callbacks: Annotated[
+        tuple[Any, ...] | list[Any], Setting(callback_list, "Keras callbacks for fit on the workers")
+    ] = ()
+    """Make them in ``create_model``. Epochs are counted over the whole run, so that a ``LearningRateScheduler`` works; what looks at whole epochs
+    (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins anew in each round: it is warned of. What they do cannot be compared
+    with a checkpoint's."""
+
+    checkpoint: Annotated[str | Path | None, Setting(folder, "write a checkpoint there after every round", "DIR")] = (
+        None
+    )
+    """None for none, or for that of ``resume``."""
+
+    checkpoint_every: Annotated[int, Setting(Whole(1), "only after every N rounds, and at the end", "N")] = 1
+    """Updates, in asynchronous training."""
+
+    checkpoint_keep: Annotated[int, Setting(Whole(1), "how many of the last checkpoints are kept")] = 3
+
+    resume: Annotated[
+        str | Path | None,
+        Setting(folder, "go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR", "auto|DIR"),
+    ] = None
+    """Or from one checkpoint, ``DIR/round-000012``. With another folder as ``checkpoint`` the old one is only read. Synchronous training ends with
+    the same bits as if it had never been interrupted, unless parts follow the measured speed. A training that has all its epochs, or has converged,
+    is trained no more until more epochs are asked for."""
+
+    takeover: Annotated[bool, Setting(switch, "take the checkpoints' folder from another master that writes there")] = (
+        False
+    )
+    """``Cluster`` has the same for workers, and ``--takeover`` is both."""
+
+    wait_for_workers_s: Annotated[float, Setting(seconds, "how long to wait when all workers are lost")] = 60.0
+
+    verbose: Annotated[bool, Setting(switch, "print a line for each step")] = True
+    """``-q`` switches it off."""
+
+
+SETTINGS: Mapping[str, Setting] = {name: hint.__metadata__[0] for name, hint in Settings.__annotations__.items()}
+"""Each setting by its name, in the order in which they are listed everywhere."""
+
+
+def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting as it is used.
+
+    Args:
+        app: Has them as attributes.
+        mode: ``"sync"`` or ``"async"``.
+        given: Those that win over the attributes, by name; None for one that does not.
+
+    Raises:
+        ConfigError: A value cannot be, or the mode has no use for what was set.
+    """
+    values = {}
+    for name, setting in SETTINGS.items():
+        value = getattr(app, name) if given.get(name) is None else given[name]
+        values[name] = setting.check(name, value)
+        usual = getattr(Settings, name)
+        if setting.only and setting.only != mode and values[name] != setting.check(name, usual):
+            raise ConfigError(
+                f"{name}={value!r} is for {MODES[setting.only]} training: {MODES[mode]} training has no use for it",
+                hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
+            )
+    return {**values, "mode": mode}
