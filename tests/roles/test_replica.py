@@ -9,6 +9,7 @@ from ddlf.algorithms.codec import CODEC, encode_update
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError
+from ddlf.roles import randomness
 from ddlf.roles.optimizer_state import final_weights, read_optimizer
 from ddlf.roles.randomness import reseed
 from ddlf.roles.replica import Replica, describe_weights, run_train
@@ -115,6 +116,40 @@ def test_reseeding_touches_no_weight():
     before = model.get_weights()
     reseed(model, (1, 2, 3))
     assert equal(before, model.get_weights())
+
+
+def test_a_round_does_not_make_the_step_ready_again(make_replica, monkeypatch):
+    from tensorflow.python.eager.context import Context, context
+
+    replica, forgotten = make_replica(dropout=0.3), []
+    # What other tests have drawn in this process is none of this one's.
+    monkeypatch.setattr(randomness, "_functions", dict.fromkeys(context().list_function_names(), False))
+    monkeypatch.setattr(Context, "_set_global_seed", lambda self, seed: forgotten.append(seed))
+    for number in range(3):
+        replica.train(task(replica, round=number))
+    assert forgotten == []
+
+
+def test_what_tensorflow_draws_follows_from_the_seed_alone():
+    import tensorflow as tf
+
+    def drawn(number):
+        reseed(model, (78, number))
+        return [function().numpy() for function in functions for _ in range(2)]
+
+    def step(x):
+        return x + tf.random.normal([3])
+
+    model = small_model()
+    functions = [
+        lambda: tf.random.normal([3]),
+        tf.function(lambda: tf.while_loop(lambda _: True, step, [tf.zeros(3)], maximum_iterations=1)[0]),
+    ]
+    functions[1]()  # what is compiled keeps the seed of this moment
+    first, second = drawn(1), drawn(2)
+    assert not equal(first[:2], second[:2])
+    assert equal(drawn(1), first)
+    assert equal(drawn(2), second)
 
 
 def test_stop_ends_local_training_at_the_next_batch(make_replica):
