@@ -6,14 +6,18 @@ data and model, goes to every worker, where ``load_dataset``, ``create_model`` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError
+from ddlf.events import Evaluated, Event
+from ddlf.observe.lines import line_without_hook, training_event
 from ddlf.record import History, RoundRecord, TrainingEvent, fitted
 from ddlf.roles import PRELOADED
 from ddlf.settings import SETTINGS, Settings
+from ddlf.sinks import Events, Sink
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,28 +28,9 @@ if TYPE_CHECKING:
     from ddlf.training.progress import Progress
     from ddlf.worker.worker import Worker
 
-EVALUATION_BATCH = 512
 MASTER_ONLY = frozenset(
-    {
-        "cluster",
-        "model",
-        "worker",
-        "replica",
-        "indices",
-        "x_train",
-        "y_train",
-        "x_test",
-        "y_test",
-        "x_val",
-        "y_val",
-        "w_train",
-        "w_val",
-        "w_test",
-        "history",
-        "optimizers",
-        "ledger",
-        "outer",
-    }
+    {"cluster", "model", "worker", "replica", "indices", "history", "optimizers", "ledger", "outer"}
+    | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
     | {"on_round", "on_event", "is_convergent"}
 )
 """Attributes that do not travel from the master to the workers; nor do ``IApp``'s own private ones, nor does what ``load_dataset`` and
@@ -200,6 +185,30 @@ class IApp(Settings):
         if self.verbose:
             print(fitted(text), flush=True)
 
+    def subscribe(self, sink: Sink) -> Callable[[], None]:
+        """Have ``sink(event)`` called on the master for all that happens, with the events of ``ddlf.events``; as many as you like.
+
+        It is to return at once, for training waits for it. One that raises is told no more, and its traceback is logged; the run goes on.
+
+        Returns:
+            Takes the sink off.
+        """
+        return self._events.subscribe(sink)
+
+    @cached_property
+    def _events(self) -> Events:
+        return Events()
+
+    def _tell(self, event: Event) -> None:
+        """Print what no hook prints, and give it to whoever has subscribed."""
+        if text := line_without_hook(event):
+            self.say(text)
+        self._events.emit(event)
+
+    def _hook(self, event: Event) -> Any:
+        """Give an event to ``on_event``, if it is one of those."""
+        return None if (told := training_event(event)) is None else self.on_event(told)
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
@@ -345,7 +354,7 @@ class IApp(Settings):
                 "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
             )
         metrics = await measured(evaluate, self, None)
-        self.say("test      " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        self._tell(Evaluated(metrics=metrics))
         return metrics
 
     async def save_model(self, path: str | Path) -> None:

@@ -196,8 +196,9 @@ def accuracy(metrics: dict[str, float]) -> float:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    """A number of bytes for people, of three digits: ``"412 MB"``, ``"2.06 MB"``."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
-            return f"{count / factor:.2f} {unit}"
+            number = count / factor
+            return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} {unit}"
     return f"{count} B"

@@ -16,7 +16,6 @@ LONGER = {
     "ddlf/cluster/proxy.py",
     "ddlf/config.py",
     "ddlf/roles/replica.py",
-    "ddlf/testing/plan.py",
     "ddlf/training/crew.py",
     "ddlf/worker/daemon.py",
     "ddlf/worker/worker.py",

@@ -54,7 +54,9 @@ def test_accuracy_is_found_under_any_name_and_is_nan_without_one():
 
 
 def test_sizes_are_for_people():
-    assert [size(n) for n in (0, 999, 1000, 2_060_000, 3 * 10**9)] == ["0 B", "999 B", "1.00 kB", "2.06 MB", "3.00 GB"]
+    counts = (0, 999, 1000, 2_060_000, 20_600_000, 412 * 10**6, 3 * 10**9, 5 * 10**15)
+    texts = ["0 B", "999 B", "1.00 kB", "2.06 MB", "20.6 MB", "412 MB", "3.00 GB", "5000 TB"]
+    assert [size(count) for count in counts] == texts
 
 
 def test_a_history_is_a_list_and_reads_as_those_of_keras():

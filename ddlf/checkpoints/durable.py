@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import CheckpointCorrupt, CheckpointError, DDLFError
+from ddlf.record import size
 
 SEAL = "sha256"
 MAX_SEALED_BYTES = 64 * 2**20  # read into memory and parsed: a bound on what a damaged or made-up file can cost
@@ -131,14 +132,6 @@ def replace(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
-
-
-def size(number: float) -> str:
-    """Bytes for people: ``"412 MB"``."""
-    unit, *larger = "bytes", "kB", "MB", "GB", "TB"
-    while number >= 1000 and larger:
-        number, unit = number / 1000, larger.pop(0)
-    return f"{number:.1f} {unit}" if number < 10 and unit != "bytes" else f"{number:.0f} {unit}"
 
 
 def free_bytes(folder: Path) -> int | None:

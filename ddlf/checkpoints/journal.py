@@ -11,17 +11,16 @@ The lines are told, not trained with: a run whose journal is damaged goes on wit
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ddlf.checkpoints.durable import damaged, sync
+from ddlf.facts import from_data, to_data
 from ddlf.record import RoundRecord
 
 JOURNAL = "records.jsonl"
@@ -113,7 +112,7 @@ def read(file: Path, extent: Extent) -> list[RoundRecord]:
     if digest != extent.sha256:
         raise damaged(file, f"SHA-256 {extent.sha256}", f"SHA-256 {digest}")
     try:
-        records = [record_of(json.loads(line)) for line in data.splitlines()]
+        records = [from_data(RoundRecord, json.loads(line)) for line in data.splitlines()]
         return list({record.version: record for record in records}.values())
     except (ValueError, TypeError, KeyError) as error:  # whole, but written by another version
         raise damaged(file, "records of rounds", str(error)) from error
@@ -121,18 +120,4 @@ def read(file: Path, extent: Extent) -> list[RoundRecord]:
 
 def spelled(records: Iterable[RoundRecord]) -> list[bytes]:
     """The lines of records, each with its end."""
-    return [json.dumps(dataclasses.asdict(record), default=_plain).encode() + b"\n" for record in records]
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and arrays of NumPy as those of Python: a user's metrics may be either."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return str(value)
-
-
-def record_of(facts: dict[str, Any]) -> RoundRecord:
-    """A record from JSON data; entries that this version does not know are left out."""
-    known = {field.name for field in dataclasses.fields(RoundRecord)}
-    facts = {name: value for name, value in facts.items() if name in known}
-    return RoundRecord(**{**facts, "workers": tuple(facts["workers"]), "verdicts": tuple(facts["verdicts"])})
+    return [json.dumps(to_data(record)).encode() + b"\n" for record in records]

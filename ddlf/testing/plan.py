@@ -1,6 +1,6 @@
 """Faults at given points of a training run, as a value: ``FaultPlan().kill(worker=2, at_round=3)``. Runs on the master; wrong updates on workers.
 
-A plan is made once, printed, and replayed: its text is the Python that makes it. It follows the run through ``IApp.on_event``: a fault of a worker
+A plan is made once, printed, and replayed: its text is the Python that makes it. It follows the run by its events: a fault of a worker
 in a round begins when that worker gets its slot of that round (or, with ``after``, when it is well into it), not at a time on a clock.
 """
 
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ddlf.errors import ConfigError
+from ddlf.events import Event, SlotFinished, SlotStarted
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import Direction
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
-    from ddlf.record import TrainingEvent
 
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -291,22 +291,16 @@ class FaultPlan:
                 raise ConfigError(f"{fault} needs a proxy", hint="make the cluster with proxied=True")
         injection = Injection(self, cluster)
         wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
-        before: dict[str, Any] = {name: vars(app)[name] for name in ("on_event", "train") if name in vars(app)}
-        usual = app.on_event
-
-        def on_event(event: TrainingEvent) -> None:
-            injection.observe(event)
-            usual(event)
-
-        replaced: dict[str, Any] = {"on_event": on_event}
-        if wrong:
-            replaced["train"] = _WrongUpdates(app, before.get("train"), tuple(wrong))
-        vars(app).update(replaced)
+        before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
+        take_off = app.subscribe(injection.observe)
+        if wrong:  # the only part of a plan that is at work on the workers
+            vars(app)["train"] = _WrongUpdates(app, before.get("train"), tuple(wrong))
         try:
             yield injection
         finally:
-            for name in replaced:
-                del vars(app)[name]
+            take_off()
+            if wrong:
+                del vars(app)["train"]
             vars(app).update(before)
             await injection.end()
         if injection.pending:
@@ -333,17 +327,15 @@ class Injection:
         self._slot_took: dict[int, float] = {}
         self._acting: dict[asyncio.Task[None], _Fault] = {}
 
-    def observe(self, event: TrainingEvent) -> None:
+    def observe(self, event: Event) -> None:
         """Begin what belongs to this event."""
-        if event.worker is None:
-            return
-        if event.kind == "start":
+        if isinstance(event, SlotStarted):
             self._slot_began[event.worker] = time.monotonic()
             for fault in [f for f in self.pending if (f.worker, f.at_round) == (event.worker, event.round)]:
                 self.pending.remove(fault)
                 delay = fault.after * self._slot_took.get(event.worker, FIRST_SLOT_S)
                 self._acting[asyncio.get_running_loop().create_task(self._act(fault, delay))] = fault
-        elif event.kind == "finish" and event.worker in self._slot_began:
+        elif isinstance(event, SlotFinished) and event.worker in self._slot_began:
             self._slot_took[event.worker] = time.monotonic() - self._slot_began[event.worker]
 
     async def _act(self, fault: _Fault, delay: float) -> None:

@@ -7,13 +7,13 @@ lost workers connected again and opened anew. Training itself only says ``await 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 from weakref import WeakSet
 
+from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import (
@@ -26,7 +26,6 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
-from ddlf.record import TrainingEvent
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Crew:
     Args:
         cluster: Its workers, connected.
         open_worker: Gives a worker that is new, or came back, what the run needs. Its errors other than losses put that worker out of this run.
-        observe: Takes each event; plain or async. Its error ends the run.
+        emit: Takes each event.
         backups: Whether stragglers' slots are given to a second worker.
         wait_s: How long to go on without any worker.
 
@@ -70,14 +69,14 @@ class Crew:
         self,
         cluster: Cluster,
         open_worker: Callable[[ProxyWorker], Coroutine[Any, Any, Any]],
-        observe: Callable[[TrainingEvent], Any],
+        emit: Callable[[events.Event], None],
         *,
         backups: bool = True,
         wait_s: float = WAIT_FOR_WORKERS_S,
     ) -> None:
         self._cluster = cluster
         self._open_worker = open_worker
-        self._observe = observe
+        self.emit = emit
         self._wait_s = wait_s
         self._schedule = Schedule(backups=backups)
         self._workers: dict[int, ProxyWorker] = {}
@@ -92,13 +91,12 @@ class Crew:
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._opening: set[asyncio.Future[Any]] = set()
-        self._observing: set[asyncio.Future[Any]] = set()
         self._waking: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._last_loss: Exception | None = None
         self._begun = False
         self._first: dict[int, bool] = {}  # worker of the beginning -> whether its first opening is over, well or not
-        self._held_back: list[TrainingEvent] = []
+        self._held_back: list[events.WorkerGone] = []
         self._gone: list[DDLFError] = []
         self._failure: Exception | None = None
         self._told = False
@@ -131,11 +129,9 @@ class Crew:
             for opening in self._opening:
                 _left.add(opening)
                 opening.add_done_callback(_left.discard)
-        if kind is not None:
-            tasks += self._observing
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._observing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         _training.difference_update(self._workers.values())
         if kind is None and not self._told:
             self._check()
@@ -163,7 +159,7 @@ class Crew:
         self._begun = True
         held_back, self._held_back = self._held_back, []
         for event in held_back:
-            self.tell(event)
+            self.emit(event)
 
     def _place(self, worker: int) -> int:
         return list(self._workers).index(worker)
@@ -222,15 +218,10 @@ class Crew:
         """
         self._holds.pop(slot, None)
         self._distrusted[worker] += 1
-        self._say("rejected", worker, slot, f"worker {worker}, {why}")
+        self.emit(events.UpdateRejected(**self._of(slot), worker=worker, why=why))
         if self._distrusted[worker] == MAX_REJECTED and self.others_than(frozenset({worker})):
             self._schedule.apply(Lost(worker))
-            self._say(
-                "gone",
-                worker,
-                None,
-                f"worker {worker} takes no part any more: {MAX_REJECTED} of its updates in a row were rejected",
-            )
+            self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
 
     def trust(self, worker: int) -> None:
         """Say that a worker's update was accepted."""
@@ -251,7 +242,7 @@ class Crew:
         try:
             self._act()
         except Exception as error:
-            self._end(error)
+            self.end(error)
 
     def _act(self) -> None:
         loop = asyncio.get_running_loop()
@@ -259,7 +250,7 @@ class Crew:
             match action:
                 case Start(slot, worker, backup):
                     if backup:
-                        self._say("backup", worker, slot, f"slot {slot + 1} is late, worker {worker} computes it too")
+                        self.emit(events.SlotBackedUp(**self._of(slot), worker=worker))
                     self._attempts[worker] = self._spawn(self._attempt(slot, worker))
                 case Stop(worker):
                     self._attempts[worker].cancel()
@@ -275,7 +266,7 @@ class Crew:
         worker = self._workers[number]
         work, future, _ = self._wanted[slot]
         holder = number, self._opened[number]
-        self._say("start", number, slot)
+        self.emit(events.SlotStarted(**self._of(slot), worker=number))
         try:
             result = await work(worker, self._holds.get(slot) == holder)
         except asyncio.CancelledError:
@@ -289,7 +280,7 @@ class Crew:
             self._tries[number] = 0
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 self._holds[slot] = holder
-                self._say("finish", number, slot)
+                self.emit(events.SlotFinished(**self._of(slot), worker=number))
                 if not future.done():
                     future.set_result(result)
         self._advance_soon()
@@ -307,7 +298,7 @@ class Crew:
             self._told = True
             raise self._failure
 
-    def _end(self, error: Exception) -> None:
+    def end(self, error: Exception) -> None:
         """End the run: who waits for anything here gets this error, now or later."""
         if self._failure is None:
             self._failure = error
@@ -323,7 +314,7 @@ class Crew:
     def _look_at(self, task: asyncio.Future[Any]) -> None:
         """End the run with an error that nobody else would hear of."""
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._end(error)
+            self.end(error)
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
@@ -331,12 +322,7 @@ class Crew:
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        self._say(
-            "lost",
-            worker.id,
-            slot,
-            f"{_first_line(error)}; slot {slot + 1} goes to another one, or to this one when it is back",
-        )
+        self.emit(events.WorkerLost(**self._of(slot), worker=worker.id, why=_first_line(error)))
         if isinstance(error, AppMissing) and not self._may_try(worker):
             self._put_out(worker, self._robbed(error))
         else:
@@ -377,32 +363,29 @@ class Crew:
                         raise self._robbed(error) if isinstance(error, AppMissing) else error from None
                     if kind == "opened":
                         kind = "back"
-                        self._say("lost", worker.id, None, f"{_first_line(error)}; it takes part when it is back")
+                        self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=_first_line(error)))
                         self._first[worker.id] = True
                     self._note_change()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RETRY_S[1])
         except LeaseError as error:
-            self._end(error)  # somebody else leads now: this master must not go on
+            self.end(error)  # somebody else leads now: this master must not go on
         except DDLFError as error:
             self._put_out(worker, error)
         else:
             self._opened[worker.id] += 1
             self._cluster.take_in(worker)
             self._schedule.apply(Ready(worker.id))
-            if kind != "opened":
-                self._say(kind, worker.id, None, f"{worker.name} takes part{self._how(kind)}")
+            who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
+            if kind == "back":
+                self.emit(events.WorkerReturned(**who))
+            elif kind == "joined":
+                self.emit(events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
         finally:
             self._recoveries.pop(worker.id, None)
             if worker.id in self._first:
                 self._first[worker.id] = True
             self._note_change()
-
-    def _how(self, kind: str) -> str:
-        if kind == "back":
-            return " again"
-        reserve = 0 if self.fixed_slots is None else self.size - self.fixed_slots
-        return f": {self.fixed_slots} slots on {self.size} workers, {reserve} in reserve" if reserve > 0 else ""
 
     def _opened_or_not(self, opening: asyncio.Future[Any]) -> None:
         self._opening.discard(opening)
@@ -416,8 +399,7 @@ class Crew:
     def _put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Go on without a worker. When none is left, its reason is why the run ends."""
         self._gone.append(error)
-        first, _, rest = str(error).partition("\n")
-        self._say("gone", worker.id, None, f"{first}; it takes no part in this run\n{rest}".rstrip())
+        self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
     def meet_new_workers(self) -> None:
         """Bring in workers that the cluster has since a while."""
@@ -442,10 +424,10 @@ class Crew:
                 self._patience.cancel()
                 self._patience = None
             if not somebody:
-                self._end(self._why_nobody())
+                self.end(self._why_nobody())
         elif self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
-            self._say("waiting", None, None, f"no worker is left; waiting {self._wait_s:g} s for one to come back")
+            self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self._wait_s))
 
     def _why_nobody(self) -> Exception:
         """Why all workers are out: first of all what the app itself did wrong, and once if it did it everywhere."""
@@ -455,34 +437,22 @@ class Crew:
         return first
 
     def _give_up(self) -> None:
-        self._end(
+        self.end(
             ClusterTooSmall(
                 f"all workers are lost, and none came back within {self._wait_s:g} s",
                 hint="look at the workers' terminals; the last loss was: " + _first_line(self._last_loss),
             )
         )
 
-    def _say(self, kind: Any, worker: int | None, slot: int | None, text: str = "") -> None:
-        number = self._round if slot is None else self._wanted[slot][2]
-        shown = None if slot is None else slot + 1
-        event = TrainingEvent(kind=kind, round=number + 1, worker=worker, slot=shown, text=text)
-        if kind == "gone" and not self._begun:
-            self._held_back.append(event)  # if all are, that is one error and no event
-        else:
-            self.tell(event)
+    def _of(self, slot: int) -> dict[str, int]:
+        """Slot and round as events have them: from 1."""
+        return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
 
-    def tell(self, event: TrainingEvent) -> None:
-        """Give an event to whoever observes the run; an error of theirs ends it."""
-        try:
-            outcome = self._observe(event)
-        except Exception as error:  # the user's: this is not the place for it to come out
-            self._end(error)
-            return
-        if inspect.isawaitable(outcome):
-            observing = asyncio.ensure_future(outcome)
-            self._observing.add(observing)
-            observing.add_done_callback(self._observing.discard)
-            observing.add_done_callback(self._look_at)
+    def _tell_gone(self, event: events.WorkerGone) -> None:
+        if self._begun:
+            self.emit(event)
+        else:
+            self._held_back.append(event)  # if all are, that is one error and no event
 
 
 def _first_line(error: object) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from ddlf.data.parts import batches, has
 from ddlf.data.trees import first_array
 from ddlf.errors import AppError, ConfigError
+from ddlf.events import ModelSaved, Warned
 from ddlf.roles.feed import Feed, make_feed
 from ddlf.roles.keras_model import fresh_names, ready_model
 from ddlf.roles.metrics import scalars
@@ -74,7 +75,7 @@ def check_test_data(app: Any) -> None:
     if wrong and app.evaluate_every:
         raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
     if wrong and hasattr(app, "x_test"):
-        app.say(f"data      WARNING {wrong}: it cannot be evaluated")
+        app._tell(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
 
 
 def _wrong_with_test_data(app: Any) -> str:
@@ -132,7 +133,7 @@ async def save(app: Any, path: str | Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    app.say(f"saved     {path}")
+    app._tell(ModelSaved(path=str(path)))
 
 
 def check_path(path: Path) -> None:

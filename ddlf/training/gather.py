@@ -17,7 +17,7 @@ import numpy as np
 
 from ddlf.algorithms.check import Verdict, judge, scaled
 from ddlf.errors import BadUpdate
-from ddlf.record import TrainingEvent
+from ddlf.events import UpdateClipped
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job, SlotResult
@@ -114,8 +114,8 @@ async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: 
 def tell_clipped(job: Job, slot: int, result: SlotResult, verdict: Verdict) -> None:
     """Let the app know that an update counts for less than was sent."""
     number = job.progress.slot_rounds[slot] if job.progress.slot_rounds else job.progress.round
-    text = f"worker {result.worker}, {verdict}"
-    job.crew.tell(TrainingEvent(kind="clipped", round=number + 1, slot=slot + 1, worker=result.worker, text=text))
+    facts = {"round": number + 1, "slot": slot + 1, "worker": result.worker}
+    job.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
 
 
 def verdict_of(job: Job, results: dict[int, SlotResult]) -> dict[int, Verdict]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.errors import CheckpointError, LeaseError
+from ddlf.events import CheckpointFailed, CheckpointWritten, Event
 from ddlf.record import RoundRecord
 from ddlf.training.progress import Progress, arrays_of_slots
 from ddlf.training.residuals import Residuals
@@ -26,19 +28,20 @@ class Keeper:
         folder: Opened for writing.
         every: Write after so many rounds (updates, in asynchronous training).
         names: Paths of the weights.
-        report: Takes a sentence about each checkpoint that could not be written.
+        emit: Takes an event for each checkpoint, whether it was written or could not be.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, every: int, names: Sequence[str], report: Callable[[str], None]
+        self, folder: CheckpointFolder, every: int, names: Sequence[str], emit: Callable[[Event], None]
     ) -> None:
         self._folder = folder
         self._every = every
         self._names = names
-        self._report = report
+        self._emit = emit
         self._writing: asyncio.Future[Any] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._saved: tuple[int, bool] | None = None  # version and whether it had converged
+        self._reached = 0  # rounds that were complete then
         self._written = 0  # records in the folder's journal
         self._recent: dict[int, RoundRecord] = {}  # of the last of them, by place, what was written
         self._failures = 0
@@ -77,11 +80,11 @@ class Keeper:
     async def _keep(self, progress: Progress, residuals: asyncio.Future[dict[int, list[Any]]]) -> None:
         # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
         checkpoint = progress.to_checkpoint(self._names)
-        saved = progress.version, progress.converged
+        saved, reached = (progress.version, progress.converged), progress.reached
         records, count = progress.records, len(progress.records)
         async with self._one_at_a_time:
             await self.finish()
-            self._saved = saved
+            self._saved, self._reached = saved, reached
             self._writing = asyncio.ensure_future(self._write(checkpoint, residuals, records, count))
 
     async def _write(
@@ -91,6 +94,7 @@ class Keeper:
         records: list[RoundRecord],
         count: int,
     ) -> None:
+        begin = time.perf_counter()
         arrays = {**checkpoint.arrays, "lost": arrays_of_slots(await residuals)}
 
         def save() -> None:
@@ -100,6 +104,8 @@ class Keeper:
             self._recent = dict(sorted({**self._recent, **new}.items())[-RECENT:])
 
         await asyncio.to_thread(save)
+        took = time.perf_counter() - begin
+        self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took))
 
     def _changed(self, records: list[RoundRecord]) -> dict[int, RoundRecord]:
         return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
@@ -121,14 +127,7 @@ class Keeper:
             self._failures += 1
             if self._failures >= MAX_FAILURES:
                 raise
-            self._report(f"{error}; training goes on, {self._before()}")
+            newest = self._folder.newest_round()
+            self._emit(CheckpointFailed(round=self._reached, why=str(error), newest=newest))
         else:
             self._failures = 0
-
-    def _before(self) -> str:
-        newest = self._folder.newest_round()
-        return (
-            "and there is no checkpoint yet"
-            if newest is None
-            else f"the checkpoint before, of round {newest}, is whole"
-        )

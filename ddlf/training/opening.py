@@ -19,12 +19,13 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
+from ddlf.events import DataLoaded, ModelBuilt, Warned
 from ddlf.roles import PRELOADED, replica
 from ddlf.roles.keras_model import fresh_names, ready_model
-from ddlf.roles.precision import WORTH_SAYING
 from ddlf.roles.replica import describe_weights
 from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
+from ddlf.training.reporting import hooked
 from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 
@@ -161,14 +162,15 @@ async def crew_of(app: Any, seed: int | None = None, *, backups: bool = True) ->
     opening = Opening(app)
     await app.connect()
     try:
-        async with Crew(
-            app.cluster, opening.open, app.on_event, backups=backups, wait_s=app.wait_for_workers_s
-        ) as crew:
+        async with (
+            Crew(app.cluster, opening.open, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
+            hooked(app, crew.end),
+        ):
             app._run = opening.run  # not before: another run of this app may go on, and the crew refused
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
-            _say(app, opening.opened, time.perf_counter() - begin)
+            _tell(app, opening.opened, time.perf_counter() - begin)
             yield crew, samples
     finally:
         opening.content.cancel()  # nobody will tell it any more
@@ -227,30 +229,33 @@ async def _make(app: Any, method: Callable[[], Any]) -> None:
         app._made = made
 
 
-def _say(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
+def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     first = next(iter(opened.values()))
-    backends = sorted({facts["backend"] for facts in opened.values()})
-    threads = sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})
-    app.say(
-        f"model     {app.model.name}: {app.model.count_params():,} parameters, Keras {first['keras']} on "
-        f"{' and '.join(backends)}, threads per worker {'-'.join(map(str, threads))}, ready in {seconds:.1f} s"
+    app._tell(
+        ModelBuilt(
+            name=app.model.name,
+            parameters=app.model.count_params(),
+            keras=first["keras"],
+            backends=tuple(sorted({facts["backend"] for facts in opened.values()})),
+            threads=tuple(sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})),
+            seconds=seconds,
+            bfloat16_gain=max(facts["gain"] for facts in opened.values()),
+        )
     )
-    gain = max(facts["gain"] for facts in opened.values())
-    if gain > WORTH_SAYING:
-        app.say(f"precision float32; matrix products are {gain:.1f}x as fast in bfloat16 here: try mixed_bfloat16")
     for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
-            app.say(f"data      WARNING {found} of {name} are NaN or infinite")
+            app._tell(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
     for sentence in parts.look_alikes(app):
-        app.say(f"data      WARNING {sentence}")
-    news = sum(facts["loaded"] for facts in opened.values())
-    how = (
-        f"loaded on {news} worker{'s' * (news != 1)} in {max(facts['seconds'] for facts in opened.values()):.1f} s"
-        if news
-        else f"already on {f'all {len(opened)} workers' if len(opened) > 1 else 'the worker'}, nothing loaded"
-    )
-    app.say(
-        f"data      {first['samples']:,} samples of shape {tuple(first['shape'])}, content {first['fingerprint']}: {how}"
+        app._tell(Warned(about="data", why=sentence))
+    app._tell(
+        DataLoaded(
+            samples=first["samples"],
+            shape=tuple(first["shape"]),
+            content=first["fingerprint"],
+            workers=len(opened),
+            loaded=sum(facts["loaded"] for facts in opened.values()),
+            seconds=max(facts["seconds"] for facts in opened.values()),
+        )
     )
 
 

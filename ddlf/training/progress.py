@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.checkpoints.checkpoint import Checkpoint
-from ddlf.checkpoints.journal import record_of
+from ddlf.facts import from_data
 from ddlf.record import RoundRecord
 from ddlf.training.ledger import Ledger
 
@@ -168,7 +168,7 @@ class Progress:
                 slot: [state.get(i) for i in range(len(weights))] for slot, state in _by_slot(arrays["lost"]).items()
             },
             settings=dict(facts["settings"]),
-            records=[record_of(record) for record in facts["records"]]
+            records=[from_data(RoundRecord, record) for record in facts["records"]]
             if "records" in facts
             else list(checkpoint.records),
         )

@@ -1,5 +1,7 @@
 """From a round that is over to the user's hooks: with its test, its weights and its place in the history. Runs on the master.
 
+The hooks are the user's own code and no sinks: an error in one of them ends the run.
+
 Records come to the hooks one after the other, in the order of their merges. A test is evaluated on a thread while the workers compute on, and its
 record waits for it; nothing else does.
 """
@@ -7,12 +9,16 @@ record waits for it; nothing else does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import inspect
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 
 from ddlf.data.parts import has
+from ddlf.events import Committed, Event
 from ddlf.record import RoundRecord
 from ddlf.training.evaluation import evaluate, maybe_await, measured, validate
 
@@ -84,6 +90,44 @@ class Reporter:
                 self.is_testing = False
             app._weights = weights
             app.history.append(record)
+            app._tell(Committed(record=record))
             await maybe_await(app.on_round(record))
             self.converged = self.converged or bool(await maybe_await(app.is_convergent(record)))
             return self.converged or bool(app._stop)
+
+
+@contextlib.asynccontextmanager
+async def hooked(app: Any, end: Callable[[Exception], None]) -> AsyncIterator[None]:
+    """Give events to the app's ``on_event``, which may be async, as long as this is open.
+
+    Args:
+        app: The user's ``IApp``.
+        end: Ends the run with an error of the hook, which does not come out where the event comes from.
+    """
+    running: set[asyncio.Future[Any]] = set()
+
+    def over(task: asyncio.Future[Any]) -> None:
+        running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            end(error)
+
+    def hook(event: Event) -> None:
+        try:
+            outcome = app._hook(event)
+        except Exception as error:
+            end(error)
+            return
+        if inspect.isawaitable(outcome):
+            running.add(task := asyncio.ensure_future(outcome))
+            task.add_done_callback(over)
+
+    take_off = app.subscribe(hook)
+    try:
+        yield
+    except BaseException:
+        for task in running:
+            task.cancel()
+        raise
+    finally:
+        take_off()
+        await asyncio.gather(*running, return_exceptions=True)

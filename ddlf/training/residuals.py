@@ -8,12 +8,11 @@ event says so, and the run is no longer the same bits as an undisturbed one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.errors import DDLFError
-from ddlf.record import TrainingEvent
+from ddlf.events import ResidualDropped
 from ddlf.roles import replica
 from ddlf.roles.exchange import Residual
 from ddlf.training.crew import Crew
@@ -31,7 +30,6 @@ class Residuals:
         crew: Its workers.
         name: Name of the updates' codec.
         known: Residuals to begin with, of a checkpoint or of the run before.
-        observe: Takes an event when a residual is lost.
     """
 
     def __init__(
@@ -40,12 +38,10 @@ class Residuals:
         crew: Crew,
         name: str,
         known: dict[int, Residual],
-        observe: Callable[[TrainingEvent], None],
     ) -> None:
         self._run = run
         self._crew = crew
         self._codec = name
-        self._observe = observe
         self._known = dict(known)
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[Residual | None]] = {}
@@ -108,11 +104,7 @@ class Residuals:
                 return residual
             except DDLFError as error:
                 why = str(error).partition("\n")[0]
-        text = (
-            f"what {self._codec} still owed of slot {slot + 1}'s updates went with worker {worker} ({why}); "
-            "from here on the bits differ from those of a run that lost nobody"
-        )
-        self._observe(TrainingEvent(kind="dropped", round=number + 1, slot=slot + 1, worker=worker, text=text))
+        self._crew.emit(ResidualDropped(round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why))
         return None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ddlf.algorithms.named import Named
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
-from ddlf.record import TrainingEvent
+from ddlf.events import CheckpointDamaged
 from ddlf.roles.describe import describe, describe_optimizer
 from ddlf.roles.replica import describe_weights
 from ddlf.settings import SETTINGS, Use
@@ -116,17 +116,15 @@ async def begin(
     app: Any,
     samples: int,
     settings: dict[str, Any],
-    tell: Callable[[TrainingEvent], None],
     *,
     fresh: bool,
-) -> tuple[Progress, Keeper | None]:
-    """What the run goes on from, planned, and what writes checkpoints of it.
+) -> tuple[Progress, Keeper | None, Path | None]:
+    """What the run goes on from, planned; what writes checkpoints of it; and where those lie that it goes on from, if it does from any.
 
     Args:
         app: The user's ``IApp``, prepared.
         samples: n.
         settings: Every setting as it is used, by name.
-        tell: Takes each event of a checkpoint that could not be written.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
 
     Raises:
@@ -139,7 +137,7 @@ async def begin(
     target, source = _folders(app)
     found = None
     if app.resume is not None and target is not None:
-        found = await asyncio.to_thread(_find, source or target, source is not None, app.say)
+        found = await _read(app, _find, source or target, required=source is not None)
     before = None if fresh else _training(app)
     if found is not None:
         check_same_model(found.arrays["weights"], describe_weights(app.model))
@@ -166,14 +164,21 @@ async def begin(
         progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
-    keeper = None if target is None else await _open(app, target, progress, found if here else None, tell)
-    if progress.version:
-        where = f", from {source or target}" if found is not None else ", where the last training of this app ended"
-        app.say(f"resumed   after {'round' if settings['mode'] == 'sync' else 'update'} {progress.version}{where}")
-    return progress, keeper
+    keeper = None if target is None else await _open(app, target, progress, found if here else None)
+    return progress, keeper, None if found is None else source or target
 
 
-def _find(folder: Path, required: bool, report: Any) -> Checkpoint | None:
+async def _read(app: Any, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
+    """Read a checkpoint on a thread, and tell what is damaged and done without."""
+    damaged: list[str] = []
+    try:
+        return await asyncio.to_thread(read, *args, **options, report=damaged.append)
+    finally:
+        for why in damaged:
+            app._tell(CheckpointDamaged(why=why))
+
+
+def _find(folder: Path, required: bool, report: Callable[[str], None]) -> Checkpoint | None:
     if is_checkpoint(folder):
         return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report)
     return CheckpointFolder(folder).newest(required=required, report=report)
@@ -208,9 +213,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
     )
 
 
-async def _open(
-    app: Any, path: Path, progress: Progress, found: Checkpoint | None, tell: Callable[[TrainingEvent], None]
-) -> Keeper:
+async def _open(app: Any, path: Path, progress: Progress, found: Checkpoint | None) -> Keeper:
     """Become the writer of a folder, which has no checkpoints but those of this very training.
 
     Args:
@@ -218,7 +221,6 @@ async def _open(
         path: The folder.
         progress: That the run goes on from.
         found: The checkpoint in this folder that it is of, if it is.
-        tell: As in ``begin``.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
     opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
@@ -232,10 +234,8 @@ async def _open(
         raise
     try:
         # Only now does nobody else write there.
-        newest = await asyncio.to_thread(folder.newest, report=app.say)
-        keeper = Keeper(
-            folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], _reporter(tell, progress)
-        )
+        newest = await _read(app, folder.newest)
+        keeper = Keeper(folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app._tell)
         if newest is not None:
             ours = newest.facts.get("training") == progress.training and newest.round <= progress.version
             if not (newest.round == found.round if found is not None else ours):
@@ -246,13 +246,6 @@ async def _open(
         await asyncio.to_thread(folder.close)
         raise
     return keeper
-
-
-def _reporter(tell: Callable[[TrainingEvent], None], progress: Progress) -> Callable[[str], None]:
-    def report(text: str) -> None:
-        tell(TrainingEvent(kind="checkpoint", round=progress.reached, text=text))
-
-    return report
 
 
 def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError
+from ddlf.events import How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.record import History
 from ddlf.roles import callbacks
 from ddlf.roles.metrics import MetricMerge
@@ -65,17 +68,18 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
     """
     mode = "sync" if backups else "async"
     settings = check(app, mode, *given, fresh=fresh)
-    async with crew_of(app, settings["seed"], backups=backups) as (crew, samples):
+    async with _told(app, settings), crew_of(app, settings["seed"], backups=backups) as (crew, samples):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         for sentence in callbacks.warnings(app.callbacks):
-            app.say(f"callback  WARNING {sentence}")
+            app._tell(Warned(about="callback", why=sentence))
         for weight in app.model.non_trainable_weights:
             kind = np.dtype(weight.dtype)
             if kind.kind in "iu" and kind.itemsize > 1:  # booleans are masks, single bytes quantized: neither changes
-                app.say(
-                    f"model     WARNING the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+                why = (
+                    f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
                     "each round, because only floats are merged; make it a float"
                 )
+                app._tell(Warned(about="model", why=why))
         check_test_data(app)
         job = await _job(app, samples, crew, settings, fresh)
         progress = app._progress = job.progress
@@ -84,8 +88,9 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
         app.history = History(progress.records)  # those that were reported
         app._stop = False  # a wish to stop that can be heard now
         try:
-            if why := _nothing_left(job):
-                app.say(f"nothing   to train: {why}")
+            if progress.converged or progress.is_complete:
+                asked = progress.asked if progress.converged else sum(progress.epochs)
+                app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 await algorithm(job)
             return History(progress.records[before:])
@@ -100,13 +105,22 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
                 await to_its_end(_end(job))
 
 
-def _nothing_left(job: Job) -> str:
-    progress = job.progress
-    if progress.converged:
-        return f"it converged after round {progress.reached}; to go on, ask for more than {progress.asked} epochs"
-    if progress.is_complete:
-        return f"all {sum(progress.epochs)} epochs are done; to go on, ask for more"
-    return ""
+@contextlib.asynccontextmanager
+async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[None]:
+    """Tell that a run begins, and how it has ended."""
+    facts = {name: settings[name] for name in ("mode", "worker_epochs", "batch_size", "seed")}
+    app._tell(RunBegan(app=type(app).__name__, epochs=settings["master_epochs"], **facts))
+    how: How = "failed"
+    why = ""
+    try:
+        yield
+        how = "converged" if app._progress.converged else "complete" if app._progress.is_complete else "stopped"
+    except BaseException as error:
+        how = "failed" if isinstance(error, Exception) else "cancelled"
+        why = str(error)
+        raise
+    finally:
+        app._tell(RunEnded(how=how, version=app._progress.version if app._progress else 0, why=why))
 
 
 async def _end(job: Job) -> None:
@@ -135,14 +149,23 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
-    progress, keeper = await begin(app, samples, settings, crew.tell, fresh=fresh)
+    progress, keeper, source = await begin(app, samples, settings, fresh=fresh)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
     weights_out.held = dict(progress.held)
     progress.records = History(progress.records)
     fixed = app.slots is not None
     crew.fixed_slots = len(progress.optimizers) if fixed else None
-    if fixed and crew.fixed_slots != app.cluster.N:
-        app.say(f"slots     {_on_workers(len(progress.optimizers), app.cluster.N)}")
+    app._tell(
+        TrainingBegan(
+            mode=settings["mode"],
+            samples=samples,
+            slots=len(progress.optimizers),
+            fixed=fixed,
+            workers=app.cluster.N,
+            version=progress.version,
+            source=None if source is None else str(source),
+        )
+    )
     return Job(
         run=app._run,
         cluster=app.cluster,
@@ -151,7 +174,7 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         grows=not fixed,
         progress=progress,
         keeper=keeper,
-        residuals=Residuals(app._run, crew, settings["codec"].name, progress.lost, crew.tell),
+        residuals=Residuals(app._run, crew, settings["codec"].name, progress.lost),
         keep_optimizer=app.optimizer_state == "kept",
         trainable=trainable,
         samples=samples,
@@ -166,8 +189,3 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         reporter=Reporter(app, progress.records, settings["batch_size"]),
         **{name: settings[name] for name in NUMBERS},
     )
-
-
-def _on_workers(slots: int, workers: int) -> str:
-    more = f"{workers - slots} in reserve" if workers > slots else "which take turns"
-    return f"{slots} on {workers} {'worker' if workers == 1 else 'workers'}, {more}"

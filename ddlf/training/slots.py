@@ -17,7 +17,7 @@ from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ProtocolError
-from ddlf.record import TrainingEvent
+from ddlf.events import SlotsChanged
 from ddlf.roles import replica
 from ddlf.roles.metrics import MetricMerge
 from ddlf.training.crew import Crew
@@ -113,8 +113,7 @@ class Job:
         self.progress.slots_from.append((number, workers))
         self.progress.optimizers += [None] * (workers - before)
         self.progress.speeds += [None] * (workers - before)
-        text = f"{workers} from round {number + 1} on: each worker gets one"
-        self.crew.tell(TrainingEvent(kind="slots", round=number + 1, text=text))
+        self.crew.emit(SlotsChanged(round=number + 1, slots=workers))
         return range(before, workers)
 
     async def order(self, number: int) -> Indices:

@@ -79,7 +79,7 @@ def test_what_is_no_json_is_not_sealed(content):
 
 def test_too_much_json_is_not_sealed(monkeypatch):
     monkeypatch.setattr(durable, "MAX_SEALED_BYTES", 100)
-    with pytest.raises(CheckpointError, match="over the limit of 100 bytes"):
+    with pytest.raises(CheckpointError, match="over the limit of 100 B"):
         durable.seal({"text": "x" * 100})
 
 
@@ -133,10 +133,3 @@ def test_a_full_disk_is_told_also_where_the_need_is_not_known(tmp_path):
 def test_our_own_errors_pass_as_they_are(tmp_path):
     with pytest.raises(LeaseError, match="only said"), durable.explained(tmp_path, "write in"):
         raise LeaseError("only said")
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (96_000_000, "96 MB"), (5e15, "5000 TB")]
-)
-def test_sizes_are_written_for_people(number, text):
-    assert durable.size(number) == text

@@ -11,7 +11,7 @@ import pytest_asyncio
 from ddlf import Cluster
 from ddlf.app import IApp
 from ddlf.errors import ConfigError, DDLFError
-from ddlf.record import TrainingEvent
+from ddlf.events import SlotFinished, SlotStarted, WaitingForWorkers
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
@@ -23,19 +23,14 @@ from tests.training.models import equal
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def event(kind, number, worker):
-    return TrainingEvent(kind=kind, round=number, slot=1, worker=worker)
-
-
 class App(IApp):
     """Its run is told by hand."""
 
-    def __init__(self, cluster):
-        super().__init__(cluster)
-        self.seen = []
+    def starts(self, number, worker):
+        self._tell(SlotStarted(round=number, slot=1, worker=worker))
 
-    def on_event(self, event):
-        self.seen.append(event)
+    def finishes(self, number, worker):
+        self._tell(SlotFinished(round=number, slot=1, worker=worker))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -105,19 +100,21 @@ async def test_a_plan_that_makes_no_sense_is_refused_when_it_is_made(make, text)
 async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
     before = [machine.executor.pid for machine in app.cluster.machines]
     async with FaultPlan().kill(worker=2, at_round=3).on(app) as injection:
-        for one in (event("start", 2, 2), event("start", 3, 1), event("finish", 3, 2), event("lost", 3, None)):
-            app.on_event(one)
+        app.starts(2, 2)
+        app.starts(3, 1)
+        app.finishes(3, 2)
+        app._tell(WaitingForWorkers(round=3, seconds=1.0))
         await asyncio.sleep(0)
         assert injection.done == []
-        app.on_event(event("start", 3, 2))
+        app.starts(3, 2)
         await until(lambda: not psutil.pid_exists(before[1]))
         assert [fault for _, fault in injection.done] == list(FaultPlan().kill(worker=2, at_round=3).faults)
         assert psutil.pid_exists(before[0])
-        app.on_event(event("start", 3, 2))  # the same slot again: it happens once
+        app.starts(3, 2)  # the same slot again: it happens once
         await app.cluster.options(idempotent=True).run_code("1")  # it may meet the dead executor
     assert len(injection.done) == 1
-    assert len(app.seen) == 6
-    assert "on_event" not in vars(app)
+    app.starts(3, 2)  # nobody follows the run any more
+    assert len(injection.done) == 1
 
 
 async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_the_latest(app):
@@ -125,7 +122,7 @@ async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_
         pids = app.cluster.machine(1).daemon.pid, app.cluster.machine(1).executor.pid
         plan = FaultPlan().kill(worker=1, at_round=1, part="daemon", back_after_s=back_after_s)
         async with plan.on(app):
-            app.on_event(event("start", 1, 1))
+            app.starts(1, 1)
             await until(
                 lambda pids=pids: not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == "zombie"
             )
@@ -138,7 +135,7 @@ async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_
 
 async def test_a_hang_ends_after_its_seconds(app):
     async with FaultPlan().hang(worker=1, at_round=1, seconds=0.4).on(app):
-        app.on_event(event("start", 1, 1))
+        app.starts(1, 1)
         await until(lambda: app.cluster.machine(1).daemon.status() == psutil.STATUS_STOPPED)
         begin = time.monotonic()
         assert await app.cluster.workers[0].run_code("1") == 1
@@ -147,7 +144,7 @@ async def test_a_hang_ends_after_its_seconds(app):
 
 async def test_a_partition_heals_after_its_seconds(app):
     async with FaultPlan().partition(worker=2, at_round=1, seconds=0.4, direction="to_worker").on(app):
-        app.on_event(event("start", 1, 2))
+        app.starts(1, 2)
         await until(lambda: app.cluster.machine(2).proxy.fault("to_worker", "data").stopped)
         assert not app.cluster.machine(2).proxy.fault("to_master", "data").stopped
         begin = time.monotonic()
@@ -163,8 +160,8 @@ async def test_what_still_holds_at_the_end_is_taken_back(app):
         .slow(worker=2, factor=9)
     )
     async with plan.on(app) as injection:
-        app.on_event(event("start", 1, 1))
-        app.on_event(event("start", 1, 2))
+        app.starts(1, 1)
+        app.starts(1, 2)
         await until(lambda: len(injection.done) == 3)
     begin = time.monotonic()
     assert await app.cluster.run_code("1") == [1, 1]
@@ -173,11 +170,11 @@ async def test_what_still_holds_at_the_end_is_taken_back(app):
 
 async def test_after_is_a_share_of_the_workers_last_slot(app):
     async with FaultPlan().reset(worker=1, at_round=2, after=0.5).on(app) as injection:
-        app.on_event(event("start", 1, 1))
+        app.starts(1, 1)
         await asyncio.sleep(0.4)
-        app.on_event(event("finish", 1, 1))
+        app.finishes(1, 1)
         begin = time.monotonic()
-        app.on_event(event("start", 2, 1))
+        app.starts(2, 1)
         await until(lambda: injection.done)
         assert time.monotonic() - begin >= 0.2
 
@@ -185,7 +182,7 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
 async def test_a_fault_that_did_not_happen_is_an_error(app):
     with pytest.raises(ConfigError, match=r"did not happen: kill\(worker=2, at_round=9\)"):
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
-            app.on_event(event("start", 1, 2))
+            app.starts(1, 2)
     with pytest.raises(ZeroDivisionError):  # an error of the run itself is the one to see
         async with FaultPlan().kill(worker=2, at_round=9).on(app):
             raise ZeroDivisionError
@@ -204,7 +201,7 @@ async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
                 pass
         with pytest.raises(ConfigError, match="cannot be frozen"):  # noqa: PT012
             async with FaultPlan().hang(worker=1, at_round=1, seconds=1).on(made := App(cluster)) as injection:
-                made.on_event(event("start", 1, 1))
+                made.starts(1, 1)
                 await until(lambda: injection.done)
 
 
@@ -256,7 +253,7 @@ async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of
                 steps = await two_rounds(made)
                 for number in (1, 2):
                     for worker in (1, 2):
-                        made.on_event(event("start", number, worker))
+                        made._tell(SlotStarted(round=number, slot=1, worker=worker))
                 await until(lambda injection=injection: injection.done)
             assert steps[0] == [2.0, 2.0]
             np.testing.assert_equal((steps[1][0] + steps[1][1]) / 2, mean)

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from ddlf import IApp
 from ddlf.errors import (
     AppMissing,
     AuthError,
@@ -15,6 +16,7 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.training.crew import LOSS, Crew
+from ddlf.training.reporting import hooked
 from tests.patience import PATIENCE_S
 
 
@@ -53,12 +55,20 @@ class Story:
         self.answers = {}
         self.openings = {}
         self.waited = {}
-        self.crew = Crew(self.cluster, self.open, self.observe, **options)
+        self.app = IApp()
+        self.app.on_event = self.observe
+        self.crew = Crew(self.cluster, self.open, self.app._tell, **options)
+
+    @contextlib.asynccontextmanager
+    async def begun(self):
+        """The crew, which opens its workers."""
+        async with self.crew as crew, hooked(self.app, crew.end):
+            yield crew
 
     @contextlib.asynccontextmanager
     async def ready(self):
         """The crew, when training can begin."""
-        async with self.crew as crew:
+        async with self.begun() as crew:
             await asyncio.wait_for(crew.ready(), 5)
             yield crew
 
@@ -238,7 +248,7 @@ async def test_training_begins_when_all_workers_are_open_in_the_order_of_the_clu
     story = Story(3)
     first = asyncio.Event()
     story.openings[1] = [first]
-    async with story.crew as crew:
+    async with story.begun() as crew:
         beginning = asyncio.ensure_future(crew.ready())
         for worker in (1, 2, 3):
             await wait_for(story, ("opening 1", worker))
@@ -264,7 +274,7 @@ async def test_a_worker_that_is_lost_while_it_is_opened_costs_the_run_nothing_an
 async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
     story = Story(2)
     story.openings = {1: [WorkerLost("cut")], 2: [WorkerLost("cut")]}
-    async with story.crew as crew:
+    async with story.begun() as crew:
         beginning = asyncio.ensure_future(crew.ready())
         await wait_for(story, ("waiting", None))
         story.cluster.workers[1].back.set()
@@ -282,7 +292,7 @@ async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypat
     story = Story(1, wait_s=0.1)
     loading = asyncio.Event()
     story.openings[1] = [ExecutorCrashed("ended"), loading]
-    async with story.crew as crew:
+    async with story.begun() as crew:
         beginning = asyncio.ensure_future(crew.ready())
         await wait_for(story, ("opening 2", 1))
         await asyncio.wait([beginning], timeout=0.3)
@@ -381,7 +391,7 @@ async def test_a_run_ends_though_a_worker_is_still_being_opened_which_goes_on_fo
 async def test_an_error_in_on_event_ends_the_run_with_that_error_wherever_it_comes(kind, is_async, monkeypatch):
     monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
     story = Story(2)
-    usual = story.observe
+    usual = story.app.on_event
 
     def observe(event):
         usual(event)
@@ -392,7 +402,7 @@ async def test_an_error_in_on_event_ends_the_run_with_that_error_wherever_it_com
         await asyncio.sleep(0)
         observe(event)
 
-    story.crew._observe = observe_later if is_async else observe
+    story.app.on_event = observe_later if is_async else observe
     never = asyncio.Event()
     lost = [WorkerLost("gone"), never]
     story.answers = {

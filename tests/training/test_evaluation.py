@@ -10,11 +10,11 @@ from ddlf.training.evaluation import check_test_data
 
 
 def with_data(shape=(8,), **data):
-    """An app of one input of this shape, its data, and what it said."""
+    """An app of one input of this shape, its data, and what it told."""
     data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
     said = []
     model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
-    return SimpleNamespace(evaluate_every=0, say=said.append, said=said, model=model, **data)
+    return SimpleNamespace(evaluate_every=0, _tell=said.append, said=said, model=model, **data)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_test_data_that_cannot_be_evaluated_is_told_and_refused_if_it_is_to_be(d
     app = with_data(**data)
     check_test_data(app)
     assert len(app.said) == 1
-    assert app.said[0].endswith("it cannot be evaluated")
+    assert app.said[0].why.endswith("it cannot be evaluated")
     app.evaluate_every = 2
     with pytest.raises(AppError, match=f"evaluate_every=2, but {sentence}"):
         check_test_data(app)

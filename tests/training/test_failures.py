@@ -29,12 +29,12 @@ HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "master_epochs": 4}
 def with_faults(trained, faults):
     """Call ``faults[(round, worker)]`` when that worker begins a slot of that round for the first time."""
     left, usual = dict(faults), trained.on_event
-    trained._events, trained._joined = [], asyncio.Event()
+    trained.seen, trained.joined = [], asyncio.Event()
 
     def on_event(event):
-        trained._events.append(event)
+        trained.seen.append(event)
         if event.kind == "joined":
-            trained._joined.set()
+            trained.joined.set()
         if event.kind == "start":
             left.pop((event.round, event.worker), lambda: None)()
         usual(event)
@@ -62,7 +62,7 @@ async def start_here(token_file):
 
 
 def kinds(trained):
-    return [event.kind for event in trained._events if event.kind not in ("start", "finish")]
+    return [event.kind for event in trained.seen if event.kind not in ("start", "finish")]
 
 
 async def undisturbed(cluster, **options):
@@ -141,7 +141,7 @@ async def test_a_worker_that_joins_and_one_that_goes_change_no_bit(two_workers, 
             if record.round == 2:
                 await cluster.add("127.0.0.1", second.port)
             elif record.round == 3:
-                await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
+                await asyncio.wait_for(trained.joined.wait(), PATIENCE_S)
             elif record.round == 4:
                 await first.end()
 
@@ -167,7 +167,7 @@ async def test_a_worker_that_was_missing_at_the_start_comes_later(
             if record.round == 1:
                 start_here(port=free_port)
             elif record.round == 3:
-                await asyncio.wait_for(trained._joined.wait(), PATIENCE_S)
+                await asyncio.wait_for(trained.joined.wait(), PATIENCE_S)
 
         trained.on_round = on_round
         records = await trained.train_model()
@@ -229,7 +229,7 @@ async def test_what_cannot_be_computed_elsewhere_is_left_out_and_not_in_the_ledg
 async def test_asynchronous_training_drops_a_rejected_update_and_says_so(two_workers):
     trained = with_faults(poisoned(two_workers, "nan", mode="async", update_policy="reject", master_epochs=4), {})
     records = await trained.train_model()
-    dropped = [event for event in trained._events if event.kind == "rejected"]
+    dropped = [event for event in trained.seen if event.kind == "rejected"]
     assert len(records) + len(dropped) == 8
     assert all(np.isfinite(w).all() for w in trained.model.get_weights())
     assert trained.ledger.counts.sum() == sum(record.samples for record in records)

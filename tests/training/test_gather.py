@@ -7,13 +7,14 @@ import numpy as np
 
 from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.merge import MERGE
+from ddlf.events import UpdateClipped
 from ddlf.training import gather
 
 
 async def test_what_is_judged_again_because_others_were_computed_again_is_told_once(monkeypatch):
     told, distrusted = [], []
     crew = SimpleNamespace(
-        tell=told.append,
+        emit=told.append,
         distrust=lambda slot, worker, why: distrusted.append((slot, worker)),
         trust=lambda worker: None,
         others_than=lambda workers: len(workers) < 2,
@@ -33,7 +34,7 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
     monkeypatch.setattr(gather, "verdict_of", judged)
     tasks = [asyncio.ensure_future(result(worker)) for worker in (1, 2, 3)]
     gathered = await gather.gather(job, tasks, lambda slot, avoid: result(7 + slot))
-    assert [(event.kind, event.round, event.slot, event.worker) for event in told] == [("clipped", 4, 2, 2)]
+    assert told == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
     assert distrusted == [(0, 1), (2, 3), (0, 7)]
     assert set(gathered.results) == {1, 2}
     assert len(gathered.verdicts) == 4

@@ -22,6 +22,7 @@ from ddlf.roles.exchange import WorkerEnd
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.training import run
 from ddlf.training.crew import Crew
+from ddlf.training.reporting import hooked
 from ddlf.wire.messages import Request
 
 SHAPES = ((40, 30), (7,))
@@ -202,7 +203,7 @@ def made_up() -> Iterator[None]:
 
         app._run, app._content = "a run", "made up"
         app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": app.learning_rate}
-        async with Crew(app.cluster, open_worker, app.on_event, backups=backups) as crew:
+        async with Crew(app.cluster, open_worker, app._tell, backups=backups) as crew, hooked(app, crew.end):
             await crew.ready()
             yield crew, app.samples
 

@@ -1,0 +1,53 @@
+"""Dataclasses of facts (numbers, texts, tuples, dicts, and other such dataclasses) as JSON data, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from math import isfinite
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_data(value: Any) -> Any:
+    """Facts as JSON has them.
+
+    Numbers and arrays of NumPy become those of Python: a user's metrics may be either. NaN and the infinities, which JSON lacks, become the
+    texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` takes.
+    """
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(name): to_data(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_data(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_data(value.tolist())
+    if isinstance(value, float) and not isfinite(value):
+        return json.dumps(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def from_data(kind: type[T], data: dict[str, Any]) -> T:
+    """A dataclass from JSON data. Entries that this version does not know are left out, those that are not there have their defaults.
+
+    Raises:
+        TypeError: An entry without a default is not there, or one is of another type.
+        ValueError: A number is none.
+    """
+    return kind(**{name: _value(hint, data[name]) for name, hint in get_type_hints(kind).items() if name in data})
+
+
+def _value(hint: Any, data: Any) -> Any:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):  # of one type and None
+        return None if data is None else _value(inner[0], data)
+    if kind is tuple:
+        return tuple(_value(inner[0], item) for item in data)
+    if kind is dict:
+        return {name: _value(inner[1], item) for name, item in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return from_data(kind, data)  # type: ignore[arg-type]
+    return float(data) if kind is float else data

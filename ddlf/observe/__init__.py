@@ -1,0 +1,1 @@
+"""What becomes of events: knows them and nothing else of a run."""
