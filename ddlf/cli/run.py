@@ -19,7 +19,7 @@ from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
 from ddlf.errors import DDLFError, LeaseError
-from ddlf.roles import PRELOADED
+from ddlf.roles import PRELOADED, import_keras
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -53,12 +53,18 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
 
     When this is wrong nothing but time is lost.
     """
+    with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
+        if path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8"):
+            return _is_local(options)
+    return False
+
+
+def _is_local(options: argparse.Namespace) -> bool:
+    if options.local or options.hosts:
+        return bool(options.local)
     from ddlf.config import find_config
 
-    with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
-        local = options.local or not (options.hosts or find_config(options.config))
-        return bool(local) and path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8")
-    return False
+    return not find_config(options.config)
 
 
 def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
@@ -107,6 +113,8 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     say(f"cluster   {described}")
     if is_app:
         cluster.expect(*PRELOADED)
+        if _is_local(options):  # the workers' template imports it now, too
+            asyncio.get_running_loop().run_in_executor(None, import_keras)
     await _connect(cluster, options.wait, say)
     try:
         if not is_app:

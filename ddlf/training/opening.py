@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -20,7 +18,7 @@ from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, ModelBuilt, Warned
-from ddlf.roles import PRELOADED, replica
+from ddlf.roles import PRELOADED, import_keras, replica
 from ddlf.roles.keras_model import fresh_names, ready_model
 from ddlf.roles.replica import describe_weights
 from ddlf.training.crew import Crew
@@ -99,7 +97,7 @@ class Opening:
         """Load the data and build the model on this side, as soon as the workers do."""
         app = self.app
         # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
-        await asyncio.gather(self._have_asked(app.cluster.workers), import_keras())
+        await asyncio.gather(self._have_asked(app.cluster.workers), asyncio.to_thread(import_keras))
         if not hasattr(app, "x_train"):
             before = dict(vars(app))
             await _make(app, app.load_dataset)
@@ -202,13 +200,6 @@ async def prepare(app: Any, seed: int | None = None) -> int:
     """
     async with crew_of(app, seed) as (_, samples):
         return samples
-
-
-async def import_keras() -> None:
-    """Import Keras on a thread. Its errors are met by who needs it."""
-    if "keras" not in sys.modules:
-        with contextlib.suppress(Exception):
-            await asyncio.to_thread(importlib.import_module, "keras")
 
 
 async def _make(app: Any, method: Callable[[], Any]) -> None:

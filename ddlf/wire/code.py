@@ -20,6 +20,7 @@ import sysconfig
 import types
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -225,7 +226,7 @@ def load_result(tag: Tag, data: bytes) -> Any:
 def _own_modules_by_value() -> Iterator[None]:
     """Tell cloudpickle that modules which are not installed travel by value, for as long as one value is pickled."""
     known = cloudpickle.list_registry_pickle_by_value()
-    registered = [module for module in _own_modules() if module.__name__ not in known]
+    registered = [module for module in own_modules() if module.__name__ not in known]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -244,16 +245,25 @@ _INSTALLED = tuple(
     }
 )
 _own: dict[str, bool] = {}
-_scan: tuple[tuple[int, str], list[Any]] = ((0, ""), [])
+_scan: tuple[int, str, list[Any]] = (0, "", [])
 
 
-def _own_modules() -> list[Any]:
-    """The imported modules that are not installed. Thousands of modules are looked at again only when some were imported."""
+def own_modules() -> list[Any]:
+    """The imported modules that are not installed.
+
+    Only those are looked at that were imported since the last time: there are thousands, and a fork shares their memory until then.
+    """
     global _scan
-    state = len(sys.modules), next(reversed(sys.modules))  # the last one too: one may have gone when another came
-    if _scan[0] != state:
-        _scan = state, [module for module in list(sys.modules.values()) if _is_own(module)]
-    return _scan[1]
+    count, last, own = _scan
+    names = list(islice(reversed(sys.modules), max(0, len(sys.modules) - count) + 1))
+    if names[-1] == last:
+        names.pop()
+    else:  # some have gone, too
+        names, count, own = list(reversed(sys.modules)), 0, []
+    if names:
+        own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
+        _scan = count + len(names), names[0], own
+    return own
 
 
 def _is_own(module: Any) -> bool:

@@ -69,6 +69,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
         self.enabled: Callable[[], bool] = lambda: True
         self._turn = turn
         self._names: tuple[object, frozenset[str]] = (None, frozenset())
+        self._found: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -86,6 +87,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
         found = self.ask("module", fullname)
         if not isinstance(found, dict):
             return None
+        self._found.add(fullname)
         loader = MasterLoader(self, found)
         is_package = loader.kind != "source"
         return importlib.machinery.ModuleSpec(fullname, loader, origin=loader.file, is_package=is_package)
@@ -98,8 +100,9 @@ class MasterFinder(importlib.abc.MetaPathFinder):
 
     def forget(self) -> None:
         """Let go of all modules that came from a master: the next one has its own."""
-        for name, module in list(sys.modules.items()):
-            loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        found, self._found = self._found, set()
+        for name in found:  # not all modules are looked at: a fork shares their memory until then
+            loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
             if isinstance(loader, MasterLoader) and loader.finder is self:
                 del sys.modules[name]
 

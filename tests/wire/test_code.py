@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import types
 import weakref
 from collections import deque
 from pathlib import Path
@@ -439,6 +440,24 @@ def test_a_module_that_came_when_another_went_travels_by_value(tmp_path, monkeyp
     finally:
         del sys.modules["second_own"]
     assert unpickle(data)() == 1
+
+
+def test_only_modules_that_came_since_are_looked_at_again(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(code, "_scan", code._scan)
+    monkeypatch.setattr(code, "_is_own", lambda module: looked_at.append(module.__name__))
+    code.own_modules()
+    for name in ("came_first", "came_second"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    looked_at.clear()
+    code.own_modules()
+    assert looked_at == ["came_first", "came_second"]
+    code.own_modules()
+    assert len(looked_at) == 2
+    monkeypatch.delitem(sys.modules, "came_first")
+    monkeypatch.setitem(sys.modules, "came_third", types.ModuleType("came_third"))
+    code.own_modules()
+    assert looked_at[-2:] == ["came_second", "came_third"]
 
 
 def test_pickling_leaves_no_module_registered():

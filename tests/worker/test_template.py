@@ -27,6 +27,7 @@ MODULE = "module_that_says_where_it_was_imported"
 SOURCE = "import os\nimported_in = os.getpid()\n"
 FAILS = "module_that_cannot_be_imported"
 THREADS = "module_with_a_thread"
+MANY = "module_that_makes_many"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,6 +39,11 @@ def modules(tmp_path_factory):
     (folder / f"{FAILS}.py").write_text("raise ImportError('libsomething.so is missing')\n")
     (folder / f"{THREADS}.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='pool', daemon=True).start()\n"
+    )
+    (folder / f"{MANY}.py").write_text(
+        "import sys, types\n"
+        "for name in map('one_of_many_{}'.format, range(40_000)):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -75,6 +81,23 @@ async def test_all_local_workers_have_a_module_from_one_import():
         (parent,) = {parent for _, parent, _ in rows}
         assert {imported_in for *_, imported_in in rows} == {parent}
         assert parent not in {pid for pid, *_ in rows}
+
+
+async def test_calls_in_a_fork_copy_nothing_of_the_modules_that_it_shares():
+    def private_mb():
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) / 1024
+
+    def look_at_all():
+        return len([vars(module) for module in list(sys.modules.values())])
+
+    async with Cluster.local(1) as cluster:
+        await cluster.preload(MANY)
+        await cluster.run_method(private_mb)
+        (before,) = await cluster.run_method(private_mb)
+        await cluster.run_method(look_at_all)
+        (after,) = await cluster.run_method(private_mb)
+    assert before < after / 2, "they were looked at before"
 
 
 async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
@@ -250,6 +273,7 @@ async def test_each_fork_has_its_own_randomness_session_folder_and_name(cluster)
             "files": sorted(os.listdir("/proc/self/fd")),
             "interrupt": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
             "frozen": __import__("gc").get_freeze_count() > 0,
+            "collects": __import__("gc").isenabled(),
         }
 
     first, second = await cluster.run_method(facts)
@@ -258,7 +282,8 @@ async def test_each_fork_has_its_own_randomness_session_folder_and_name(cluster)
     for worker, found in zip(cluster.workers, (first, second), strict=True):
         assert found["name"] == f"ddlf-exec:{worker.port}\n"
         assert found["pid"] == found["group"] == found["session"]
-        assert (found["threads"], found["interrupt"], found["frozen"]) == (1, True, True)
+        assert (found["threads"], found["interrupt"]) == (1, True)
+        assert (found["frozen"], found["collects"]) == (True, True)
     assert first["files"] == second["files"]
 
 
