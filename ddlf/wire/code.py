@@ -282,8 +282,13 @@ def _is_own(module: Any) -> bool:
 
 def is_installed(file: str) -> bool:
     """Whether a file is of Python, of this environment or of DDLF, and so not the user's own."""
-    path = str(Path(file).resolve()) + (os.sep if file.endswith(os.sep) else "")
+    folder, name = os.path.split(file)
+    path = os.path.realpath(file) if os.path.islink(file) else os.path.join(_resolved(folder), name)
     return path.startswith(_INSTALLED) or "site-packages" in path
+
+
+_resolved = functools.cache(os.path.realpath)
+"""There are thousands of modules, in hundreds of folders."""
 
 
 def _find_culprit(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
