@@ -5,7 +5,7 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, ConfigError, DatasetMismatch
-from tests.training.models import Blobs, app, blobs, equal
+from tests.training.models import Blobs, Quick, app, blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,7 +22,7 @@ async def test_the_designs_example_runs(two_workers):
 
 
 async def test_arguments_win_over_attributes_of_the_object_and_these_over_the_class(two_workers):
-    made = app(two_workers, worker_epochs=3)
+    made = app(two_workers, Quick, worker_epochs=3)
     assert [record.epochs for record in await made.train_model()] == [2]
     assert [record.epochs for record in await made.train_sync(master_epochs=3)] == [3]
     assert [record.epochs for record in await made.train_sync(master_epochs=3, worker_epochs=2)] == [2, 1]
@@ -67,7 +67,7 @@ async def test_more_workers_than_samples_is_an_error_that_says_so(two_workers):
 
 
 async def test_a_second_run_on_the_same_workers_loads_nothing_and_says_so(two_workers, capsys):
-    first, second = app(two_workers, samples=317, verbose=True), app(two_workers, samples=317, verbose=True)
+    first, second = (app(two_workers, Quick, samples=317, verbose=True) for _ in range(2))
     await first.train_model()
     assert "loaded on 2 workers" in capsys.readouterr().out
     await second.train_model()

@@ -10,7 +10,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, ExecutorCrashed, RemoteError, RequestTimeout, WorkerLost
 from ddlf.testing.in_process import in_process_cluster
-from tests.training.models import app, equal
+from tests.training.models import Quick, app, equal
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
     for make in (in_process_cluster, in_process_cluster, lambda _: contextlib.nullcontext(two_workers)):
         async with make(2) as cluster:
             trained = app(cluster, dropout=0.3, norm=True)
-            records = await trained.train_sync(master_epochs=3)
-            assert len(records) == 3
+            records = await trained.train_sync(master_epochs=2)
+            assert len(records) == 2
             runs.append(trained.model.get_weights())
             await trained.evaluate_model()
     assert equal(runs[0], runs[1])
@@ -165,5 +165,5 @@ async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
 
 
 async def test_an_app_trains_asynchronously(cluster):
-    trained = app(cluster)
+    trained = app(cluster, Quick)
     assert len(await trained.train_async(master_epochs=2)) == 6

@@ -13,7 +13,7 @@ from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError, RemoteError
 from ddlf.testing import in_process_cluster
 from ddlf.training.evaluation import compute
-from tests.training.models import Blobs, app, distance, equal
+from tests.training.models import Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -90,7 +90,7 @@ async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, 
 
 async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_name(cluster, capsys):
     for kind in ("int32", "bool", "float32"):
-        trained = with_mask(kind=kind)(cluster)
+        trained = with_mask(kind=kind)(cluster.options(workers=[1]))
         trained.verbose = True
         await trained.train_sync(master_epochs=1)
         told = " ".join(capsys.readouterr().out.split())
@@ -111,7 +111,7 @@ async def test_an_outer_optimizer_of_asynchronous_training_keeps_its_state(clust
     one = cluster.options(workers=[1])
     runs = []
     for mode in ("sync", "async"):  # with one slot they are the same
-        trained = app(one, mode=mode, outer=outer, master_epochs=3)
+        trained = app(one, Quick, mode=mode, outer=outer, master_epochs=3)
         await trained.train_model()
         runs.append(trained.model.get_weights())
     assert equal(*runs)
@@ -129,7 +129,7 @@ async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster)
             seen.append((weights, merged, after[1]))
             return after
 
-    trained = app(cluster, mode="async", outer=Recorder())
+    trained = app(cluster, Quick, mode="async", outer=Recorder())
     await trained.train_model()
     assert len(seen) == 4
     velocity = [0 * array for array in seen[0][0]]
@@ -173,7 +173,7 @@ async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(clus
         assert any(state is not None for state in trained.optimizers)
         return record.version == 4
 
-    trained = app(cluster, mode=mode, master_epochs=6)
+    trained = app(cluster, Quick, mode=mode, master_epochs=6)
     trained.on_round, trained.is_convergent = on_round, is_convergent
     records = await trained.train_model()
     assert [version for version, *_ in seen] == [record.version for record in records]
@@ -188,7 +188,7 @@ async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(clus
 
 
 async def test_a_run_that_does_not_look_at_its_model_does_not_pay_for_it(cluster):
-    trained = app(cluster)
+    trained = app(cluster, Quick)
     await trained.prepare()
     usual, calls = trained.model.set_weights, []
     trained.model.set_weights = lambda weights: (calls.append(weights), usual(weights))
@@ -206,7 +206,7 @@ async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(clust
         if record.test:
             tests[record.version] = record.test, await trained.evaluate_model()
 
-    trained = app(cluster, mode=mode, evaluate_every=2, master_epochs=3)
+    trained = app(cluster, Quick, mode=mode, evaluate_every=2, master_epochs=3)
     trained.on_round = on_round
     await trained.train_model()
     expected = {"sync": [2, 3], "async": [2, 4, 6]}[mode]
@@ -217,7 +217,7 @@ async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(clust
 
 
 async def test_convergence_of_the_test_ends_with_the_weights_that_were_tested(cluster):
-    trained = app(cluster, evaluate_every=1, master_epochs=50)
+    trained = app(cluster, Quick, evaluate_every=1, master_epochs=50)
     trained.is_convergent = lambda record: record.version == 2 and record.test["loss"] > 0
     records = await trained.train_sync()
     assert len(records) == len(trained.history) == 2
@@ -232,7 +232,7 @@ async def test_an_error_in_a_hook_ends_the_run_as_itself_and_the_rounds_done_are
         if record.version == 2:
             raise LookupError("no such thing")
 
-    trained = app(cluster, mode=mode, master_epochs=50, evaluate_every=2)
+    trained = app(cluster, Quick, mode=mode, master_epochs=50, evaluate_every=2)
     trained.on_round = on_round
     with pytest.raises(LookupError, match="no such thing"):
         await trained.train_model()
@@ -272,7 +272,7 @@ async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_tr
     mode,
 ):
     first, second, joined = start_here(), start_here(), asyncio.Event()
-    options = dict(mode=mode, master_epochs=7, checkpoint=tmp_path, checkpoint_keep=99)
+    options = dict(app_class=Quick, mode=mode, master_epochs=7, checkpoint=tmp_path, checkpoint_keep=99)
     async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
         trained, events = app(cluster, **options), []
 
@@ -312,10 +312,10 @@ async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_tr
 
 
 async def test_a_run_resumed_on_more_workers_uses_them_unless_slots_are_given(cluster, tmp_path, capsys):
-    alone = app(cluster.options(workers=[1]), checkpoint=tmp_path, checkpoint_keep=99)
+    alone = app(cluster.options(workers=[1]), Quick, checkpoint=tmp_path, checkpoint_keep=99)
     await alone.train_sync(2)
     for slots in (1, None):
-        resumed = app(cluster, slots=slots, resume=tmp_path, checkpoint=None, verbose=True)
+        resumed = app(cluster, Quick, slots=slots, resume=tmp_path, checkpoint=None, verbose=True)
         records = await resumed.train_sync(3 if slots else 5)
         assert [record.slots for record in resumed.history] == ([1, 1, 1] if slots else [1, 1, 1, 2, 2])
         assert resumed.ledger.is_exact(len(resumed.history))

@@ -14,12 +14,12 @@ from ddlf.testing import in_process_cluster
 from ddlf.training.opening import Opening
 from ddlf.training.slots import Job
 from tests.patience import PATIENCE_S
-from tests.training.models import Blobs, blobs, equal
+from tests.training.models import Blobs, Quick, blobs, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-class Story(Blobs):
+class Story(Quick):
     """Writes down what each node does, in a file."""
 
     log = ""
@@ -165,7 +165,7 @@ async def test_executors_that_die_while_they_load_or_build_change_no_bit(two_wor
 
 
 async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why(two_workers):
-    class Failing(Blobs):
+    class Failing(Quick):
         async def load_dataset(self):
             await super().load_dataset()
             if hasattr(self, "worker") and self.worker.id == 2:
@@ -184,19 +184,19 @@ async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why
 
 
 async def test_two_runs_at_once_on_one_cluster_are_refused_in_one_sentence_and_on_its_parts_both_train(two_workers):
-    first, second = Blobs(two_workers), Blobs(two_workers)
+    first, second = Quick(two_workers), Quick(two_workers)
     outcomes = await asyncio.gather(first.train_sync(2), second.train_sync(2), return_exceptions=True)
     assert len(outcomes[0]) == 2
     assert isinstance(outcomes[1], LeaseError)
     assert "is in another training run of this program; wait until" in str(outcomes[1])
-    parts = [Blobs(two_workers.options(workers=[number])) for number in (1, 2)]
+    parts = [Quick(two_workers.options(workers=[number])) for number in (1, 2)]
     await asyncio.gather(*(part.train_sync(2) for part in parts))
     assert equal(*(part.model.get_weights() for part in parts))
     await second.train_sync(1)
 
 
 async def test_an_app_that_trains_and_is_asked_to_train_refuses_and_trains_on(small):
-    app, alone = Blobs(small), Blobs(small)
+    app, alone = Quick(small), Quick(small)
     outcomes = await asyncio.gather(app.train_sync(2), app.train_sync(2), return_exceptions=True)
     assert isinstance(outcomes[1], LeaseError)
     await alone.train_sync(2)

@@ -9,7 +9,7 @@ import pytest
 from ddlf.algorithms.outer import Nesterov
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
-from tests.training.models import WIDE, app, equal
+from tests.training.models import WIDE, Quick, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,16 +38,21 @@ async def interrupted_and_resumed(cluster, folder, stop, **options):
 
 
 LOSSY = {
-    "top-k": {"width": WIDE, "codec": "topk:0.05"},
-    "int8-and-differences": {"width": WIDE, "codec": "int8", "weights_codec": "delta:int8"},
+    "top-k": {"app_class": Quick, "width": WIDE, "codec": "topk:0.05"},
+    "int8-and-differences": {"app_class": Quick, "width": WIDE, "codec": "int8", "weights_codec": "delta:int8"},
 }
 """Codecs that lose something of updates, the second of weights, too."""
 
 
 @pytest.mark.parametrize(
     "options",
-    [HARD, {"slots": 3, "worker_epochs": 2, "optimizer": "adam"}, *LOSSY.values()],
-    ids=["states", "more-slots", *LOSSY],
+    [
+        HARD,
+        {"app_class": Quick, "slots": 3, "worker_epochs": 2},
+        pytest.param({"slots": 3, "worker_epochs": 2, "optimizer": "adam"}, marks=pytest.mark.slow),
+        *LOSSY.values(),
+    ],
+    ids=["states", "more-slots", "more-slots-and-states", *LOSSY],
 )
 async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, options):
     options = {"master_epochs": 5, **options}
@@ -65,9 +70,9 @@ async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, opti
 
 async def test_trained_again_an_app_ends_with_the_bits_of_one_training(two_workers):
     whole, parts = app(two_workers, **HARD), app(two_workers, **HARD)
-    await whole.train_sync(4)
+    await whole.train_sync(2)
     await parts.train_sync(1)
-    await parts.train_sync(3)
+    await parts.train_sync(1)
     assert equal(parts.model.get_weights(), whole.model.get_weights())
     parts.learning_rate = 0.001
     with pytest.raises(CheckpointMismatch, match=r"fresh=True.:\n  optimizer learning_rate: 0.05 before, 0.001 now"):
@@ -75,19 +80,21 @@ async def test_trained_again_an_app_ends_with_the_bits_of_one_training(two_worke
 
 
 async def test_another_learning_rate_is_refused_by_name(two_workers, tmp_path):
-    await app(two_workers, checkpoint=tmp_path).train_sync(1)
+    await app(two_workers, Quick, checkpoint=tmp_path).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.05 in the checkpoint, 0.001 now"):
         await app(two_workers, resume=tmp_path, learning_rate=0.001).train_model()
 
 
 async def test_between_two_checkpoints_the_last_state_is_written_when_training_is_interrupted(two_workers, tmp_path):
     with pytest.raises(Interrupted):
-        await stop_after(app(two_workers, checkpoint=tmp_path, checkpoint_every=10, master_epochs=5), 3).train_model()
+        await stop_after(
+            app(two_workers, Quick, checkpoint=tmp_path, checkpoint_every=10, master_epochs=5), 3
+        ).train_model()
     assert [entry.round for entry in CheckpointFolder(tmp_path).entries()] == [3]
 
 
 async def test_asynchronous_training_goes_on_with_the_rounds_that_each_slot_has_left(two_workers, tmp_path):
-    options = {"mode": "async", "master_epochs": 4}
+    options = {"app_class": Quick, "mode": "async", "master_epochs": 4}
     resumed = await interrupted_and_resumed(two_workers, tmp_path, 3, **options)
     done = [(record.slot, record.round) for record in resumed.history]
     assert sorted(done) == [(slot, number) for slot in (1, 2) for number in (1, 2, 3, 4)]
@@ -96,14 +103,14 @@ async def test_asynchronous_training_goes_on_with_the_rounds_that_each_slot_has_
 
 
 async def test_a_run_can_be_made_longer(two_workers, tmp_path):
-    plain = app(two_workers, master_epochs=4)
+    plain = app(two_workers, Quick, master_epochs=4)
     await plain.train_model()
-    await app(two_workers, checkpoint=tmp_path, master_epochs=2).train_model()
-    longer = app(two_workers, resume=tmp_path, master_epochs=4)
+    await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=2).train_model()
+    longer = app(two_workers, Quick, resume=tmp_path, master_epochs=4)
     await longer.train_model()
     assert equal(longer.model.get_weights(), plain.model.get_weights())
     # Also when the last round was shorter, and rounds are of another length than the epochs that are added.
-    longer = app(two_workers, resume=tmp_path, master_epochs=5)
+    longer = app(two_workers, Quick, resume=tmp_path, master_epochs=5)
     await longer.train_model()
     again = app(two_workers, checkpoint=tmp_path / "again", master_epochs=3, worker_epochs=2)
     await again.train_model()
@@ -117,7 +124,7 @@ async def test_a_run_can_be_made_longer(two_workers, tmp_path):
 
 
 async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):
-    await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+    await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=1).train_model()
     with pytest.raises(CheckpointMismatch, match=r"batch_size: 16 in the checkpoint, 8 now") as caught:
         await app(two_workers, checkpoint=tmp_path, resume="auto", batch_size=8).train_model()
     assert "seed" not in str(caught.value)
@@ -128,9 +135,9 @@ async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_wor
 
 
 async def test_checkpoints_of_an_earlier_run_are_not_written_over(two_workers, tmp_path):
-    await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+    await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=1).train_model()
     with pytest.raises(ConfigError, match=r"has checkpoints already, the newest of round 1.*--resume auto"):
-        await app(two_workers, checkpoint=tmp_path, master_epochs=1).train_model()
+        await app(two_workers, Quick, checkpoint=tmp_path, master_epochs=1).train_model()
 
 
 async def test_nothing_to_resume_from_is_said(two_workers, tmp_path):
@@ -144,7 +151,7 @@ async def test_nothing_to_resume_from_is_said(two_workers, tmp_path):
 
 
 async def test_with_nothing_there_resume_auto_begins_anew(two_workers, tmp_path):
-    trained = app(two_workers, checkpoint=tmp_path / "new", resume="auto", master_epochs=1)
+    trained = app(two_workers, Quick, checkpoint=tmp_path / "new", resume="auto", master_epochs=1)
     assert len(await trained.train_model()) == 1
 
 
@@ -160,7 +167,7 @@ async def test_a_disk_that_is_full_for_a_while_does_not_end_training_and_for_eve
         return usual(self, checkpoint)
 
     monkeypatch.setattr(CheckpointFolder, "save", save)
-    trained = app(two_workers, checkpoint=tmp_path, master_epochs=9)
+    trained = app(two_workers, Quick, checkpoint=tmp_path, master_epochs=9)
     events = []
     trained.on_event = events.append
     with pytest.raises(CheckpointError, match="no space"):
@@ -169,8 +176,11 @@ async def test_a_disk_that_is_full_for_a_while_does_not_end_training_and_for_eve
     assert CheckpointFolder(tmp_path).newest().round == 3
 
 
-async def test_a_crash_of_a_worker_and_of_the_run_together_change_no_bit(two_workers, tmp_path):
-    options = dict(HARD, master_epochs=4)
+@pytest.mark.parametrize(
+    "kind", [{"app_class": Quick}, pytest.param(HARD, marks=pytest.mark.slow)], ids=["quick", "hard"]
+)
+async def test_a_crash_of_a_worker_and_of_the_run_together_change_no_bit(two_workers, tmp_path, kind):
+    options = dict(kind, master_epochs=4)
     plain = app(two_workers, **options)
     await plain.train_model()
     with pytest.raises(Interrupted):

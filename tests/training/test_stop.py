@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from ddlf.checkpoints.checkpoint import CheckpointFolder
-from tests.training.models import Blobs, equal
+from tests.training.models import Quick, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-class Stopping(Blobs):
+class Stopping(Quick):
     master_epochs = 5
 
     def on_round(self, record):
@@ -32,7 +32,7 @@ async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stoppe
 
 
 async def test_a_cancelled_run_keeps_all_of_its_complete_rounds(two_workers, tmp_path):
-    app = Blobs(two_workers)
+    app = Quick(two_workers)
     app.checkpoint = tmp_path
     app.master_epochs = 50
     app.on_round = lambda record: record.round == 2 and running.cancel()
@@ -58,7 +58,7 @@ async def test_cancelled_while_the_last_checkpoint_is_written_it_is_written(two_
         return save(*given)
 
     monkeypatch.setattr(CheckpointFolder, "save", slowly)
-    app = Blobs(two_workers)
+    app = Quick(two_workers)
     app.checkpoint, app.master_epochs = tmp_path, 1
     running = asyncio.ensure_future(app.train_sync())
     await begun.wait()

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
-from tests.training.models import app, blobs, distance, equal, small_model
+from tests.training.models import Quick, app, blobs, distance, equal, small_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -63,7 +63,7 @@ async def test_the_same_seed_gives_the_same_bits_and_another_one_others(two_work
     runs = []
     for seed in (1, 1, 2):
         trained = app(two_workers, seed=seed, dropout=0.3)
-        await trained.train_sync(master_epochs=4, worker_epochs=2)
+        await trained.train_sync(master_epochs=2, worker_epochs=1)
         runs.append(trained.model.get_weights())
     assert equal(runs[0], runs[1])
     assert not equal(runs[0], runs[2])
@@ -80,7 +80,7 @@ async def test_the_result_is_the_same_bits_whichever_worker_carries_which_slot(t
 
 
 async def test_the_last_round_is_shorter_when_the_epochs_are_no_multiple(two_workers):
-    trained = app(two_workers)
+    trained = app(two_workers, Quick)
     records = await trained.train_sync(master_epochs=5, worker_epochs=2)
     assert [record.epochs for record in records] == [2, 2, 1]
     assert [(record.round, record.rounds) for record in records] == [(1, 3), (2, 3), (3, 3)]
@@ -101,7 +101,7 @@ async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cos
 
 
 async def test_only_the_own_partition_and_the_weights_travel(two_workers):
-    trained = app(two_workers, samples=50_000, batch_size=1024)
+    trained = app(two_workers, Quick, samples=50_000, batch_size=1024)
     records = await trained.train_model()
     weights = sum(array.nbytes for array in trained.model.get_weights())
     for record in records[1:]:  # the first one also carries the code
@@ -111,7 +111,7 @@ async def test_only_the_own_partition_and_the_weights_travel(two_workers):
 
 
 async def test_convergence_stops_training(two_workers):
-    trained = app(two_workers)
+    trained = app(two_workers, Quick)
     trained.is_convergent = lambda record: record.round == 2
     assert len(await trained.train_sync(master_epochs=50)) == 2
 
@@ -130,7 +130,7 @@ async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_mo
 
 
 async def test_speed_balance_gives_the_faster_worker_more_and_all_samples_are_trained_on(two_workers):
-    class Uneven(type(app(two_workers))):
+    class Uneven(Quick):
         balance = "speed"
         samples = 4000
 
@@ -150,9 +150,8 @@ async def test_speed_balance_gives_the_faster_worker_more_and_all_samples_are_tr
 
 
 async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_workers):
-    exact, coded = app(two_workers, master_epochs=6), app(two_workers, master_epochs=6)
-    for trained in (exact, coded):
-        trained.create_model = wide_model.__get__(trained)
+    # Large enough that numbers matter more than names.
+    exact, coded = (app(two_workers, Quick, master_epochs=6, width=2000, learning_rate=0.005) for _ in range(2))
     coded.codec, coded.weights_codec = "int8", "delta:int8"
     whole = await exact.train_model()
     records = await coded.train_model()
@@ -162,18 +161,8 @@ async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_
     assert abs(records[-1].loss - whole[-1].loss) < 0.02
 
 
-async def wide_model(self):
-    """Large enough that numbers matter more than names."""
-    import keras
-
-    self.model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(2000, activation="tanh"), keras.layers.Dense(4, activation="softmax")]
-    )
-    self.model.compile(keras.optimizers.SGD(0.005), "categorical_crossentropy", metrics=["accuracy"])
-
-
 async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(two_workers):
-    trained = app(two_workers, master_epochs=8)
+    trained = app(two_workers, master_epochs=4)
     trained.load_dataset, trained.create_model = two_input_data.__get__(trained), two_input_model.__get__(trained)
     records = await trained.train_model()
     assert records[-1].loss < records[0].loss
@@ -195,7 +184,7 @@ async def two_input_model(self):
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 async def test_mixed_precision_trains_and_weights_stay_float32(two_workers, precision):
-    trained = app(two_workers, precision=precision, master_epochs=6)
+    trained = app(two_workers, precision=precision, master_epochs=3)
     records = await trained.train_model()
     assert records[-1].loss < records[0].loss
     assert {array.dtype for array in trained.model.get_weights()} == {np.dtype("float32")}
