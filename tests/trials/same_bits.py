@@ -1,0 +1,288 @@
+"""Does it compute what it computed before? Small trainings with this tree's code and with another commit's, compared bit by bit.
+
+    python -m tests.trials.same_bits COMMIT [--only NAME ...]
+
+Each training runs in a process with the code of either: Keras models on workers of ``ddlf.testing``, and made-up ones without Keras, whose workers
+hold all that a round leaves behind (momentum, residuals, weights). Compared are the SHA-256 of the weights, of the optimizers' states and of the
+ledger, and what the records say of rounds, slots, versions, staleness and samples. Asynchronous training of several slots is of made-up workers
+whose updates arrive in a given order. Exit code 1 if anything differs. The trainings are this tree's for both, so they use what both have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlf
+
+ROOT = Path(__file__).parents[2]
+MADE_UP = ("tests.trials.made_up", "benchmarks.reliability.made_up")
+"""Where a tree has them."""
+LIMIT_S = 900
+
+Facts = dict[str, str]
+
+
+class Interrupted(Exception):
+    """Ends a run, which is then resumed."""
+
+
+class Blobs(ddlf.IApp):
+    """A small network on points of 4 classes in 8 dimensions; attributes choose what is special."""
+
+    verbose = False
+    master_epochs = 4
+    batch_size = 16
+    optimizer = "sgd"
+    dropout = 0.0
+
+    async def load_dataset(self) -> None:
+        """Make up 203 points, which no number of slots divides."""
+        chance = np.random.default_rng(0)
+        labels = chance.integers(0, 4, 203)
+        centres = 2 * chance.normal(size=(4, 8))
+        self.x_train = (centres[labels] + chance.normal(size=(203, 8))).astype("float32")
+        self.y_train = np.eye(4, dtype="float32")[labels]
+
+    async def create_model(self) -> None:
+        """64 hidden units: codecs encode no smaller kernels."""
+        import keras
+        from keras import layers
+
+        hidden = [layers.BatchNormalization(), layers.Dropout(self.dropout)] if self.dropout else []
+        self.model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(64, "tanh"), *hidden, layers.Dense(4, "softmax")], name="blobs"
+        )
+        optimizers = {
+            "sgd": keras.optimizers.SGD(0.05),
+            "momentum": keras.optimizers.SGD(0.05, momentum=0.9),
+            "adam": keras.optimizers.Adam(0.01),
+        }
+        self.model.compile(optimizers[self.optimizer], "categorical_crossentropy", metrics=["accuracy"])
+
+
+HARD = {"optimizer": "adam", "dropout": 0.3}
+LOSSY = {"codec": "int8", "weights_codec": "delta:int8"}
+KERAS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "sync, 3 slots": {"slots": 3},
+    "sync, adam, dropout": HARD,
+    "sync, momentum": {"optimizer": "momentum"},
+    "sync, momentum, fresh": {"optimizer": "momentum", "optimizer_state": "fresh"},
+    "sync, nesterov outside": {**HARD, "outer": "nesterov"},
+    "sync, int8, resumed": {**HARD, **LOSSY, "resumed": 2},
+    "async, 1 slot": {**HARD, "mode": "async", "slots": 1},
+    "async, 1 slot, resumed": {**HARD, **LOSSY, "mode": "async", "slots": 1, "resumed": 2},
+}
+"""Trainings of the network above, on two workers."""
+NUMPY: dict[str, dict[str, Any]] = {
+    f"{mode}, {what}": {"mode": mode, "slots": slots, **settings}
+    for mode in ("sync", "async")
+    for what, slots, settings in (
+        ("1 slot", 1, {}),
+        ("2 slots", 2, {}),
+        ("3 slots", 3, {}),
+        ("2 epochs a round", 2, {"worker_epochs": 2}),
+        ("fresh", 2, {"optimizer_state": "fresh"}),
+        ("float16", 2, {"codec": "float16", "weights_codec": "bfloat16"}),
+        ("delta", 2, {"weights_codec": "delta:float16"}),
+        ("int8", 3, LOSSY),
+        ("top-k", 2, {"codec": "topk:0.05"}),
+        ("nesterov outside", 3, {"outer": "nesterov"}),
+        ("reject", 3, {"update_policy": "reject"}),
+        ("clip", 3, {"update_policy": "clip"}),
+        ("int8, nesterov, resumed", 3, {**LOSSY, "outer": "nesterov", "resumed": 7}),
+        ("top-k, resumed between checkpoints", 2, {"codec": "topk:0.05", "checkpoint_every": 4, "resumed": 7}),
+    )
+} | {
+    f"sync, {merge}": {"mode": "sync", "slots": 5, "merge": merge} for merge in ("median", "trimmed:0.2", "trimmed:0.4")
+}
+"""Trainings of the made-up model, for 12 epochs."""
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """SHA-256 of types, shapes and bits."""
+    total = hashlib.sha256()
+    for array in map(np.ascontiguousarray, arrays):
+        total.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return total.hexdigest()
+
+
+def facts(app: Any) -> Facts:
+    """What a training has come to."""
+    told = ("round", "rounds", "slot", "version", "staleness", "epochs", "samples", "slots", "verdicts")
+    records = [[getattr(record, name) for name in told] for record in app.history]
+    return {
+        "weights": digest(app.model.get_weights()),
+        "optimizers": digest(array for state in app.optimizers for array in (state or ())),
+        "ledger": digest([app.ledger.counts]),
+        "records": hashlib.sha256(json.dumps(records).encode()).hexdigest(),
+    }
+
+
+def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
+    """Have slots' updates arrive in this order: each waits for its turn, and that comes when all others wait or compute nothing more."""
+    left, waiting = list(order), dict[int, asyncio.Event]()
+
+    def next_one() -> None:
+        if left and waiting.keys() == set(left):
+            waiting[left[0]].set()
+
+    async def arrive(slot: int) -> None:
+        waiting[slot] = asyncio.Event()
+        next_one()
+        await waiting[slot].wait()
+        del left[0], waiting[slot]
+        next_one()
+
+    for worker in workers:
+        usual = worker.rpc
+
+        async def rpc(request: Any, timeout_s: float | None = None, usual: Any = usual) -> Any:
+            reply = await usual(request, timeout_s)
+            if request.args[0].__name__ == "train_slot":
+                await arrive(request.args[1]["slot"])
+            return reply
+
+        worker.rpc = rpc
+
+
+async def trained(make: Any, *, resumed: int = 0) -> Facts:
+    """Train an app, or interrupt it after so many updates and train another one from its checkpoints."""
+    if not resumed:
+        app = make()
+        await app.train_model()
+        return facts(app)
+
+    def interrupt(record: Any) -> None:
+        if record.version == resumed:
+            raise Interrupted
+
+    with tempfile.TemporaryDirectory() as folder:
+        first = make(checkpoint=folder)
+        first.on_round = interrupt
+        try:
+            await first.train_model()
+        except Interrupted:
+            app = make(done=len(first.history), checkpoint=folder, resume="auto")
+            await app.train_model()
+            return facts(app)
+    raise AssertionError("it was not interrupted")
+
+
+async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
+    """Train the network by settings."""
+    from ddlf.testing import in_process_cluster
+
+    found = {}
+    async with in_process_cluster(workers) as cluster:
+        for name in names:
+            settings = {"slots": 2, **KERAS[name]}
+            resumed = settings.pop("resumed", 0)
+
+            def make(done: int = 0, settings: dict[str, Any] = settings, **more: Any) -> Blobs:
+                app = Blobs(cluster)
+                vars(app).update(settings, **more)
+                return app
+
+            found[name] = await trained(make, resumed=resumed)
+    return found
+
+
+async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
+    """Train the made-up model by settings. In asynchronous training there are as many workers as slots, whose updates have an order."""
+    for home in MADE_UP:
+        try:
+            made_up = importlib.import_module(home)
+            break
+        except ModuleNotFoundError:
+            continue
+    found = {}
+    for name in names:
+        settings = {"master_epochs": 12, **NUMPY[name]}
+        resumed, slots = settings.pop("resumed", 0), settings["slots"]
+        order = [slot for slot in range(slots) for _ in range(12 // settings.get("worker_epochs", 1))]
+        random.Random(name).shuffle(order)
+
+        def make(done: int = 0, settings: Any = settings, order: Any = order, **more: Any) -> Any:
+            asynchronous = settings["mode"] == "async"
+            cluster = made_up.Cluster(settings["slots"] if asynchronous else workers)
+            if asynchronous:
+                in_order(cluster.workers, order[done:])
+            return made_up.App(cluster, **settings, **more)
+
+        with made_up.made_up():
+            found[f"made up: {name}"] = await trained(make, resumed=resumed)
+    return found
+
+
+def run(
+    tree: Path, keras: Sequence[str] = (*KERAS,), numpy: Sequence[str] = (*NUMPY,), workers: int = 2
+) -> dict[str, Facts]:
+    """These trainings, in a process with the code of a tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    wanted = json.dumps({"keras": keras, "numpy": numpy, "workers": workers})
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__)), "--child", wanted],
+        **dict(capture_output=True, text=True, cwd=tree, env=environment, timeout=LIMIT_S),
+    )
+    if done.returncode:
+        raise RuntimeError(f"the code of {tree} failed:\n{done.stderr[-4000:]}")
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert Path(said["code"]).is_relative_to(tree), "the other tree's code was used"
+    return dict(said["found"])
+
+
+def compared(ours: dict[str, Facts], theirs: dict[str, Facts]) -> tuple[list[str], bool]:
+    """A line for each training, and whether all are the same."""
+    lines = []
+    for name, here in ours.items():
+        different = [what for what in here if here[what] != theirs[name][what]]
+        said = f"OTHER {', '.join(different)}" if different else "same"
+        lines.append(f"{name:<50} {here['weights'][:12]}  {said}")
+    return lines, ours == theirs
+
+
+def main() -> int:
+    """Train with the code of both and print a table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", nargs="?")
+    parser.add_argument("--only", nargs="+", default=["keras", "numpy"], choices=["keras", "numpy"])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        wanted = json.loads(options.child)
+        found = asyncio.run(without_keras(wanted["numpy"], wanted["workers"]))
+        if wanted["keras"]:
+            found |= asyncio.run(with_keras(wanted["keras"], wanted["workers"]))
+        print(json.dumps({"found": found, "code": ddlf.__file__}))
+        return 0
+    wanted = {"keras": (*KERAS,) * ("keras" in options.only), "numpy": (*NUMPY,) * ("numpy" in options.only)}
+    with tempfile.TemporaryDirectory() as name:
+        other = Path(name, "tree")
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(other), options.commit], check=True)
+        try:
+            lines, same = compared(run(ROOT, **wanted), run(other, **wanted))
+        finally:
+            subprocess.run([*git, "remove", "--force", str(other)], check=True)
+    print(*lines, f"all {len(lines)} are the same" if same else "NOT ALL ARE THE SAME", sep="\n")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
