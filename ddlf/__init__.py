@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
-    from ddlf.config import read_config
+    from ddlf.config.cluster_file import read_config
     from ddlf.data.datasets import load_cifar10, load_mnist
     from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, RemoteError, RequestTimeout, WorkerLost
     from ddlf.iworker import IWorker
@@ -27,7 +27,7 @@ _HOMES = {
     "ddlf.app": ("IApp",),
     "ddlf.cluster.cluster": ("Cluster",),
     "ddlf.cluster.proxy": ("ProxyWorker",),
-    "ddlf.config": ("read_config",),
+    "ddlf.config.cluster_file": ("read_config",),
     "ddlf.errors": ("DDLFError", "ExecutorCrashed", "LeaseError", "RemoteError", "RequestTimeout", "WorkerLost"),
     "ddlf.iworker": ("IWorker",),
     "ddlf.script": ("main", "run"),

@@ -391,7 +391,7 @@ class IApp(Settings):
 def default_cluster() -> Cluster:
     """The cluster that is used when none is named: of the configuration if there is one, else two workers on this machine."""
     from ddlf.cluster.cluster import Cluster
-    from ddlf.config import find_config
+    from ddlf.config.addresses import find_config
 
     path = find_config()
     return Cluster.from_config(path) if path is not None else Cluster.local(2)

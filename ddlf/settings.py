@@ -197,7 +197,7 @@ class Settings:
         Literal["sync", "async"],
         Setting(
             OneOf("sync", "async"),
-            "sync: the updates of all count once a round; async: each when it comes, nobody waits",
+            "whether updates count once a round (sync) or each when it comes, and nobody waits (async)",
             "",
             FILE | FACT,
         ),
@@ -214,7 +214,10 @@ class Settings:
     """As in the papers: two workers with 64 each step on 128 samples."""
 
     seed: Annotated[
-        int, Setting(Whole(0, 2**32 - 1), "of first weights, order of samples and all else by chance", "N", FILE | FACT)
+        int,
+        Setting(
+            Whole(0, 2**32 - 1), "seed of first weights, order of samples and all else by chance", "N", FILE | FACT
+        ),
     ] = 0
     """Equal seeds give equal bits in synchronous training."""
 
@@ -234,14 +237,15 @@ class Settings:
         str,
         Setting(
             OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),
-            "of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
+            "precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
             "",
             FACT,
         ),
     ] = "auto"
 
     balance: Annotated[
-        str, Setting(OneOf("equal", "speed"), "parts of the data equal, or as workers are fast", "", FACT, "sync")
+        str,
+        Setting(OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT, "sync"),
     ] = "equal"
     """With ``speed`` parts follow each worker's measured speed, so that all end together."""
 
@@ -249,7 +253,7 @@ class Settings:
         Literal["kept", "fresh"],
         Setting(
             OneOf("kept", "fresh"),
-            "kept: each slot's optimizer goes on from round to round; fresh: it begins anew in each, which sends less",
+            "whether each slot's optimizer goes on from round to round (kept) or begins anew in each (fresh)",
             "",
             FILE | FACT,
         ),
@@ -261,25 +265,27 @@ class Settings:
         str,
         Setting(
             RuleOf("ddlf.algorithms.codec:CODEC"),
-            "of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01",
+            "codec of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01",
             "NAME",
             FACT,
         ),
     ] = "float32"
 
     weights_codec: Annotated[
-        str, Setting(outward, "of weights: float32, float16, bfloat16, delta:CODEC", "NAME", FACT)
+        str, Setting(outward, "codec of weights: float32, float16, bfloat16, delta:CODEC", "NAME", FACT)
     ] = "float32"
     """After ``delta:`` any codec can stand: the difference to what the worker holds is sent."""
 
     merge: Annotated[
         str,
-        Setting(RuleOf("ddlf.algorithms.merge:MERGE"), "of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"),
+        Setting(
+            RuleOf("ddlf.algorithms.merge:MERGE"), "merge of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"
+        ),
     ] = "mean"
     """How the updates of a round become one. The mean is weighted by samples; few bad updates cannot move the others far."""
 
     update_policy: Annotated[
-        str, Setting(OneOf("stop", "reject", "clip"), "for an update that looks wrong", "", FACT)
+        str, Setting(OneOf("stop", "reject", "clip"), "what an update that looks wrong leads to", "", FACT)
     ] = "stop"
     """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""

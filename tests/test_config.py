@@ -14,20 +14,11 @@ import yaml
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-import ddlf.config as config_module
-from ddlf.config import (
-    MAX_WORKERS,
-    Addresses,
-    ClusterConfig,
-    WorkerAddress,
-    _Composer,
-    _Document,
-    find_config,
-    load_config,
-    parse_address,
-    read_config,
-    schema,
-)
+import ddlf
+from ddlf.config.addresses import find_config, parse_address
+from ddlf.config.cluster_file import Addresses, load_config, read_config
+from ddlf.config.models import MAX_WORKERS, ClusterConfig, WorkerAddress, schema
+from ddlf.config.positions import compose
 from ddlf.errors import ConfigError
 from tests.patience import PATIENCE_S
 
@@ -524,18 +515,17 @@ def test_every_key_in_the_schema_is_described():
 
 
 def test_the_schema_that_is_shipped_is_that_of_the_models():
-    shipped = Path(config_module.__file__).with_name("cluster.schema.json").read_text(encoding="utf-8")
-    assert shipped == json.dumps(schema(), indent=2) + "\n", "ddlf.config.schema says how to write it anew"
+    shipped = Path(ddlf.__file__).with_name("cluster.schema.json").read_text(encoding="utf-8")
+    assert shipped == json.dumps(schema(), indent=2) + "\n", "scripts/reference writes it anew"
 
 
 def data_of(content: str | bytes) -> Any:
     """What an editor sees of a file; None when its YAML is wrong already."""
     try:
-        root = _Composer(content.removeprefix("\ufeff")).get_single_node()
-        document = _Document(root)
-    except (yaml.YAMLError, TypeError, AttributeError):  # bytes that are no text, and nothing at all
+        document = compose(content.removeprefix("\ufeff"))
+    except (yaml.YAMLError, TypeError):  # bytes that are no text
         return None
-    return None if document.problems else document.data
+    return None if document is None or document.problems else document.data
 
 
 FOUND_BY_EDITORS = [mistake for mistake in MISTAKES if data_of(mistake[0]) is not None]
@@ -562,6 +552,6 @@ def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(conte
     assert Draft202012Validator(schema()).is_valid(data_of(content)) is beyond
 
 
-def test_importing_the_package_does_not_import_what_reads_configurations():
-    code = "import ddlf, sys; print({'ddlf.config', 'pydantic', 'yaml'} & set(sys.modules))"
+def test_importing_what_reads_addresses_does_not_import_what_reads_configurations():
+    code = "import ddlf.config.addresses, sys; print({'ddlf.config.models', 'pydantic', 'yaml'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "set()\n"

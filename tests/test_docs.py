@@ -11,7 +11,7 @@ import yaml
 
 import ddlf
 from ddlf.cli import main, worker
-from ddlf.config import ClusterConfig
+from ddlf.config.models import ClusterConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/api.md")}
@@ -60,7 +60,7 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
 
 def test_every_setting_of_the_cluster_file_and_of_the_command_line_is_one_of_the_app():
     from ddlf.cli.options import OF_SETTINGS
-    from ddlf.config import RunConfig
+    from ddlf.config.models import RunConfig
 
     of_the_cluster = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
     assert all(hasattr(ddlf.IApp, name) for name in OF_SETTINGS)

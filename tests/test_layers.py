@@ -14,7 +14,6 @@ LONGER = {
     "ddlf/checkpoints/checkpoint.py",
     "ddlf/cluster/cluster.py",
     "ddlf/cluster/proxy.py",
-    "ddlf/config.py",
     "ddlf/roles/replica.py",
     "ddlf/training/crew.py",
     "ddlf/worker/daemon.py",

@@ -204,7 +204,7 @@ def _read_secret() -> str:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     from ddlf.cluster.cluster import Cluster
-    from ddlf.config import parse_address
+    from ddlf.config.addresses import parse_address
 
     if options.hosts:
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]

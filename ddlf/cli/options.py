@@ -90,7 +90,7 @@ def check_cluster_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: The text names them.
     """
-    if _new_workers(options):
+    if new_workers(options):
         unused = given(options, ("token_file", "insecure_plaintext", "wait"))
         if unused and options.local:
             raise ConfigError(
@@ -117,15 +117,15 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
     """
     if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None:
         raise ConfigError("--checkpoint-every has no effect without --checkpoint DIR", hint="give it, too")
-    if options.takeover and app.checkpoint is None and app.resume is None and _new_workers(options):
+    if options.takeover and app.checkpoint is None and app.resume is None and new_workers(options):
         raise ConfigError(
             "--takeover has no effect here: the workers are new ones, and there are no checkpoints",
             hint="leave it out",
         )
 
 
-def _new_workers(options: argparse.Namespace) -> bool:
+def new_workers(options: argparse.Namespace) -> bool:
     """Whether a run starts its workers itself."""
-    from ddlf.config import find_config
+    from ddlf.config.addresses import find_config
 
     return bool(options.local) or not (options.hosts or find_config(options.config))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.options import check_app_options, check_cluster_options
+from ddlf.cli.options import check_app_options, check_cluster_options, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
@@ -54,17 +54,8 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     When this is wrong nothing but time is lost.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
-        if path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8"):
-            return _is_local(options)
+        return path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8") and new_workers(options)
     return False
-
-
-def _is_local(options: argparse.Namespace) -> bool:
-    if options.local or options.hosts:
-        return bool(options.local)
-    from ddlf.config import find_config
-
-    return not find_config(options.config)
 
 
 def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
@@ -113,7 +104,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     say(f"cluster   {described}")
     if is_app:
         cluster.expect(*PRELOADED)
-        if _is_local(options):  # the workers' template imports it now, too
+        if new_workers(options):  # the workers' template imports it now, too
             asyncio.get_running_loop().run_in_executor(None, import_keras)
     await _connect(cluster, options.wait, say)
     try:
@@ -220,7 +211,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     from ddlf.cluster.cluster import Cluster
 
     if options.hosts:
-        from ddlf.config import parse_address
+        from ddlf.config.addresses import parse_address
 
         addresses = [parse_address(part) for part in options.hosts.split(",") if part]
         cluster = Cluster(
@@ -233,7 +224,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         )
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if not options.local:
-        from ddlf.config import find_config, load_config
+        from ddlf.config.addresses import find_config
+        from ddlf.config.cluster_file import load_config
 
         path = find_config(options.config)
         if path is not None:

@@ -178,7 +178,8 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
     app = target(cluster)
     file_settings: dict[str, Any] = {}
     if not (options.local or options.hosts):
-        from ddlf.config import find_config, load_config
+        from ddlf.config.addresses import find_config
+        from ddlf.config.cluster_file import load_config
 
         path = find_config(options.config)
         file_settings = load_config(path).run.model_dump() if path is not None else {}

@@ -181,7 +181,7 @@ class Cluster:
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
         """
-        from ddlf.config import load_config
+        from ddlf.config.cluster_file import load_config
 
         config = load_config(path)
         security = dict(config.security)
