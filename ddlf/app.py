@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 MASTER_ONLY = frozenset(
-    {"cluster", "model", "worker", "replica", "indices", "history", "optimizers", "ledger", "outer"}
+    {"cluster", "model", "worker", "replica", "indices", "history", "ledger", "outer"}
     | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
     | {"on_round", "on_event", "is_convergent"}
 )
@@ -91,7 +91,11 @@ class IApp(Settings):
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
         self.history: History = History()
-        self.optimizers: list[Any] = []
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The state of each slot's optimizer; see the class."""
+        return [] if self._progress is None else self._progress.optimizers
 
     @property
     def model(self) -> Any:
@@ -130,9 +134,7 @@ class IApp(Settings):
         )
 
     async def create_model(self) -> None:
-        """Set ``model`` to a compiled Keras model. Runs on the master and on every worker, after ``load_dataset``, so it may use the data;
-        must be written.
-        """
+        """Set ``model`` to a compiled Keras model; must be written. Runs on every node, after ``load_dataset``, so it may use the data."""
         raise AppError(
             f"{type(self).__name__} has no create_model",
             hint="write one that sets self.model to a compiled Keras model",

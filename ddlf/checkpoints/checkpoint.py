@@ -6,7 +6,7 @@ Layout::
     DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.checkpoints.journal)
     DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
                      weights.safetensors       one file for each group of arrays
-                     optimizer.safetensors
+                     slots_optimizer.safetensors
     DIR/round-000012.replaced/                 the one before of the same round, for moments only
     DIR/.writing-..., DIR/.removing-...        not complete: left by a writer that was killed, removed by the next one
 
@@ -53,7 +53,7 @@ from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from ddlf.record import RoundRecord
 from ddlf.version import __version__
 
-FORMAT = 2  # 1 had all records among the facts
+FORMAT = 2  # 1 had all records among the facts, and other names for what slots and the algorithm left
 MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -72,7 +72,7 @@ class Checkpoint:
 
     Args:
         round: Rounds completed.
-        arrays: File -> name -> array, as ``{"weights": {"dense/kernel": ...}, "optimizer": {...}}``. Types, shapes, bits and order come back
+        arrays: File -> name -> array, as ``{"weights": {"dense/kernel": ...}, "ledger": {...}}``. Types, shapes, bits and order come back
             the same; a big-endian array comes back little-endian with the same values.
         facts: Whatever else is needed to go on: settings, seed, versions. Plain JSON data with text keys; tuples are refused, since they
             would come back as lists. NaN and infinities are allowed.

@@ -6,7 +6,6 @@ Keras lives on the worker's one compute thread: imported, built and trained ther
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
 import time
@@ -22,13 +21,14 @@ from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError, AppMissing
 from ddlf.roles.callbacks import look_at_batches
 from ddlf.roles.describe import describe_optimizer
-from ddlf.roles.exchange import Residual, WorkerEnd
+from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, make_feed
 from ddlf.roles.keras_model import fresh_names, is_built, ready_model
 from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.roles.randomness import keeps_a_seed, reseed
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
@@ -79,15 +79,12 @@ class Replica:
         self._found: dict[str, str] = {}
         self._held = HeldData()
         self._feed: tuple[int, Feed] | None = None
-        self._task: dict[str, Any] = {}
+        self._task: Task
         self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
-        self._exchange = WorkerEnd()
+        self._kept = KeptStates()
         self._like: list[np.ndarray[Any, Any]] = []
         self._lossless: list[bool] = []
         self._fresh: Weights = []
-        self._optimizers: dict[
-            int, tuple[int, Weights]
-        ] = {}  # slot -> the round after which its optimizer was like this
         self._in_model: int | None = None
         self._steps = 1
         self._told: dict[str, float] = {}
@@ -154,19 +151,14 @@ class Replica:
             "seconds": time.perf_counter() - begin,
         }
 
-    def train(self, task: dict[str, Any]) -> dict[str, Any]:
+    def train(self, task: Task) -> Reply:
         """Carry one slot through one round.
 
         Args:
-            task: ``slot``, ``round``, ``epoch`` (local ones before this round), ``seed``, ``epochs``, ``batch_size``; ``indices`` of shape (n_j,);
-                ``weights`` as ``WeightsOut`` encodes them, ``codec`` for the update; ``optimizer``, the state to begin with: ``"held"`` (what the
-                slot's last round left here), ``"fresh"``, or its arrays; ``keep_optimizer``, whether its state is to come back;
-                ``residual``, as ``WorkerEnd.begin`` takes it.
+            task: With its weights as they came.
 
         Returns:
-            ``update`` (weights before minus after, encoded), its relative ``error``, ``optimizer`` (None if it is not kept), ``samples``,
-            ``digest`` of the indices, ``fed`` (see ``_otherwise_fed``), ``metrics`` and what the model's metrics have counted, ``seconds``,
-            ``stopped``.
+            The reply, with the update as it is to travel.
 
         Raises:
             AppMissing: The slot's last round did not leave its state here.
@@ -174,35 +166,34 @@ class Replica:
         begin = time.perf_counter()
         self.stopping = False
         self._task, self._told, self._fed = task, {}, []
-        slot = task["slot"]
-        self._set_optimizer(slot, task["round"], task["optimizer"])
-        self._exchange.begin(slot, task["round"], task["residual"])
-        self.app.indices = task["indices"]
+        state = self._kept.begin(task)
+        self._set_optimizer(task, state.get(OPTIMIZER))
+        self.app.indices = task.indices
         self._reseed(task)
-        weights = self._exchange.read_weights(slot, task["weights"], self._like)
-        update, metrics = run_train(self.app, weights, task["epochs"], task["batch_size"])
-        encoded, error = self._exchange.encode_update(slot, task["codec"], update, self._lossless, task["round"])
-        optimizer = None
-        if task["keep_optimizer"]:
-            optimizer = read_optimizer(self.app.model)
-            self._optimizers[slot] = task["round"], optimizer
-            self._in_model = slot
-        return {
-            "update": encoded,
-            "error": error,
-            "optimizer": optimizer,
-            "samples": len(task["indices"]),
-            "digest": digest(task["indices"]),
-            "fed": self._otherwise_fed(),
-            "metrics": metrics,
-            "counted": self._counted(metrics),
-            "seconds": time.perf_counter() - begin,
-            "stopped": self.stopping,
-        }
+        weights = read_weights(task.weights, state.get(HELD), self._like)
+        update, metrics = run_train(self.app, weights, task.epochs, task.batch_size)
+        encoded, residual, error = send_update(task.codec, update, self._lossless, state.get(RESIDUAL))
+        left: SlotState = {RESIDUAL: residual, HELD: weights}
+        if OPTIMIZER in task.keep:
+            left[OPTIMIZER] = read_optimizer(self.app.model)
+            self._in_model = task.slot
+        self._kept.leave(task, left)
+        return Reply(
+            task=task,
+            update=encoded,
+            codec_error=error,
+            samples=len(task.indices),
+            fed=self._otherwise_fed(task),
+            metrics=metrics,
+            counted=self._counted(metrics),
+            compute_s=time.perf_counter() - begin,
+            stopped=self.stopping,
+            state={name: left[name] for name in task.back},
+        )
 
-    def residual(self, slot: int, number: int) -> Residual:
-        """What a biased codec still owed of a slot's updates after a round, from 0; any thread may ask."""
-        return self._exchange.residual(slot, number)
+    def left(self, slot: int, number: int) -> SlotState:
+        """What a round of a slot left here, from 0; any thread may ask."""
+        return self._kept.left(slot, number)
 
     def _counted(self, metrics: dict[str, float]) -> dict[str, Any]:
         """What the metrics were computed from, as far as they are those that ``fit`` has told."""
@@ -213,10 +204,10 @@ class Replica:
         names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
         return read_state(self.app.model, names)
 
-    def _reseed(self, task: dict[str, Any]) -> None:
+    def _reseed(self, task: Task) -> None:
         """Set everything random from the slot's seed; a step that keeps the seed that it was compiled with is compiled again."""
         model = self.app.model
-        reseed(model, (task["seed"], task["round"], task["slot"]))
+        reseed(model, (task.seed, task.round, task.slot))
         if self._step is not model.train_function:
             self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
         if self._step_keeps_a_seed:
@@ -242,26 +233,19 @@ class Replica:
             )
         return found
 
-    def _otherwise_fed(self) -> np.ndarray[Any, Any] | None:
+    def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | None:
         """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
-        given, epochs = self._task["indices"], self._task["epochs"]
-        as_given = len(self._fed) == epochs and all(indices is given for indices in self._fed)
+        as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
         return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
 
-    def _set_optimizer(self, slot: int, number: int, state: Any) -> None:
+    def _set_optimizer(self, task: Task, state: Weights | None) -> None:
         """Let the optimizer go on from where the slot's last round left it, wherever that was."""
         in_model, self._in_model = self._in_model, None  # until this round is over nothing is known of it
-        if isinstance(state, str) and state == "held":
-            after, state = self._optimizers.get(slot, (None, []))
-            if after != number - 1:
-                raise AppMissing(f"slot {slot + 1} has left no optimizer state of round {number} here")
-            if in_model == slot:
-                return
-        elif isinstance(state, str):
-            state = self._fresh
-        write_optimizer(self.app.model, state)
+        if task.state is None and in_model == task.slot:
+            return
+        write_optimizer(self.app.model, self._fresh if state is None else state)
 
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
@@ -277,11 +261,11 @@ class Replica:
         import keras
 
         replica, indices, model = self, self.app.indices, self.app.model
-        if indices is not self._task.get("indices"):
+        if indices is not self._task.indices:
             indices = self.app.indices = self._chosen(indices)
         callbacks = list(callbacks)
         feed = self._feed_of(batch_size)
-        first = self._task["epoch"]
+        first = self._task.first_epoch
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -324,13 +308,13 @@ class Replica:
         if epoch == 0:
             return indices
         task = self._task
-        seed = np.random.SeedSequence([task["seed"], task["round"], task["slot"], epoch])
+        seed = np.random.SeedSequence([task.seed, task.round, task.slot, epoch])
         return np.random.Generator(np.random.PCG64(seed)).permutation(indices)
 
     @property
     def round(self) -> int:
         """Which round this is, from 1."""
-        return int(self._task["round"]) + 1
+        return self._task.round + 1
 
 
 STEPS_PER_EXECUTION = 16
@@ -411,11 +395,6 @@ def describe_weights(model: Any) -> list[list[Any]]:
     return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
 
 
-def digest(indices: np.ndarray[Any, Any]) -> str:
-    """Names a partition: SHA-256 of its indices in order, as 64-bit integers."""
-    return hashlib.sha256(np.ascontiguousarray(indices, "<i8").data).hexdigest()
-
-
 # -- methods that the master runs on a worker -----------------------------------------------------------------------
 
 
@@ -467,27 +446,28 @@ def replica_of(worker: Worker, run: str) -> Replica:
     return replica
 
 
-async def train_slot(self: Worker, task: dict[str, Any]) -> dict[str, Any]:
+async def train_slot(self: Worker, run: str, task: dict[str, Any]) -> dict[str, Any]:
     """Carry one slot through one round."""
-    replica = replica_of(self, task["run"])
-    computing = asyncio.ensure_future(self.compute(replica.train, task))
+    replica = replica_of(self, run)
+    computing = asyncio.ensure_future(self.compute(replica.train, Task.from_message(task)))
     try:
-        result: dict[str, Any] = await asyncio.shield(computing)
+        reply: Reply = await asyncio.shield(computing)
     except asyncio.CancelledError:
         replica.stopping = True
         await asyncio.wait([computing])
         raise
-    return result
+    return reply.to_message()
 
 
 @concurrent
-def give_residual(self: Worker, run: str, slot: int, number: int) -> Residual:
-    """What a biased codec still owed of a slot's updates after a round, from 0; also while another slot is trained.
+def give_state(self: Worker, run: str, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
+    """Groups of what a round of a slot left here, from 0; also while another slot is trained.
 
     Raises:
         AppMissing: It is not here, or not any more.
     """
-    return replica_of(self, run).residual(slot, number)
+    left = replica_of(self, run).left(slot, number)
+    return {name: left[name] for name in groups if name in left}
 
 
 @concurrent

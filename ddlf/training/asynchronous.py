@@ -30,8 +30,9 @@ from ddlf.algorithms.merge import RunningMerge
 from ddlf.algorithms.partition import equal_sizes, partition
 from ddlf.algorithms.weights import is_float
 from ddlf.record import RoundRecord
+from ddlf.roles.task import Reply
 from ddlf.training.gather import tell_clipped, verdict_of
-from ddlf.training.slots import SlotResult, run_slot
+from ddlf.training.slots import run_slot
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
@@ -51,10 +52,10 @@ async def train(job: Job) -> list[RoundRecord]:
     records = progress.records
     progress.begin_async()
     schedule = progress.epochs
-    progress.outer = progress.outer or job.outer.init(progress.weights)
+    progress.state = progress.state or {"outer": job.outer.init(progress.weights)}
     begun = list(progress.slot_rounds)
     stopping = False
-    latest: dict[int, SlotResult] = {}  # of each slot the last update that counted, to compare with
+    latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
 
     async def told(reporting: asyncio.Task[bool]) -> None:
         nonlocal stopping
@@ -85,7 +86,7 @@ async def train(job: Job) -> list[RoundRecord]:
 
             async def attempt(
                 worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
-            ) -> tuple[SlotResult, Any, int]:
+            ) -> tuple[Reply, Any, int]:
                 weights, version = progress.weights, progress.version
                 return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
 
@@ -107,11 +108,12 @@ async def train(job: Job) -> list[RoundRecord]:
             ]
             # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
             # old ones may still be on their way to a worker.
-            progress.outer, progress.weights = job.outer.update(progress.outer, progress.weights, share, job.trainable)
-            job.left(slot, number, result)
+            outer, progress.weights = job.outer.update(progress.state["outer"], progress.weights, share, job.trainable)
+            progress.state = {"outer": outer}
+            job.states.left(result)
             progress.ledger.add(part, epochs, result.fed)
             if slot in job.weights_out.held:
-                progress.held = {**progress.held, slot: job.weights_out.held[slot]}
+                job.states.holds(slot, job.weights_out.held[slot])
             progress.slot_rounds[slot] = number + 1
             progress.version += 1
             end = time.perf_counter()
@@ -125,14 +127,14 @@ async def train(job: Job) -> list[RoundRecord]:
                 samples=result.samples,
                 seconds=end - begin,
                 compute_s=result.compute_s,
-                transfer_s=result.elapsed - result.compute_s,
+                transfer_s=result.elapsed_s - result.compute_s,
                 merge_s=end - merging,
                 bytes_out=result.bytes_out,
                 bytes_back=result.bytes_back,
                 slots=slots,
                 workers=(result.worker,),
                 verdicts=() if verdict.action == "accept" else (str(verdict),),
-                error=result.error,
+                error=result.codec_error,
                 metrics=result.metrics,
             )
             records.append(record)
@@ -156,7 +158,7 @@ async def train(job: Job) -> list[RoundRecord]:
     return records
 
 
-def _verdict(job: Job, slot: int, result: SlotResult, latest: dict[int, SlotResult]) -> Verdict:
+def _verdict(job: Job, slot: int, result: Reply, latest: dict[int, Reply]) -> Verdict:
     """Whether an update counts, compared with the last one of each other slot."""
     if job.update_policy == "stop":
         job.check(slot, result)

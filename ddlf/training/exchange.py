@@ -1,4 +1,4 @@
-"""Weights as they leave and updates as they come. Runs on the master; ``ddlf.roles.exchange`` is the worker's end.
+"""Weights as they leave. Runs on the master; ``ddlf.roles.exchange`` is the worker's end.
 
 The codecs are in ``ddlf.algorithms.codec``; here is what the master remembers of each slot between rounds: for a delta exactly what the slot's worker
 holds, so that another worker can be given the same.
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import EncodedUpdate, Float32, Outward, decode_update, encode_delta, encode_update
+from ddlf.algorithms.codec import EncodedUpdate, Float32, Outward, encode_delta, encode_update
 
 Weights = list[np.ndarray[Any, Any]]
 
@@ -22,11 +22,15 @@ class WeightsOut:
     Args:
         name: What ``Outward`` reads: a codec's text, or one after ``delta:``.
         lossless: For each tensor, whether it must arrive exactly.
+
+    Attributes:
+        differences: Whether weights travel as differences.
+        held: Weights that each slot holds, if they do.
     """
 
     def __init__(self, name: str, lossless: Sequence[bool]) -> None:
         how = Outward.read(name)
-        self._codec, self._delta = how.codec, how.delta
+        self._codec, self.differences = how.codec, how.delta
         self._lossless = lossless
         self.held: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
@@ -40,10 +44,10 @@ class WeightsOut:
             weights: The global ones. The same list again means the same round: another worker is given what the first one got.
             holds: Whether the worker has what was sent for this slot before.
         """
-        if not self._delta:
+        if not self.differences:
             if self._last is None or self._last[0] is not weights:
                 encoded, _ = encode_update(self._codec, weights, self._lossless)
-                self._last = weights, {"delta": None, "encoded": encoded}
+                self._last = weights, {"delta": False, "encoded": encoded}
             return self._last[1]
         if slot not in self._sent or self._sent[slot][0] is not weights:
             delta = None
@@ -58,13 +62,3 @@ class WeightsOut:
         # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
         encoded, _ = encode_update(Float32(), self.held[slot], self._lossless)
         return {"delta": False, "encoded": encoded}
-
-
-def read_update(encoded: EncodedUpdate, like: Weights) -> Weights:
-    """Decode an update that came from a worker.
-
-    Args:
-        encoded: As it came; it is data of another machine, so everything in it is checked.
-        like: The model's weights, for shapes and types.
-    """
-    return decode_update(encoded, like)

@@ -20,10 +20,11 @@ from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 
 if TYPE_CHECKING:
-    from ddlf.training.slots import Job, SlotResult
+    from ddlf.roles.task import Reply
+    from ddlf.training.slots import Job
 
 Weights = list[np.ndarray[Any, Any]]
-Carry = Callable[[int, frozenset[int]], Coroutine[Any, Any, "SlotResult"]]
+Carry = Callable[[int, frozenset[int]], Coroutine[Any, Any, "Reply"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Gathered:
     """
 
     merged: Weights
-    results: dict[int, SlotResult]
+    results: dict[int, Reply]
     verdicts: tuple[str, ...]
     arrived: float
 
 
-async def gather(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: Carry) -> Gathered:
+async def gather(job: Job, tasks: Sequence[asyncio.Task[Reply]], carry: Carry) -> Gathered:
     """Wait for all updates of a round and merge them, in slot order.
 
     Args:
@@ -57,7 +58,7 @@ async def gather(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: Car
     return await (_as_they_come(job, tasks) if job.update_policy == "stop" else _compared(job, tasks, carry))
 
 
-async def _as_they_come(job: Job, tasks: Sequence[asyncio.Task[SlotResult]]) -> Gathered:
+async def _as_they_come(job: Job, tasks: Sequence[asyncio.Task[Reply]]) -> Gathered:
     merge = job.rule.start(job.slots, job.progress.weights, job.names)
     slots = {task: slot for slot, task in enumerate(tasks)}
     waiting = set(tasks)
@@ -72,11 +73,11 @@ async def _as_they_come(job: Job, tasks: Sequence[asyncio.Task[SlotResult]]) -> 
     return Gathered(merge.result(), {slot: task.result() for slot, task in enumerate(tasks)}, (), arrived)
 
 
-async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: Carry) -> Gathered:
+async def _compared(job: Job, tasks: Sequence[asyncio.Task[Reply]], carry: Carry) -> Gathered:
     results = dict(enumerate(await asyncio.gather(*tasks)))
     lines: list[str] = []
     refused: dict[int, frozenset[int]] = {}
-    said: dict[int, tuple[SlotResult, str]] = {}  # of each slot the result that was judged last, and how
+    said: dict[int, tuple[Reply, str]] = {}  # of each slot the result that was judged last, and how
     while True:
         verdicts = verdict_of(job, results)
         again = []
@@ -111,14 +112,14 @@ async def _compared(job: Job, tasks: Sequence[asyncio.Task[SlotResult]], carry: 
     return Gathered(merge.result(), fit, tuple(dict.fromkeys(lines)), arrived)
 
 
-def tell_clipped(job: Job, slot: int, result: SlotResult, verdict: Verdict) -> None:
+def tell_clipped(job: Job, slot: int, result: Reply, verdict: Verdict) -> None:
     """Let the app know that an update counts for less than was sent."""
     number = job.progress.slot_rounds[slot] if job.progress.slot_rounds else job.progress.round
     facts = {"round": number + 1, "slot": slot + 1, "worker": result.worker}
     job.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
 
 
-def verdict_of(job: Job, results: dict[int, SlotResult]) -> dict[int, Verdict]:
+def verdict_of(job: Job, results: dict[int, Reply]) -> dict[int, Verdict]:
     """The verdicts on some slots' updates, by slot; their texts count slots from 1."""
     found = judge(
         {slot + 1: (result.update, result.samples) for slot, result in results.items()},

@@ -12,8 +12,9 @@ from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
 from ddlf.record import RoundRecord
-from ddlf.training.progress import Progress, arrays_of_slots
-from ddlf.training.residuals import Residuals
+from ddlf.roles.task import SlotState
+from ddlf.training.progress import Progress, with_states
+from ddlf.training.states import SlotStates
 
 RECENT = 256
 """So many of the last records are looked at again, whether their test has come meanwhile; there are at most as many as slots."""
@@ -50,7 +51,7 @@ class Keeper:
         """Whether a checkpoint is written after so many merges."""
         return version % self._every == 0
 
-    async def keep(self, progress: Progress, residuals: Residuals) -> None:
+    async def keep(self, progress: Progress, states: SlotStates) -> None:
         """Begin to write the state of now, if that is due; the one before is waited for.
 
         Raises:
@@ -58,16 +59,14 @@ class Keeper:
             CheckpointError: The third one in a row that could not be written.
         """
         if self.is_due(progress.version):
-            await self._keep(progress, residuals.all())
+            await self._keep(progress, states.all())
 
     async def last(self, progress: Progress) -> None:
         """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go."""
         try:
             await self.finish()
             if self._saved != (progress.version, progress.converged) or self._changed(progress.records):
-                residuals = asyncio.get_running_loop().create_future()
-                residuals.set_result(progress.lost)
-                await self._keep(progress, residuals)
+                await self._keep(progress)
                 await self.finish()
         finally:
             await asyncio.to_thread(self._folder.close)
@@ -77,7 +76,7 @@ class Keeper:
         self._saved = version, converged
         self._written = records
 
-    async def _keep(self, progress: Progress, residuals: asyncio.Future[dict[int, list[Any]]]) -> None:
+    async def _keep(self, progress: Progress, states: asyncio.Future[list[SlotState]] | None = None) -> None:
         # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
         checkpoint = progress.to_checkpoint(self._names)
         saved, reached = (progress.version, progress.converged), progress.reached
@@ -85,21 +84,22 @@ class Keeper:
         async with self._one_at_a_time:
             await self.finish()
             self._saved, self._reached = saved, reached
-            self._writing = asyncio.ensure_future(self._write(checkpoint, residuals, records, count))
+            self._writing = asyncio.ensure_future(self._write(checkpoint, states, records, count))
 
     async def _write(
         self,
         checkpoint: Checkpoint,
-        residuals: asyncio.Future[dict[int, list[Any]]],
+        states: asyncio.Future[list[SlotState]] | None,
         records: list[RoundRecord],
         count: int,
     ) -> None:
         begin = time.perf_counter()
-        arrays = {**checkpoint.arrays, "lost": arrays_of_slots(await residuals)}
+        if states is not None:
+            checkpoint = with_states(checkpoint, await states)
 
         def save() -> None:
             new = {**self._changed(records), **dict(enumerate(records[self._written : count], self._written))}
-            self._folder.save(dataclasses.replace(checkpoint, arrays=arrays, records=list(new.values())))
+            self._folder.save(dataclasses.replace(checkpoint, records=list(new.values())))
             self._written = count
             self._recent = dict(sorted({**self._recent, **new}.items())[-RECENT:])
 

@@ -5,9 +5,10 @@ Everything random follows from (seed, round, slot), so the number of the round i
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,13 @@ import numpy as np
 from ddlf.checkpoints.checkpoint import Checkpoint
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 from ddlf.training.ledger import Ledger
 
 Weights = list[np.ndarray[Any, Any]]
+
+KEPT, SLOTS = "state_", "slots_"
+"""How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,11 +43,9 @@ class Progress:
         starts: Local epochs before each of them.
         asked: Local epochs that the whole training was to have when it was last planned.
         converged: Whether ``is_convergent`` has ended it.
-        outer: State of the outer optimizer.
-        optimizers: State of each slot's inner optimizer; None before its first round, and when it is not kept.
+        state: What the algorithm keeps between its commits, by name.
+        states: What each slot has left for its next round, by name of the group.
         speeds: Samples a second of each slot, smoothed; None before they are known.
-        held: Weights that each slot's worker holds, when they travel as differences.
-        lost: Residual of each slot, for each tensor: what a biased codec still owes of its updates.
         settings: Of the run that has come to this.
         compiled: The optimizer of the master's model, described; not stored.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
@@ -59,18 +62,21 @@ class Progress:
     starts: list[int] = field(default_factory=list)
     asked: int = 0
     converged: bool = False
-    outer: Weights = field(default_factory=list)
-    optimizers: list[Weights | None] = field(default_factory=list)
+    state: dict[str, Weights] = field(default_factory=dict)
+    states: list[SlotState] = field(default_factory=list)
     speeds: list[float | None] = field(default_factory=list)
-    held: dict[int, Weights] = field(default_factory=dict)
-    lost: dict[int, list[Any]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
     slots_from: list[tuple[int, int]] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.slots_from = list(self.slots_from) or [(0, len(self.optimizers))]
+        self.slots_from = list(self.slots_from) or [(0, len(self.states))]
+
+    @property
+    def optimizers(self) -> list[Weights | None]:
+        """State of each slot's optimizer; None before its first round, and when it is not kept."""
+        return [state.get(OPTIMIZER) for state in self.states]
 
     def slots_in(self, number: int) -> int:
         """K in a round, from 0."""
@@ -108,7 +114,7 @@ class Progress:
     def begin_async(self) -> None:
         """Go on asynchronously: with each slot's own next round."""
         if not self.slot_rounds:
-            self.slot_rounds = [self.round] * len(self.optimizers)
+            self.slot_rounds = [self.round] * len(self.states)
 
     def to_checkpoint(self, names: Sequence[str]) -> Checkpoint:
         """As it is stored, but for its records; a snapshot, which what comes after does not change.
@@ -120,11 +126,8 @@ class Progress:
             "weights": {
                 f"{i:04d} {name}": array for i, (name, array) in enumerate(zip(names, self.weights, strict=True))
             },
-            "outer": {f"{i:04d}": array for i, array in enumerate(self.outer)},
             "ledger": {"counts": self.ledger.counts},
-            "optimizer": arrays_of_slots(dict(enumerate(self.optimizers))),
-            "held": arrays_of_slots(self.held),
-            "lost": arrays_of_slots(self.lost),
+            **{KEPT + name: _numbered(group) for name, group in self.state.items()},
         }
         facts = {
             "settings": dict(self.settings),
@@ -136,21 +139,20 @@ class Progress:
             "asked": self.asked,
             "converged": self.converged,
             "speeds": list(self.speeds),
-            "begun": [state is not None for state in self.optimizers],
         }
-        return Checkpoint(round=self.version, arrays=arrays, facts=facts)
+        return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Progress:
         """What was stored, also by a version that stored less."""
         arrays, facts = checkpoint.arrays, checkpoint.facts
+        if "states" not in facts:
+            arrays, facts = _as_of_now(arrays, facts)
         ledger = Ledger(0)
         ledger.counts = np.array(arrays["ledger"]["counts"])
-        optimizers = _by_slot(arrays["optimizer"])
-        weights = list(arrays["weights"].values())
         slot_rounds = list(facts["slot_rounds"])
         progress = Progress(
-            weights=weights,
+            weights=list(arrays["weights"].values()),
             ledger=ledger,
             version=checkpoint.round,
             round=facts.get("round", 0 if slot_rounds else checkpoint.round),
@@ -158,15 +160,17 @@ class Progress:
             slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],
             asked=facts.get("asked", 0),
             converged=facts.get("converged", False),
-            outer=list(arrays["outer"].values()),
-            optimizers=[
-                list(optimizers.get(slot, {}).values()) if begun else None for slot, begun in enumerate(facts["begun"])
-            ],
-            speeds=list(facts["speeds"]) or [None] * len(facts["begun"]),
-            held={slot: list(state.values()) for slot, state in _by_slot(arrays["held"]).items()},
-            lost={
-                slot: [state.get(i) for i in range(len(weights))] for slot, state in _by_slot(arrays["lost"]).items()
+            state={
+                name.removeprefix(KEPT): list(group.values()) for name, group in arrays.items() if name.startswith(KEPT)
             },
+            states=[
+                {
+                    name: [arrays[SLOTS + name].get(f"slot {slot:04d} {i:04d}") for i in range(length)]
+                    for name, length in groups.items()
+                }
+                for slot, groups in enumerate(facts["states"])
+            ],
+            speeds=list(facts["speeds"]) or [None] * len(facts["states"]),
             settings=dict(facts["settings"]),
             records=[from_data(RoundRecord, record) for record in facts["records"]]
             if "records" in facts
@@ -184,19 +188,31 @@ class Progress:
         return progress
 
 
-def arrays_of_slots(slots: dict[int, Any]) -> dict[str, Any]:
-    """The arrays of each slot, by names that say which they are; None has none."""
-    return {
-        f"slot {slot:04d} {i:04d}": array
-        for slot, state in slots.items()
-        for i, array in enumerate(state or [])
-        if array is not None
-    }
+def with_states(checkpoint: Checkpoint, states: Sequence[SlotState]) -> Checkpoint:
+    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for."""
+    arrays: dict[str, dict[str, Any]]
+    arrays = {name: dict(group) for name, group in checkpoint.arrays.items() if not name.startswith(SLOTS)}
+    for slot, groups in enumerate(states):
+        for name, group in groups.items():
+            arrays.setdefault(SLOTS + name, {}).update(
+                {f"slot {slot:04d} {place}": array for place, array in _numbered(group).items()}
+            )
+    lengths = [{name: len(group) for name, group in groups.items()} for groups in states]
+    return dataclasses.replace(checkpoint, arrays=arrays, facts={**checkpoint.facts, "states": lengths})
 
 
-def _by_slot(group: Any) -> dict[int, dict[int, Any]]:
-    slots: dict[int, dict[int, Any]] = {}
-    for name, array in group.items():
-        _, slot, number = name.split(" ")
-        slots.setdefault(int(slot), {})[int(number)] = array
-    return slots
+def _numbered(group: Sequence[Any]) -> dict[str, Any]:
+    return {f"{i:04d}": array for i, array in enumerate(group) if array is not None}
+
+
+def _as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays and facts of a checkpoint of format 1 under the names of now."""
+    names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
+    arrays = {names.get(name, name): group for name, group in arrays.items()}
+    states: list[dict[str, int]] = [{OPTIMIZER: 0} if begun else {} for begun in facts["begun"]]
+    for name in (OPTIMIZER, HELD, RESIDUAL):
+        for key in arrays[SLOTS + name]:
+            _, slot, i = key.split(" ")
+            length = len(arrays["weights"]) if name == RESIDUAL else int(i) + 1
+            states[int(slot)][name] = max(length, states[int(slot)].get(name, 0))
+    return arrays, {**facts, "states": states}

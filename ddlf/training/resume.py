@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddlf.algorithms.codec import Outward
 from ddlf.algorithms.named import Named
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.roles.describe import describe, describe_optimizer
 from ddlf.roles.replica import describe_weights
+from ddlf.roles.task import HELD, OPTIMIZER
 from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model
 from ddlf.training.keeper import Keeper
@@ -142,7 +144,7 @@ async def begin(
     if found is not None:
         check_same_model(found.arrays["weights"], describe_weights(app.model))
         progress = Progress.from_checkpoint(found)
-        slots = len(progress.optimizers)
+        slots = len(progress.states)
         check_settings(
             {**_as_now(progress.settings), "slots": slots},
             {**now, "slots": app.slots or slots},
@@ -159,7 +161,10 @@ async def begin(
     else:
         slots = app.slots or app.cluster.N
         progress = Progress(
-            weights=app.model.get_weights(), ledger=Ledger(samples), optimizers=[None] * slots, speeds=[None] * slots
+            weights=app.model.get_weights(),
+            ledger=Ledger(samples),
+            states=[{} for _ in range(slots)],
+            speeds=[None] * slots,
         )
         progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
@@ -186,7 +191,7 @@ def _find(folder: Path, required: bool, report: Callable[[str], None]) -> Checkp
 
 def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
     """The progress of the training before, from the model's weights of now."""
-    slots = len(before.optimizers)
+    slots = len(before.states)
     was = {
         name: value for name, value in before.settings.items() if name in SAME_TRAINING or name.startswith("optimizer ")
     }
@@ -203,13 +208,14 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
+    kept = {OPTIMIZER: now["optimizer_state"] == "kept", HELD: Outward.read(now["weights_codec"]).delta}
+    gone = [name for name, wanted in kept.items() if not wanted]
     return dataclasses.replace(
         before,
         weights=app.model.get_weights(),  # the user may have set others
         converged=False,
-        outer=before.outer if before.settings.get("outer") == now["outer"] else [],
-        held=before.held if now["weights_codec"].startswith("delta:") else {},
-        optimizers=list(before.optimizers) if now["optimizer_state"] == "kept" else [None] * slots,
+        state=before.state if before.settings.get("outer") == now["outer"] else {},
+        states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
     )
 
 

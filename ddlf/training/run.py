@@ -15,6 +15,7 @@ from ddlf.record import History
 from ddlf.roles import callbacks
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
@@ -22,9 +23,9 @@ from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.reporting import Reporter
-from ddlf.training.residuals import Residuals
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.slots import Job
+from ddlf.training.states import SlotStates
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are arguments of ``train_sync`` and ``train_async``, too."""
@@ -84,7 +85,7 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
         job = await _job(app, samples, crew, settings, fresh)
         progress = app._progress = job.progress
         before = len(progress.records)
-        app.optimizers, app.ledger = progress.optimizers, progress.ledger
+        app.ledger = progress.ledger
         app.history = History(progress.records)  # those that were reported
         app._stop = False  # a wish to stop that can be heard now
         try:
@@ -126,10 +127,10 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[None]:
 async def _end(job: Job) -> None:
     """Keep what the workers still hold, and write what is not written yet."""
     try:
-        job.progress.lost = await job.residuals.all()
+        job.progress.states = await job.states.all()
     finally:
         try:
-            await job.residuals.close()
+            await job.states.close()
         finally:
             if job.keeper is not None:
                 await job.keeper.last(job.progress)
@@ -151,15 +152,15 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
     trainable = [id(weight) in trained for weight in app.model.weights]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
-    weights_out.held = dict(progress.held)
+    weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
     fixed = app.slots is not None
-    crew.fixed_slots = len(progress.optimizers) if fixed else None
+    crew.fixed_slots = len(progress.states) if fixed else None
     app._tell(
         TrainingBegan(
             mode=settings["mode"],
             samples=samples,
-            slots=len(progress.optimizers),
+            slots=len(progress.states),
             fixed=fixed,
             workers=app.cluster.N,
             version=progress.version,
@@ -170,12 +171,18 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         run=app._run,
         cluster=app.cluster,
         crew=crew,
-        slots=len(progress.optimizers),
+        slots=len(progress.states),
         grows=not fixed,
         progress=progress,
         keeper=keeper,
-        residuals=Residuals(app._run, crew, settings["codec"].name, progress.lost),
-        keep_optimizer=app.optimizer_state == "kept",
+        states=SlotStates(
+            app._run,
+            crew,
+            progress.states,
+            settings["codec"],
+            optimizers=app.optimizer_state == "kept",
+            differences=weights_out.differences,
+        ),
         trainable=trainable,
         samples=samples,
         names=[weight.path for weight in app.model.weights],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,16 +17,16 @@ from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ProtocolError
 from ddlf.events import SlotsChanged
 from ddlf.roles import replica
 from ddlf.roles.metrics import MetricMerge
+from ddlf.roles.task import Reply, Task
 from ddlf.training.crew import Crew
-from ddlf.training.exchange import WeightsOut, read_update
+from ddlf.training.exchange import WeightsOut
 from ddlf.training.keeper import Keeper
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
-from ddlf.training.residuals import Residuals
+from ddlf.training.states import SlotStates
 from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
@@ -52,14 +53,13 @@ class Job:
         grows: Whether workers that come meanwhile get slots of their own.
         progress: What the run has come to; the weights are in it.
         keeper: Writes checkpoints of it, if any are wanted.
-        residuals: What a biased codec still owes of each slot's updates, and where that is.
+        states: What each slot has left for its next round, and where that is.
         trainable: For each of them, whether it is trained; the others are averaged plainly.
         samples: n, in the data set of every node.
         master_epochs: Local epochs of the whole run.
         worker_epochs: Local epochs in a round.
         batch_size: Per worker.
         seed: Of the partitions and of everything random on the workers.
-        keep_optimizer: Whether a slot's optimizer goes on from where its last round left it.
         names: Paths of the weights.
         rule: How the updates of a round become one.
         update_policy: What to do with an update that looks wrong.
@@ -77,7 +77,7 @@ class Job:
     slots: int
     grows: bool
     progress: Progress
-    residuals: Residuals
+    states: SlotStates
     trainable: list[bool]
     samples: int
     master_epochs: int
@@ -93,7 +93,6 @@ class Job:
     balance: str
     merge_metrics: MetricMerge
     reporter: Reporter
-    keep_optimizer: bool = True
     keeper: Keeper | None = None
     orders: dict[int, asyncio.Future[Indices]] = field(default_factory=dict)
 
@@ -111,7 +110,7 @@ class Job:
             return range(0)
         self.slots = workers
         self.progress.slots_from.append((number, workers))
-        self.progress.optimizers += [None] * (workers - before)
+        self.progress.states += [{} for _ in range(before, workers)]
         self.progress.speeds += [None] * (workers - before)
         self.crew.emit(SlotsChanged(round=number + 1, slots=workers))
         return range(before, workers)
@@ -124,12 +123,7 @@ class Job:
             self.orders[number] = asyncio.ensure_future(_order(self.samples, self.seed, number))
         return await asyncio.shield(self.orders[number])
 
-    def left(self, slot: int, number: int, result: SlotResult) -> None:
-        """Take note of what a slot's round, from 0, has left for its next one; its update was merged."""
-        self.progress.optimizers[slot] = result.optimizer
-        self.residuals.left(slot, number, result.worker)
-
-    def check(self, slot: int, result: SlotResult) -> None:
+    def check(self, slot: int, result: Reply) -> None:
         """Refuse an update that cannot be used whatever the others are.
 
         Raises:
@@ -142,7 +136,7 @@ class Job:
     async def keep(self) -> None:
         """Write a checkpoint of what the run has come to, if that is due."""
         if self.keeper is not None:
-            await self.keeper.keep(self.progress, self.residuals)
+            await self.keeper.keep(self.progress, self.states)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received so far, by all workers."""
@@ -154,41 +148,6 @@ class Job:
         await self.cluster.options(on_error="return", timeout_s=STOP_S).run_method(replica.stop_training)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotResult:
-    """What came back from one slot's round.
-
-    Args:
-        update: Weights before minus after.
-        samples: Trained on.
-        metrics: Of the last local epoch.
-        counted: By the model's metrics in it, as ``metrics.read_state`` gives it.
-        error: Relative L2 error of the update as it travelled.
-        compute_s: Seconds of local training, on the worker's clock.
-        elapsed: Seconds from sending to having the update, on the master's.
-        stopped: Whether it was ended early.
-        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
-        optimizer: The state of the optimizer after it; None if it is not kept.
-        worker: Who carried it.
-        bytes_out: Sent for it.
-        bytes_back: Received.
-    """
-
-    update: Weights
-    samples: int
-    metrics: dict[str, float]
-    counted: Any
-    error: float
-    compute_s: float
-    elapsed: float
-    stopped: bool
-    fed: np.ndarray[Any, Any] | None
-    optimizer: Weights | None
-    worker: int
-    bytes_out: int
-    bytes_back: int
-
-
 async def run_slot(
     job: Job,
     slot: int,
@@ -198,7 +157,7 @@ async def run_slot(
     weights: Weights,
     worker: ProxyWorker,
     holds: bool,
-) -> SlotResult:
+) -> Reply:
     """Send a slot's partition and the weights to a worker, and wait for the update.
 
     Args:
@@ -217,51 +176,29 @@ async def run_slot(
     """
     begin = time.perf_counter()
     out, back = worker.bytes_sent, worker.bytes_received
-    state = job.progress.optimizers[slot]
-    fresh = state is None or not job.keep_optimizer
-    task = {
-        "run": job.run,
-        "optimizer": "fresh" if fresh else "held" if holds else state,
-        "keep_optimizer": job.keep_optimizer,
-        "residual": await job.residuals.of(slot, worker.id, holds),
-        "slot": slot,
-        "round": number,
-        "epoch": job.progress.starts[number],
-        "seed": job.seed,
-        "epochs": epochs,
-        "batch_size": job.batch_size,
-        "indices": indices,
-        "codec": job.codec,
-        "weights": job.weights_out.encode(slot, weights, holds=holds),
-    }
-    reply = await worker.rpc(Request("run_method", replica.train_slot, task))
-    if reply["digest"] != replica.digest(indices):
-        raise ProtocolError("trained on other samples than it was given", worker=worker.name)
-    return SlotResult(
-        update=read_update(reply["update"], weights),
-        samples=reply["samples"],
-        metrics=reply["metrics"],
-        counted=reply["counted"],
-        error=reply["error"],
-        compute_s=reply["seconds"],
-        elapsed=time.perf_counter() - begin,
-        stopped=reply["stopped"],
-        fed=_checked(reply.get("fed"), job.samples, worker),
-        optimizer=[np.asarray(array) for array in reply["optimizer"]] if job.keep_optimizer else None,
+    task = Task(
+        slot=slot,
+        round=number,
+        first_epoch=job.progress.starts[number],
+        epochs=epochs,
+        batch_size=job.batch_size,
+        seed=job.seed,
+        indices=indices,
+        state=await job.states.of(slot, holds),
+        weights=job.weights_out.encode(slot, weights, holds=holds),
+        codec=job.codec,
+        keep=job.states.keep,
+        back=job.states.back,
+    )
+    answer = await worker.rpc(Request("run_method", replica.train_slot, job.run, task.to_message()))
+    reply = Reply.from_message(answer, task, weights, job.samples, worker.name)
+    return dataclasses.replace(
+        reply,
         worker=worker.id,
+        elapsed_s=time.perf_counter() - begin,
         bytes_out=worker.bytes_sent - out,
         bytes_back=worker.bytes_received - back,
     )
-
-
-def _checked(fed: Any, samples: int, worker: ProxyWorker) -> np.ndarray[Any, Any] | None:
-    if fed is None:
-        return None
-    if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
-        raise ProtocolError("says no numbers of samples that it trained on", worker=worker.name)
-    if fed.min() < 0 or fed.max() >= samples:
-        raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker.name)
-    return fed
 
 
 async def _order(samples: int, seed: int, number: int) -> Indices:

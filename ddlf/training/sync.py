@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.partition import equal_sizes, partition, sizes_by_speed, smooth_speed
 from ddlf.record import RoundRecord
+from ddlf.roles.task import Reply
 from ddlf.training.gather import gather
-from ddlf.training.slots import SlotResult, end_all, run_slot
+from ddlf.training.slots import end_all, run_slot
 
 if TYPE_CHECKING:
     from ddlf.training.slots import Job
@@ -40,7 +41,7 @@ async def train(job: Job) -> list[RoundRecord]:
     progress = job.progress
     progress.begin_sync()
     schedule = progress.epochs
-    progress.outer = progress.outer or job.outer.init(progress.weights)
+    progress.state = progress.state or {"outer": job.outer.init(progress.weights)}
     reporting: asyncio.Task[bool] | None = None
     for number, epochs in list(enumerate(schedule))[progress.round :]:
         begin = time.perf_counter()
@@ -62,20 +63,22 @@ async def train(job: Job) -> list[RoundRecord]:
         except BaseException:
             await end_all(tasks)
             raise
-        progress.outer, progress.weights = job.outer.update(
-            progress.outer, progress.weights, gathered.merged, job.trainable
+        outer, progress.weights = job.outer.update(
+            progress.state["outer"], progress.weights, gathered.merged, job.trainable
         )
+        progress.state = {"outer": outer}
         for slot, result in gathered.results.items():
-            job.left(slot, number, result)
+            job.states.left(result)
             speed = result.samples * epochs / max(result.compute_s, 1e-9)
             progress.speeds[slot] = smooth_speed(progress.speeds[slot], speed)
             progress.ledger.add(partitions[slot], epochs, result.fed)
-        progress.held = dict(job.weights_out.held)
+        for slot, weights in job.weights_out.held.items():
+            job.states.holds(slot, weights)
         progress.round = number + 1
         progress.version += 1
         end = time.perf_counter()
         results = list(gathered.results.values())
-        slowest = max(result.elapsed for result in results)
+        slowest = max(result.elapsed_s for result in results)
         compute = max(result.compute_s for result in results)
         moved = job.bytes_moved()
         record = RoundRecord(
@@ -86,12 +89,12 @@ async def train(job: Job) -> list[RoundRecord]:
             samples=sum(result.samples for result in results),
             seconds=end - begin,
             compute_s=compute,
-            transfer_s=max(result.elapsed - result.compute_s for result in results),
+            transfer_s=max(result.elapsed_s - result.compute_s for result in results),
             merge_s=end - gathered.arrived,
-            wait_s=sum(slowest - result.elapsed for result in results) / len(results),
+            wait_s=sum(slowest - result.elapsed_s for result in results) / len(results),
             bytes_out=moved[0] - out,
             bytes_back=moved[1] - back,
-            error=sum(result.error for result in results) / len(results),
+            error=sum(result.codec_error for result in results) / len(results),
             slots=job.slots,
             workers=tuple(result.worker for result in results),
             verdicts=gathered.verdicts,
@@ -111,9 +114,9 @@ async def train(job: Job) -> list[RoundRecord]:
 
 async def _carry(
     job: Job, number: int, epochs: int, partitions: Sequence[Any], slot: int, avoid: frozenset[int] = frozenset()
-) -> SlotResult:
+) -> Reply:
     work = partial(run_slot, job, slot, number, epochs, partitions[slot], job.progress.weights)
-    result: SlotResult = await job.crew.carry(slot, number, work, avoid=avoid)
+    result: Reply = await job.crew.carry(slot, number, work, avoid=avoid)
     return result
 
 

@@ -8,11 +8,12 @@ import pytest
 from ddlf.algorithms.codec import CODEC, encode_update
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
-from ddlf.errors import AppError
+from ddlf.errors import AppError, AppMissing
 from ddlf.roles import randomness
 from ddlf.roles.optimizer_state import final_weights, read_optimizer
 from ddlf.roles.randomness import reseed
 from ddlf.roles.replica import Replica, describe_weights, run_train
+from ddlf.roles.task import Task
 from tests.training.models import Blobs, blobs, equal, small_model
 
 
@@ -39,26 +40,33 @@ def make_replica():
 def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed=5, name="float32"):
     weights = replica.app.model.get_weights() if weights is None else weights
     encoded, _ = encode_update(CODEC.read("float32"), weights, [False] * len(weights))
-    return {
-        "slot": slot,
-        "round": round,
-        "epoch": round * epochs,
-        "optimizer": "held" if replica._optimizers.get(slot, (None,))[0] == round - 1 else "fresh",
-        "keep_optimizer": True,
-        "residual": None,
-        "seed": seed,
-        "epochs": epochs,
-        "batch_size": 16,
-        "indices": np.arange(203, dtype=np.uint8) if indices is None else indices,
-        "codec": name,
-        "weights": {"delta": False, "encoded": encoded},
-    }
+    return Task(
+        slot=slot,
+        round=round,
+        first_epoch=round * epochs,
+        epochs=epochs,
+        batch_size=16,
+        seed=seed,
+        indices=np.arange(203, dtype=np.uint8) if indices is None else indices,
+        weights={"delta": False, "encoded": encoded},
+        codec=name,
+        keep=("optimizer",),
+        back=("optimizer",),
+        state=None if carried(replica, slot, round - 1) else {},
+    )
+
+
+def carried(replica, slot, round):
+    try:
+        return bool(replica.left(slot, round))
+    except AppMissing:
+        return False
 
 
 def arrays(reply, like):
     from ddlf.algorithms.codec import decode_update
 
-    return decode_update(reply["update"], like)
+    return decode_update(reply.update, like)
 
 
 def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_replica):
@@ -72,9 +80,9 @@ def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_repl
     plain.fit(x[indices], y[indices], batch_size=16, shuffle=False, verbose=0)
     expected = [b - a for b, a in zip(before, plain.get_weights(), strict=True)]
     assert equal(arrays(reply, before), expected)
-    assert reply["samples"] == 100
-    assert set(reply["metrics"]) == {"loss", "accuracy"}
-    assert reply["stopped"] is False
+    assert reply.samples == 100
+    assert set(reply.metrics) == {"loss", "accuracy"}
+    assert reply.stopped is False
 
 
 def test_rounds_trace_the_model_once(make_replica):
@@ -164,7 +172,7 @@ def test_stop_ends_local_training_at_the_next_batch(make_replica):
     seen = []
     replica = make_replica(callbacks=[StopAtThird()])
     reply = replica.train(task(replica, epochs=50))
-    assert reply["stopped"] is True
+    assert reply.stopped is True
     assert len(seen) <= 4
 
 
@@ -199,7 +207,7 @@ def test_a_custom_train_step_runs(make_replica):
             self.model.compile("sgd", "categorical_crossentropy")
 
     replica = make_replica(Custom)
-    assert replica.train(task(replica))["metrics"]["mine"] == 1.5
+    assert replica.train(task(replica)).metrics["mine"] == 1.5
 
 
 def test_a_learning_rate_schedule_goes_on_over_rounds(make_replica):
@@ -331,7 +339,7 @@ def test_metrics_have_the_same_names_in_every_run_on_a_worker(make_replica):
             self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.AUC()])
 
     replicas = [make_replica(Auc) for _ in range(2)]
-    assert [set(replica.train(task(replica))["metrics"]) for replica in replicas] == [{"loss", "auc"}] * 2
+    assert [set(replica.train(task(replica)).metrics) for replica in replicas] == [{"loss", "auc"}] * 2
 
 
 def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
@@ -343,7 +351,7 @@ def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
             self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
 
     replica = make_replica(F1)
-    assert list(replica.train(task(replica))["metrics"]) == [
+    assert list(replica.train(task(replica)).metrics) == [
         "f1_score_0",
         "f1_score_1",
         "f1_score_2",
@@ -381,11 +389,11 @@ def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(m
             return tuple(weights)
 
     replica = make_replica(Own)
-    metrics = replica.train(task(replica))["metrics"]
+    metrics = replica.train(task(replica)).metrics
     assert metrics == {"loss": 0.5, "steps": 3.0}
     assert {type(value) for value in metrics.values()} == {float}
     replica = make_replica(Bare)
-    assert replica.train(task(replica))["metrics"] == {}
+    assert replica.train(task(replica)).metrics == {}
 
 
 @pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
@@ -406,7 +414,7 @@ def test_a_model_that_does_not_say_its_input_is_built_on_samples(make_replica, i
             self.model.compile("adam", "mse")
 
     replica = make_replica(Unsaid)
-    assert len(replica.train(task(replica))["metrics"]) == 1
+    assert len(replica.train(task(replica)).metrics) == 1
 
 
 def test_a_model_without_labels_trains(make_replica):
@@ -427,8 +435,8 @@ def test_a_model_without_labels_trains(make_replica):
             self.model.compile("adam")
 
     replica = make_replica(Autoencoder)
-    first = replica.train(task(replica))["metrics"]["loss"]
-    assert replica.train(task(replica, round=1))["metrics"]["loss"] < first
+    first = replica.train(task(replica)).metrics["loss"]
+    assert replica.train(task(replica, round=1)).metrics["loss"] < first
 
 
 def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
@@ -447,7 +455,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
         replica._fresh = read_optimizer(replica.app.model)
         reply = replica.train(task(replica))
         metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
-        assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply["metrics"], abs=1e-6)
+        assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply.metrics, abs=1e-6)
         after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]
         assert max(np.abs(a - b).max() for a, b in zip(after, plain.get_weights(), strict=True)) < 1e-6
 

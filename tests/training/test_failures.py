@@ -195,7 +195,7 @@ class Poisoned(Quick):
 
     def train(self, weights, worker_epochs, batch_size):
         update, metrics = super().train(weights, worker_epochs, batch_size)
-        if self.worker.id == 2 and not (self.only_one and self.replica._task["slot"] != 1):
+        if self.worker.id == 2 and not (self.only_one and self.replica._task.slot != 1):
             if self.kind == "nan":
                 update[0][0, :3] = np.nan
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.checkpoints import checkpoint as checkpoints
+from ddlf.checkpoints import tensors
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.checkpoints.durable import seal, unseal
 from ddlf.checkpoints.journal import JOURNAL
@@ -20,7 +22,7 @@ from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
 from ddlf.roles.describe import describe
 from ddlf.training.keeper import Keeper
 from ddlf.training.progress import Progress
-from ddlf.training.slots import Job
+from ddlf.training.states import SlotStates
 from tests.patience import PATIENCE_S
 from tests.training.models import equal
 from tests.trials import snapshots
@@ -110,7 +112,9 @@ async def test_it_starts_from_the_weights_that_the_model_has_now():
     app.model.set_weights([array + 1 for array in weights(app)])
     seen = []
     for worker in app.cluster.workers:
-        worker.made = lambda task, got, worker=worker: (seen.append(got), type(worker).made(worker, task, got))[1]
+        worker.made = lambda task, got, *m, worker=worker: (seen.append(got), type(worker).made(worker, task, got, *m))[
+            1
+        ]
     start = weights(app)
     await app.train_sync(1)
     assert equal(seen[0], start)
@@ -149,7 +153,7 @@ async def test_another_outer_optimizer_begins_with_its_own_state():
     await app.train_sync(2)
     app.outer = Nesterov()
     await app.train_sync(1)
-    assert len(app._progress.outer) == 2
+    assert len(app._progress.state["outer"]) == 2
 
 
 async def test_after_an_interruption_training_goes_on_with_the_round_that_was_not_done():
@@ -444,9 +448,35 @@ def as_of_0_1(folder):
     facts["records"] = [
         {**dataclasses.asdict(record), "workers": list(record.workers), "verdicts": []} for record in found.records
     ]
+    facts["begun"] = ["optimizer" in groups for groups in facts.pop("states")]
     del manifest["records"]
+    for now, then in GROUPS_OF_0_1.items():
+        entry = next((entry for entry in manifest["files"] if entry["name"] == f"{now}.safetensors"), None)
+        if entry is None:  # every group had a file
+            path = file.with_name(f"{then}.safetensors")
+            tensors.write({}, path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            manifest["files"].append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest, "arrays": []})
+        else:
+            entry["name"] = f"{then}.safetensors"
+            file.with_name(f"{now}.safetensors").rename(file.with_name(entry["name"]))
     file.write_bytes(seal({**manifest, "format": 1}))
     (folder / JOURNAL).unlink(missing_ok=True)
+
+
+GROUPS_OF_0_1 = {"state_outer": "outer", "slots_optimizer": "optimizer", "slots_held": "held", "slots_residual": "lost"}
+
+
+@pytest.mark.parametrize("codecs", [{"codec": "int8"}, ALL], ids=["int8", "all"])
+async def test_what_slots_have_left_is_taken_from_a_checkpoint_of_0_1(tmp_path, codecs):
+    whole = App(master_epochs=5, **codecs)
+    await whole.train_model()
+    await App(checkpoint=tmp_path, **codecs).train_sync(3)
+    as_of_0_1(tmp_path)
+    app = App(resume=tmp_path, master_epochs=5, **codecs)
+    await app.train_model()
+    assert equal(weights(app), weights(whole))
+    assert all(equal(one, other) for one, other in zip(app.optimizers, whole.optimizers, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -517,7 +547,7 @@ def test_every_checkpoint_of_asynchronous_training_is_of_one_moment_and_can_be_g
 
 async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_takes(tmp_path):
     went_on = threading.Event()
-    usual, left = checkpoints.seal, Job.left
+    usual, left = checkpoints.seal, SlotStates.left
 
     def slowly(content):
         went_on.wait(PATIENCE_S)
@@ -525,11 +555,11 @@ async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_ta
 
     def on_left(self, *arguments):
         left(self, *arguments)
-        if self.progress.version:
+        if app._progress.version:
             went_on.set()  # the state goes on while that of before is written
 
     app = App(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
-    with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(Job, "left", on_left):
+    with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(SlotStates, "left", on_left):
         await app.train_model()
     folder = CheckpointFolder(tmp_path)
     for number in range(1, 9):
@@ -559,7 +589,7 @@ async def test_metrics_of_any_kind_can_be_kept(tmp_path):
     app = App(checkpoint=tmp_path)
     for worker in app.cluster.workers:
         usual = worker.train
-        worker.train = lambda task, usual=usual: {**usual(task), "metrics": {"loss": np.float32(0.5)}}
+        worker.train = lambda task, usual=usual: dataclasses.replace(usual(task), metrics={"loss": np.float32(0.5)})
     await app.train_sync(2)
     assert [record.metrics for record in CheckpointFolder(tmp_path).newest().records] == [{"loss": 0.5}] * 2
 
@@ -620,10 +650,10 @@ async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):
     for state in ("kept", "fresh"):
         app = App(checkpoint=tmp_path / state, optimizer_state=state)
         await app.train_sync(2)
-        replies = [reply["optimizer"] for worker in app.cluster.workers for reply in worker.replies]
-        sizes[state] = sum(array.nbytes for reply in replies for array in reply or [])
-        stored = CheckpointFolder(tmp_path / state).newest().arrays["optimizer"]
-        sizes[state, "stored"] = sum(array.nbytes for array in stored.values())
+        replies = [reply for worker in app.cluster.workers for reply in worker.replies]
+        sizes[state] = sum(array.nbytes for reply in replies for group in reply.state.values() for array in group)
+        stored = CheckpointFolder(tmp_path / state).newest().arrays
+        sizes[state, "stored"] = sum(array.nbytes for array in stored.get("slots_optimizer", {}).values())
         sizes[state, "memory"] = sum(array.nbytes for one in app.optimizers for array in one or [])
     one = sum(array.nbytes for array in weights(app))
     assert [sizes["kept"], sizes["kept", "stored"], sizes["kept", "memory"]] == [4 * one, 2 * one, 2 * one]
@@ -677,7 +707,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
 
 def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
     progress = Progress(
-        weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), optimizers=[None], speeds=[None],
+        weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), states=[{}], speeds=[None],
         epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
     )  # fmt: skip
     stored = progress.to_checkpoint(["a"])

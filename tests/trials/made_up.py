@@ -16,10 +16,11 @@ from unittest import mock
 import numpy as np
 
 import ddlf
-from ddlf.errors import AppMissing, WorkerLost
+from ddlf.errors import WorkerLost
 from ddlf.roles import replica
-from ddlf.roles.exchange import WorkerEnd
+from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import run
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -74,13 +75,12 @@ class Worker:
         self.counting = False
         self.lost = False
         self.asked: list[Any] = []
-        self.replies: list[dict[str, Any]] = []
+        self.replies: list[Reply] = []
         self.open()
 
     def open(self) -> None:
         """Forget everything."""
-        self._end = WorkerEnd()
-        self._momentum: dict[int, tuple[int, list[Any]]] = {}
+        self.kept = KeptStates()
 
     async def reconnect(self) -> None:
         """Come back."""
@@ -92,49 +92,46 @@ class Worker:
         if self.lost:
             raise WorkerLost("it was lost", worker=self.name)
         function, *arguments = request.args
-        self.asked.append((function.__name__, *arguments))
-        if function is replica.give_residual:
-            return self._end.residual(*arguments[1:])
-        reply = self.train(arguments[0])
+        if function is replica.give_state:
+            self.asked.append((function.__name__, *arguments))
+            _, slot, number, groups = arguments
+            return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
+        task = Task.from_message(arguments[1])
+        self.asked.append((function.__name__, task))
+        reply = self.train(task)
         self.replies.append(reply)
-        return reply
+        return reply.to_message()
 
-    def train(self, task: dict[str, Any]) -> dict[str, Any]:
+    def train(self, task: Task) -> Reply:
         """One round of one slot."""
-        slot, number = task["slot"], task["round"]
-        self._end.begin(slot, number, task["residual"])
-        weights = self._end.read_weights(slot, task["weights"], [np.zeros(shape, np.float32) for shape in SHAPES])
-        update, state = self.made(task, weights)
-        encoded, error = self._end.encode_update(slot, task["codec"], update, [False] * len(update), number)
-        if task["keep_optimizer"]:
-            self._momentum[slot] = number, state
-        return {
-            "update": encoded,
-            "error": error,
-            "optimizer": state if task["keep_optimizer"] else None,
-            "samples": len(task["indices"]),
-            "digest": replica.digest(task["indices"]),
-            "metrics": {"loss": float(np.abs(weights[0]).mean())},
-            "counted": NOTHING_COUNTED,
-            "seconds": 0.001,
-            "stopped": False,
-        }
+        state = self.kept.begin(task)
+        weights = read_weights(task.weights, state.get(HELD), [np.zeros(shape, np.float32) for shape in SHAPES])
+        update, momentum = self.made(task, weights, state.get(OPTIMIZER))
+        encoded, residual, error = send_update(task.codec, update, [False] * len(update), state.get(RESIDUAL))
+        left = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights}
+        self.kept.leave(task, left)
+        return Reply(
+            task=task,
+            update=encoded,
+            codec_error=error,
+            samples=len(task.indices),
+            fed=None,
+            metrics={"loss": float(np.abs(weights[0]).mean())},
+            counted=NOTHING_COUNTED,
+            compute_s=0.001,
+            stopped=False,
+            state={name: left[name] for name in task.back},
+        )
 
-    def made(self, task: dict[str, Any], weights: list[Any]) -> tuple[list[Any], list[Any]]:
+    def made(self, task: Task, weights: list[Any], momentum: list[Any] | None) -> tuple[list[Any], list[Any]]:
         """The update, and the state of the optimizer after it."""
         if self.counting:
             return [np.full(shape, -2.0, np.float32) for shape in SHAPES], []
-        state = task["optimizer"]
-        if isinstance(state, str) and state == "held":
-            after, state = self._momentum.get(task["slot"], (None, []))
-            if after != task["round"] - 1:
-                raise AppMissing("no optimizer state here")
-        elif isinstance(state, str):
-            state = [np.zeros(shape, np.float32) for shape in SHAPES]
-        random = np.random.default_rng((task["seed"], task["round"], task["slot"], int(task["indices"].sum())))
-        slope = [0.1 * w + random.normal(size=w.shape).astype(np.float32) * task["epochs"] for w in weights]
-        state = [np.float32(0.9) * m + g.astype(np.float32) for m, g in zip(state, slope, strict=True)]
-        return [np.float32(0.1) * m for m in state], state
+        before = momentum or [np.zeros(shape, np.float32) for shape in SHAPES]
+        random = np.random.default_rng((task.seed, task.round, task.slot, int(task.indices.sum())))
+        slope = [0.1 * w + random.normal(size=w.shape).astype(np.float32) * task.epochs for w in weights]
+        after = [np.float32(0.9) * m + g.astype(np.float32) for m, g in zip(before, slope, strict=True)]
+        return [np.float32(0.1) * m for m in after], after
 
 
 class Cluster:

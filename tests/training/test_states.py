@@ -1,12 +1,14 @@
-"""What a codec still owes of a slot's updates is not lost: not between rounds, not when the slot moves, not when the run is interrupted."""
+"""What a slot has left for its next round is not lost: not between rounds, not when the slot moves, not when the run is interrupted."""
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppMissing
-from ddlf.roles.exchange import WorkerEnd
+from ddlf.roles.exchange import send_update
+from ddlf.roles.task import HELD, RESIDUAL, KeptStates, Task
 from tests.training.models import equal
 from tests.training.test_exchange import tensors
 from tests.trials.made_up import App, Cluster, made_up
@@ -70,7 +72,7 @@ async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bi
 
     def train(task):
         reply = usual(task)
-        if task["round"] == 3:  # what its worker holds is one round further than what the master knows of
+        if task.round == 3:  # what its worker holds is one round further than what the master knows of
             raise Interrupted
         return reply
 
@@ -84,8 +86,8 @@ async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bi
 
 async def test_with_fresh_optimizers_what_was_lost_is_still_sent_later():
     app = await trained(codec="topk:0.05", optimizer_state="fresh")
-    given = [task["residual"] for _, task in asked(app, "train_slot")]
-    assert given.count("held") == len(given) - 2, "but for the first round of each slot"
+    given = [task.state for _, task in asked(app, "train_slot")]
+    assert given.count(None) == len(given) - 2, "but for the first round of each slot"
 
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
@@ -112,7 +114,7 @@ def losing(app, worker, round):
     usual = one.rpc
 
     async def rpc(request, timeout_s=None):
-        if request.args[0].__name__ == "train_slot" and request.args[1]["round"] == round - 1:
+        if request.args[0].__name__ == "train_slot" and request.args[-1]["round"] == round - 1:
             one.rpc = usual
             one.lost = True
             one.open()
@@ -145,9 +147,9 @@ async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_ha
     broken = []
     for worker in app.cluster.workers:
 
-        def made(task, weights, worker=worker):
-            update, state = type(worker).made(worker, task, weights)
-            if (task["round"], task["slot"]) == (2, 1) and not broken:
+        def made(task, weights, momentum, worker=worker):
+            update, state = type(worker).made(worker, task, weights, momentum)
+            if (task.round, task.slot) == (2, 1) and not broken:
                 broken.append(worker.id)
                 update[0][:] = float("nan")
             return update, state
@@ -161,11 +163,13 @@ async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_ha
 async def test_residuals_travel_only_when_they_must(tmp_path):
     exact = App(checkpoint=tmp_path / "exact")
     await exact.train_model()
-    assert asked(exact, "give_residual") == []
+    assert asked(exact, "give_state") == []
     lossy = await trained(codec="int8")
-    assert [entry[2:] for entry in asked(lossy, "give_residual")] == [(0, 5), (1, 5)], "for what goes on from here"
+    assert [entry[2:] for entry in asked(lossy, "give_state")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
+        "for what goes on from here"
+    )
     every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
-    assert sorted(entry[2:] for entry in asked(every, "give_residual")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
+    assert sorted(entry[2:4] for entry in asked(every, "give_state")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -176,7 +180,7 @@ async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_upd
 
         def train(task, worker=worker):
             reply = type(worker).train(worker, task)
-            left[task["slot"], task["round"]] = worker._end.residual(task["slot"], task["round"])
+            left[task.slot, task.round] = worker.kept.left(task.slot, task.round)[RESIDUAL]
             return reply
 
         worker.train = train
@@ -196,33 +200,55 @@ async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_upd
             if array is not None
         }
         assert expected
-        assert found.arrays["lost"].keys() == expected.keys()
-        assert equal(found.arrays["lost"].values(), expected.values())
+        assert found.arrays["slots_residual"].keys() == expected.keys()
+        assert equal(found.arrays["slots_residual"].values(), expected.values())
 
 
 async def test_an_exact_codec_pays_what_the_one_before_owed():
     app = App(codec="topk:0.05")
     await app.train_sync(2)
-    owed = app._progress.lost
-    assert set(owed) == {0, 1}
+    owed = [set(state) for state in app._progress.states]
+    assert owed == [{"optimizer", RESIDUAL}] * 2
     app.codec = "float32"
     await app.train_sync(2)
-    given = [task["residual"] for _, task in asked(app, "train_slot") if task["round"] >= 2]
-    assert sum(residual is not None for residual in given) == 2
-    assert app._progress.lost == {}
+    given = [task.state for _, task in asked(app, "train_slot") if task.round >= 2]
+    assert sum(state is not None and RESIDUAL in state for state in given) == 2
+    assert [set(state) for state in app._progress.states] == [{"optimizer"}] * 2
 
 
-def test_a_worker_gives_what_the_last_two_rounds_of_a_slot_left_and_nothing_else():
-    end = WorkerEnd()
+def asked_for(number, state=None):
+    """A task of the first slot."""
+    return Task(
+        slot=0, round=number, first_epoch=number, epochs=1, batch_size=1, seed=0, indices=np.arange(1), weights=None,
+        codec="int8", keep=("optimizer", RESIDUAL, HELD), back=("optimizer",), state=state,
+    )  # fmt: skip
+
+
+def test_a_worker_keeps_what_the_last_two_rounds_of_a_slot_left_and_of_the_first_only_what_the_master_lacks():
+    kept = KeptStates()
     left = []
     for number in range(3):
-        end.begin(0, number, "held" if number else None)
-        end.encode_update(0, "int8", tensors(number), [False, False], number)
-        left.append(end.residual(0, number))
-    assert equal(end.residual(0, 1), left[1])
-    assert equal(end.residual(0, 2), left[2])
+        task = asked_for(number, None if number else {})
+        residual = kept.begin(task).get(RESIDUAL)
+        _, residual, _ = send_update("int8", tensors(number), [False, False], residual)
+        kept.leave(task, {"optimizer": [], RESIDUAL: residual, HELD: tensors(number), "not asked for": []})
+        left.append(residual)
+    assert kept.left(0, 1).keys() == {RESIDUAL}
+    assert equal(kept.left(0, 1)[RESIDUAL], left[1])
+    assert kept.left(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
+    assert equal(kept.left(0, 2)[RESIDUAL], left[2])
     for slot, number in ((0, 0), (0, 3), (1, 2)):
-        with pytest.raises(AppMissing, match=f"slot {slot + 1} has left no residual of round {number + 1} here"):
-            end.residual(slot, number)
+        with pytest.raises(AppMissing, match=f"slot {slot + 1} has left nothing of round {number + 1} here"):
+            kept.left(slot, number)
     with pytest.raises(AppMissing):
-        end.begin(0, 5, "held")
+        kept.begin(asked_for(5))
+
+
+def test_what_a_task_brings_along_takes_the_place_of_what_was_there():
+    kept = KeptStates()
+    task = asked_for(0, {})
+    kept.begin(task)
+    kept.leave(task, {"optimizer": [1], RESIDUAL: [2], HELD: [3]})
+    assert kept.begin(asked_for(4, {"optimizer": [5]})) == {"optimizer": [5]}
+    with pytest.raises(AppMissing):
+        kept.left(0, 0)

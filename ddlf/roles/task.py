@@ -1,0 +1,201 @@
+"""What a slot's round is asked for and answered with, and what it leaves for the next one. Made on the master, carried out on a worker.
+
+A slot leaves arrays in groups by name: the state of its optimizer, what its codec still owes, the weights that it holds. There is one policy for
+all: the groups that a task names stay on the worker; those that it asks for come back with the reply; when the slot moves to another worker, its task
+brings them along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from ddlf.algorithms.codec import decode_update
+from ddlf.errors import AppMissing, ProtocolError
+
+Weights = list[np.ndarray[Any, Any]]
+SlotState = dict[str, list[Any]]
+"""Groups of arrays by name; None in the place of an array says that there is nothing for this tensor."""
+
+OPTIMIZER = "optimizer"
+"""State of the slot's optimizer, in Keras's order."""
+RESIDUAL = "residual"
+"""What a biased codec still owes of the slot's updates, for each tensor."""
+HELD = "held"
+"""Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """One round of one slot.
+
+    Args:
+        slot: Which, from 0.
+        round: Its number, from 0.
+        first_epoch: Local epochs of the slot before this round.
+        epochs: Local epochs in this round.
+        batch_size: Samples in a batch.
+        seed: Seed of the run.
+        indices: Numbers of the slot's samples, shape (n_j,).
+        weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
+        codec: Name of the codec of the update.
+        keep: Groups of state that stay on the worker.
+        back: Groups of state that come back with the reply.
+        state: State that the slot begins with; None for what its round before left on this worker.
+    """
+
+    slot: int
+    round: int
+    first_epoch: int
+    epochs: int
+    batch_size: int
+    seed: int
+    indices: np.ndarray[Any, Any]
+    weights: Any
+    codec: str
+    keep: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    state: SlotState | None = None
+
+    def digest(self) -> str:
+        """Names the partition: SHA-256 of its indices in order, as 64-bit integers."""
+        return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
+
+    def to_message(self) -> dict[str, Any]:
+        """As it travels."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Self:
+        """As it came."""
+        return cls(**message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """What came of a task.
+
+    Args:
+        task: The task.
+        update: Weights before minus weights after, one array each; on their way as the codec makes them.
+        codec_error: Relative L2 error of the update as it travelled.
+        samples: Number of samples trained on.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
+        metrics: Metrics of the last local epoch.
+        counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
+        compute_s: Seconds of local training, on the worker's clock.
+        stopped: Whether it was ended early.
+        state: Groups of state that the task asked for.
+        worker: Number of the worker that carried it.
+        elapsed_s: Seconds from sending to having the update, on the master's clock.
+        bytes_out: Bytes sent for it.
+        bytes_back: Bytes received for it.
+    """
+
+    task: Task
+    update: Any
+    codec_error: float
+    samples: int
+    fed: np.ndarray[Any, Any] | None
+    metrics: dict[str, float]
+    counted: dict[str, Any]
+    compute_s: float
+    stopped: bool
+    state: SlotState
+    worker: int = 0
+    elapsed_s: float = 0.0
+    bytes_out: int = 0
+    bytes_back: int = 0
+
+    @property
+    def slot(self) -> int:
+        """Whose it is, from 0."""
+        return self.task.slot
+
+    def to_message(self) -> dict[str, Any]:
+        """As it travels: what the worker knows, and which samples it trained on."""
+        return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any], task: Task, like: Weights, samples: int, worker: str) -> Self:
+        """As it came; it is data of another machine, so it is checked.
+
+        Args:
+            message: From ``to_message``.
+            task: The task that it answers.
+            like: The model's weights, for shapes and types.
+            samples: n, of all slots.
+            worker: Name of the worker, for errors.
+
+        Raises:
+            ProtocolError: It trained on other samples than those it was given, or on none that are there.
+            ConfigError: The update does not fit the model.
+        """
+        if message["digest"] != task.digest():
+            raise ProtocolError("trained on other samples than it was given", worker=worker)
+        facts = {name: message[name] for name in _FROM_WORKER}
+        facts["update"] = decode_update(facts["update"], like)
+        facts["fed"] = _checked(facts["fed"], samples, worker)
+        facts["state"] = {name: list(facts["state"][name]) for name in task.back}
+        return cls(task=task, **facts)
+
+
+_FROM_WORKER = tuple(
+    field.name for field in dataclasses.fields(Reply) if field.name != "task" and field.default is dataclasses.MISSING
+)
+
+
+def _checked(fed: Any, samples: int, worker: str) -> np.ndarray[Any, Any] | None:
+    if fed is None:
+        return None
+    if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
+        raise ProtocolError("says no numbers of samples that it trained on", worker=worker)
+    if fed.min() < 0 or fed.max() >= samples:
+        raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker)
+    return fed
+
+
+class KeptStates:
+    """What the rounds of slots have left on one worker.
+
+    Of each slot that of the last two rounds is kept: while the last one is not known to count, the master may ask for what the one before left. What
+    the master has itself is not kept of that one.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
+
+    def begin(self, task: Task) -> SlotState:
+        """The state that a slot's round begins with.
+
+        Raises:
+            AppMissing: It is to be what the slot's round before left here, but that left nothing here.
+        """
+        before = task.round - 1
+        state = self.left(task.slot, before) if task.state is None else task.state
+        self._left[task.slot] = {before: state}
+        return state
+
+    def leave(self, task: Task, state: SlotState) -> None:
+        """Keep of what a slot's round has left what the task says."""
+        before = self._left[task.slot][task.round - 1]
+        elsewhere = (*task.back, HELD)
+        self._left[task.slot] = {
+            task.round - 1: {name: before[name] for name in task.keep if name in before and name not in elsewhere},
+            task.round: {name: state[name] for name in task.keep},
+        }
+
+    def left(self, slot: int, number: int) -> SlotState:
+        """What a round of a slot left, from 0; any thread may ask.
+
+        Raises:
+            AppMissing: It is not here, or not any more.
+        """
+        try:
+            return self._left[slot][number]
+        except KeyError:
+            raise AppMissing(f"slot {slot + 1} has left nothing of round {number + 1} here") from None

@@ -1,0 +1,133 @@
+"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.roles.task`` says what it is.
+
+Some groups come back with each reply. The others, as the residuals of biased codecs, are as large as the weights, so they stay on the worker that
+made them, and are fetched when they are needed elsewhere: when the slot moves to another worker while its own one lives, when a checkpoint is due,
+and at the end of a run. When that worker is lost first, they are lost, too: then an event says so, and the run is no longer the same bits as an
+undisturbed one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.codec import Codec
+from ddlf.errors import DDLFError
+from ddlf.events import ResidualDropped
+from ddlf.roles import replica
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, Reply, SlotState
+from ddlf.training.crew import Crew
+from ddlf.wire.messages import Request
+
+Weights = list[np.ndarray[Any, Any]]
+
+FETCH_S = 30.0
+"""How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
+
+
+class SlotStates:
+    """The state of each slot.
+
+    Args:
+        run: Name of the training run.
+        crew: Its workers.
+        known: State of each slot to begin with, of a checkpoint or of the run before. Its entries are replaced by what the master gets to know.
+        codec: Codec of the updates.
+        optimizers: Whether slots' optimizers are kept from round to round.
+        differences: Whether weights travel as differences.
+
+    Attributes:
+        keep: Groups that stay on a slot's worker.
+        back: Groups that come back with each reply.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        crew: Crew,
+        known: list[SlotState],
+        codec: Codec,
+        *,
+        optimizers: bool,
+        differences: bool,
+    ) -> None:
+        self._run = run
+        self._crew = crew
+        self._codec = codec.name
+        self._known = known
+        self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
+        self._coming: dict[int, asyncio.Future[SlotState]] = {}
+        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences}
+        self.keep = tuple(name for name, wanted in kept.items() if wanted)
+        self.back = (OPTIMIZER,) if optimizers else ()
+        self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
+
+    def left(self, reply: Reply) -> None:
+        """Say that a slot's update counts, and with it what the slot has left."""
+        slot, worker = reply.slot, reply.worker
+        self._coming.pop(slot, None)
+        self._on.pop(slot, None)
+        self._known[slot] = {name: group for name, group in self._known[slot].items() if name == HELD} | reply.state
+        if self._fetched:
+            member = self._crew.member(worker)
+            # A worker that is lost already can be asked in vain: then the loss is told when it matters.
+            self._on[slot] = worker, member[1] if member else -1, reply.task.round
+
+    def holds(self, slot: int, weights: Weights) -> None:
+        """Say which weights a slot holds, which travel as differences."""
+        self._known[slot] = {**self._known[slot], HELD: weights}
+
+    async def of(self, slot: int, holds: bool) -> SlotState | None:
+        """What to send along with a slot's next round.
+
+        Args:
+            slot: Which.
+            holds: Whether the worker that is to carry it still holds what the slot's round before left.
+
+        Returns:
+            None where nothing need be sent.
+        """
+        if holds and self.keep:
+            return None
+        coming = self._coming_of(slot)
+        whole = self._known[slot] | (await asyncio.shield(coming) if coming else {})
+        return {name: group for name, group in whole.items() if name != HELD}
+
+    def all(self) -> asyncio.Future[list[SlotState]]:
+        """The state of every slot, as it is now and not when it is awaited."""
+        return asyncio.ensure_future(
+            _collected([(known, self._coming_of(slot)) for slot, known in enumerate(self._known)])
+        )
+
+    async def close(self) -> None:
+        """End what is still under way."""
+        coming = list(self._coming.values())
+        for future in coming:
+            future.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
+        """What a slot left on its worker and did not send back, if there is any; the worker is asked at once, and once."""
+        if slot not in self._coming and slot in self._on:
+            self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
+        return self._coming.get(slot)
+
+    async def _fetch(self, slot: int, worker: int, openings: int, number: int) -> SlotState:
+        member = self._crew.member(worker)
+        why = "it was lost"
+        if member is not None and member[1] == openings:
+            try:
+                request = Request("run_method", replica.give_state, self._run, slot, number, self._fetched)
+                state: SlotState = await member[0].rpc(request, FETCH_S)
+                return state
+            except DDLFError as error:
+                why = str(error).partition("\n")[0]
+        self._crew.emit(ResidualDropped(round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why))
+        return {}
+
+
+async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | None]]) -> list[SlotState]:
+    # Shielded: others may wait for the same.
+    return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
