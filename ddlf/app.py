@@ -298,7 +298,7 @@ class IApp(Settings):
         return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
     async def _train(self, algorithm: Any, backups: bool, *given: int | None, fresh: bool) -> History:
-        from ddlf.training.run import train
+        from ddlf.training.start import train
 
         await self._check_written()
         return await train(self, algorithm, backups, *given, fresh=fresh)
@@ -316,7 +316,7 @@ class IApp(Settings):
 
     async def _check(self) -> None:
         """Refuse what can be seen to be wrong before anything is started."""
-        from ddlf.training.run import check
+        from ddlf.training.start import check
 
         await self._check_written()
         check(self, self.mode)

@@ -7,7 +7,7 @@ import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.training.early import check_backend, check_same_model
 from ddlf.training.evaluation import check_path
-from ddlf.training.run import check
+from ddlf.training.start import check
 
 
 class Plain(ddlf.IApp):

@@ -10,7 +10,7 @@ from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.errors import ConfigError
 from ddlf.settings import SETTINGS
-from ddlf.training.run import check
+from ddlf.training.start import check
 
 
 class Plain(ddlf.IApp):

@@ -21,7 +21,7 @@ from ddlf.roles import replica
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task
-from ddlf.training import run
+from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.wire.messages import Request
@@ -205,5 +205,5 @@ def made_up() -> Iterator[None]:
             yield crew, app.samples
 
     # The second would import Keras.
-    with mock.patch.object(run, "crew_of", crew_of), mock.patch.object(run, "check_test_data"):
+    with mock.patch.object(start, "crew_of", crew_of), mock.patch.object(start, "check_test_data"):
         yield
