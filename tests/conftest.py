@@ -36,17 +36,20 @@ from tests.patience import PATIENCE_S
 
 SLOW = {Path(__file__).parent / name for name in ("benchmarks", "trials")}
 USE_KERAS = (
-    *(
-        "tests/training/",
-        "tests/roles/",
-        "tests/data/test_parts.py",
-        "tests/test_app.py",
-        "tests/testing/test_in_process.py",
-        "tests/testing/test_plan.py",
+    (
+        *("tests/roles/", "tests/training/test_keras_user.py", "tests/training/test_sync.py"),
+        *("tests/test_app.py", "tests/test_research.py"),
+        *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py"),
     ),
-    *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py", "tests/test_research.py"),
+    (
+        *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
+        *("tests/testing/test_in_process.py", "tests/testing/test_plan.py"),
+    ),
 )
-"""Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all these, and begins with them."""
+"""Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
+the second, and they begin with them."""
+LONG = ("tests/end_to_end/", "tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/")
+"""Begun before the others, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
@@ -71,7 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith(USE_KERAS))
+        items.sort(key=lambda item: (share_of(item.nodeid), not item.nodeid.startswith(LONG)))
+
+
+def share_of(nodeid: str) -> int:
+    """Which of the processes' shares that use Keras a test is in; one more than there are if it is in none."""
+    return next((n for n, names in enumerate(USE_KERAS) if nodeid.startswith(names)), len(USE_KERAS))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,7 +88,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "keras" if nodeid.startswith(USE_KERAS) else nodeid.partition("::")[0]
+            share = share_of(nodeid)
+            return f"keras {share}" if share < len(USE_KERAS) else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 

@@ -242,8 +242,12 @@ def start_template(modules: tuple[str, ...]) -> Template | None:
 def _start_template(environment: dict[str, str], modules: tuple[str, ...]) -> Template | None:
     with contextlib.suppress(OSError):
         template = Template.start(environment)
-        if modules:
-            template.begin_preload(modules).close()
+        try:
+            if modules:
+                template.begin_preload(modules).close()
+        except OSError:
+            template.kill()
+            raise
         return template
     return None
 

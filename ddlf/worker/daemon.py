@@ -769,7 +769,10 @@ class Executor:
     async def _preload(self, modules: tuple[str, ...]) -> str:
         if not can_fork():
             return "executors are forked on Linux only, and not with DDLF_FORK=0"
-        if self._template is None or self._template.ended:
+        if self._template is not None and self._template.ended:
+            self._template.kill()
+            self._template = None
+        if self._template is None:
             try:
                 self._template = Template.start(child_environment())
             except OSError as error:

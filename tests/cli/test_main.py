@@ -181,9 +181,13 @@ def test_stop_ends_the_workers(workers):
 
 
 LOOP = """
+import asyncio
 async def main(cluster):
+    call = asyncio.ensure_future(cluster.run_code("while True: pass"))
+    while not all(status["busy"] for status in await cluster.status()):
+        pass
     print("running", flush=True)
-    await cluster.run_code("while True: pass")
+    await call
 """
 
 
@@ -199,8 +203,6 @@ def master(workers, tmp_path):
         text=True,
     )
     assert process.stdout.readline() == "running\n"
-    while ddlf("status", *options).stdout.count("busy with 'run_code'") < 2:
-        pass
     yield process
     process.kill()
     process.communicate()

@@ -40,9 +40,9 @@ def spin():
 
 
 def hold_the_gil():
-    import re
+    import ctypes
 
-    re.match(r"(a+)+$", "a" * 26 + "b")
+    ctypes.PyDLL(None).usleep(1_000_000)
 
 
 def ones(count):
@@ -191,9 +191,7 @@ async def test_a_worker_whose_method_holds_the_gil_is_busy_and_not_dead(workers)
     """F5."""
     _, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=0.5) as cluster:
-        begin = time.monotonic()
         await cluster.run_method(hold_the_gil)
-        assert time.monotonic() - begin > 0.5, "or it was not held for long enough to be missed"
         assert cluster.workers[0].state == "alive"
 
 

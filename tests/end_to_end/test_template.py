@@ -40,19 +40,18 @@ def kill_after_the_first(machine, record):
 
 async def test_an_executor_that_is_killed_in_training_is_back_without_an_import_and_the_bits_are_the_same():
     results = []
-    for kill in (False, True):
-        async with local_cluster(2) as cluster:
+    async with local_cluster(2) as cluster:
+        second = cluster.machine(2)
+        for kill in (False, True):
             app = app_on(cluster)
-            second = cluster.machine(2)
             if kill:
                 app.on_round = partial(kill_after_the_first, second)
             await app.train_sync()
             results.append(bits(app))
-            if kill:
-                assert second.kill()  # also after the run
-                (ours, _), (theirs, imported) = await cluster.options(idempotent=True).run_method(origin)
-                assert ours == theirs
-                assert imported
+        assert second.kill()  # also after the run
+        (ours, _), (theirs, imported) = await cluster.options(idempotent=True).run_method(origin)
+        assert ours == theirs
+        assert imported
     assert results[0] == results[1]
 
 

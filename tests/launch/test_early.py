@@ -4,6 +4,7 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.launch import local
+from ddlf.worker.process import Template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -29,6 +30,15 @@ async def test_workers_take_it(early):
         assert local._early is None
         assert cluster._local._template._process.pid == pid
         await cluster.preload(MODULE)
+
+
+async def test_one_that_cannot_be_asked_for_anything_is_not_left_behind(monkeypatch, descendants):
+    def refuse(self, modules):
+        raise OSError("no descriptors left")
+
+    monkeypatch.setattr(Template, "begin_preload", refuse)
+    assert local.start_template((MODULE,)) is None
+    assert descendants() == []
 
 
 async def test_what_importing_a_backend_sets_makes_no_difference(early, monkeypatch):

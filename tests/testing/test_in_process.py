@@ -145,7 +145,7 @@ async def test_the_environment_of_the_test_stays_as_it_is(cluster):
 
 async def test_a_method_that_blocks_for_long_is_no_death():
     async with in_process_cluster(2, dead_after_s=0.5) as cluster:
-        assert await cluster.run_code("import time; time.sleep(1.5)") == [None, None]
+        assert await cluster.run_code("import time; time.sleep(0.8)") == [None, None]
         assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
         assert await cluster.run_code("1") == [1, 1]
 

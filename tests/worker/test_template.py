@@ -19,6 +19,7 @@ from ddlf.worker import template
 from ddlf.worker.activity import Activity
 from ddlf.worker.process import UNKNOWN, Template
 from tests.daemons import connected
+from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -363,6 +364,17 @@ async def test_even_when_the_template_was_killed_before(descendants):
         end_of(executor)
         with pytest.raises(WorkerLost):
             await running
+
+
+async def test_one_that_ended_is_let_go_of_when_the_next_one_starts(running):
+    executor = running.daemon._executor
+    assert await executor._preload((MODULE,)) == ""
+    ended = executor._template
+    ended._process.kill()
+    ended._process.wait(PATIENCE_S)
+    assert await executor._preload((MODULE,)) == ""
+    assert executor._template is not ended
+    assert ended.fileno() == -1
 
 
 async def test_what_user_code_started_ends_with_the_executor(cluster):
