@@ -4,31 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.workload import Outcome, Weights, Workload
-
-
-@dataclass
-class Keeping:
-    """An outer optimizer that keeps the weights of each merge, so that they can be evaluated after the run.
-
-    Args:
-        rule: What merges.
-        kept: Time and weights after each merge.
-    """
-
-    rule: Any
-    kept: list[tuple[float, Weights]]
-
-    def init(self, weights: Weights) -> Any:
-        return self.rule.init(weights)
-
-    def update(self, state: Any, weights: Weights, merged: Weights, trainable: list[bool]) -> tuple[Any, Weights]:
-        state, weights = self.rule.update(state, weights, merged, trainable)
-        self.kept.append((time.monotonic(), weights))
-        return state, weights
 
 
 def missing(**settings: Any) -> str | None:
@@ -53,25 +31,24 @@ def run(workload: Workload, *, workers: int | None = None, threads: int | None =
 
 async def _run(workload: Workload, workers: int, threads: int | None, settings: dict[str, Any]) -> Outcome:
     from ddlf import Cluster
-    from ddlf.algorithms.outer import Subtract
+    from ddlf.events import Committed, Event, SlotStarted
 
     ready = 0.0
+    snapshots: list[tuple[float, Weights]] = []
 
-    class Measured(workload.app_class()):  # type: ignore[misc]
-        def on_event(self, event: Any) -> Any:
-            nonlocal ready
-            if event.kind == "start" and not ready:
-                ready = time.monotonic()
-            return super().on_event(event)
+    def note(event: Event) -> None:
+        nonlocal ready
+        if isinstance(event, SlotStarted):
+            ready = ready or time.monotonic()
+        elif isinstance(event, Committed) and workload.curve:
+            snapshots.append((time.monotonic(), app.model.get_weights()))
 
-    keeping = Keeping(Subtract(), [])
     async with Cluster.local(workers, threads=threads) as cluster:
-        app = Measured(cluster)
+        app = workload.app_class()(cluster)
+        app.subscribe(note)
         app.verbose = False
         for name, value in settings.items():
             setattr(app, name, value)
-        if workload.curve:
-            app.outer = keeping
         app.master_epochs, app.worker_epochs = workload.epochs, workload.local_epochs
         app.batch_size, app.seed = workload.batch_size, workload.seed
         records = await app.train_model()
@@ -82,7 +59,7 @@ async def _run(workload: Workload, workers: int, threads: int | None, settings: 
         weights=app.model.get_weights(),
         bytes_out=sum(record.bytes_out for record in records),
         bytes_back=sum(record.bytes_back for record in records),
-        snapshots=keeping.kept,
+        snapshots=snapshots,
         notes={
             "first_round_s": records[0].seconds,
             "compute_s": sum(record.compute_s for record in records) / (1 if app.mode == "sync" else workers),

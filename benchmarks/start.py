@@ -60,6 +60,7 @@ def begins(workers: int) -> dict[str, float]:
 def again(samples: int) -> dict[str, float]:
     """Seconds from the end of an executor in training until its worker has a task again."""
     from apps.mnist_cnn import MNISTCNN
+    from ddlf.events import Event, SlotStarted
     from ddlf.testing import local_cluster
 
     class App(MNISTCNN):
@@ -74,8 +75,8 @@ def again(samples: int) -> dict[str, float]:
         async with local_cluster(2) as cluster:
             app, moments = App(cluster), []
 
-            def on_event(event: Any) -> None:
-                if event.kind != "start" or event.worker != 2:
+            def follow(event: Event) -> None:
+                if not isinstance(event, SlotStarted) or event.worker != 2:
                     return
                 if not moments and event.round == 1:  # the second one: nothing is new any more
                     asyncio.get_running_loop().call_later(0.05, kill)
@@ -86,7 +87,7 @@ def again(samples: int) -> dict[str, float]:
                 moments.append(time.monotonic())
                 cluster.machine(2).kill()
 
-            app.on_event = on_event  # type: ignore[method-assign]
+            app.subscribe(follow)
             await app.train_sync()
             return moments[1] - moments[0]
 

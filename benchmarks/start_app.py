@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from apps.digits_cnn import DigitsCNN
-from ddlf.record import TrainingEvent
+from ddlf.events import Event, SlotStarted
 
 
 class Start(DigitsCNN):
     """A subclass of ``ddlf.IApp`` that says when training begins."""
 
-    began = 0.0
+    def __init__(self, cluster: Any = None) -> None:
+        super().__init__(cluster)
+        take_off = self.subscribe(lambda event: began(event) and take_off())
 
-    def on_event(self, event: TrainingEvent) -> None:
-        """Print the time of the first task."""
-        if event.kind == "start" and not self.began:
-            self.began = time.time()
-            print(json.dumps({"began": self.began}), flush=True)
+
+def began(event: Event) -> bool:
+    """Print the time of the first task; return whether this was it."""
+    if first := isinstance(event, SlotStarted):
+        print(json.dumps({"began": time.time()}), flush=True)
+    return first

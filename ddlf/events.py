@@ -349,7 +349,7 @@ class CheckpointFailed(Event):
     """A checkpoint could not be written. Training goes on.
 
     Args:
-        round: Newest complete round.
+        round: Newest round that was complete when the checkpoint was begun.
         why: The error's text.
         newest: Number of the newest checkpoint that is whole; None if there is none.
     """

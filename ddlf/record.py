@@ -25,10 +25,10 @@ class TrainingEvent:
             worker; ``"backup"`` when a late slot is given to a second worker; ``"slots"`` when there are more of them from a round on;
             ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost
             with its worker; ``"checkpoint"`` when one could not be written.
-        round: From 1.
-        slot: From 1, or None.
-        worker: Its number, or None.
-        text: A sentence for people.
+        round: Number of the round, from 1.
+        slot: Number of the slot, from 1, or None.
+        worker: Number of the worker, from 1, or None.
+        text: Sentence for people.
     """
 
     kind: Literal[
@@ -57,26 +57,26 @@ class RoundRecord:
     """One round of synchronous training, or one arrival of an update in asynchronous training.
 
     Args:
-        round: From 1. In asynchronous training each slot counts its own rounds.
-        rounds: Of the whole run.
-        slot: Whose update it was, from 1; None in synchronous training, where it is all of them.
+        round: Number of the round, from 1. In asynchronous training each slot counts its own rounds.
+        rounds: Rounds of the whole run.
+        slot: Number of the slot whose update it was, from 1; None in synchronous training, where it is all of them.
         version: Applied merges so far.
         staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
         epochs: Local epochs in this round.
-        samples: Trained on in this round, each counted once.
-        seconds: From sending the weights to having the new ones.
-        compute_s: Of that, local training on the slowest worker.
-        transfer_s: Of that, moving weights and updates: the slowest worker's time that was not computation.
-        merge_s: Of that, merging on the master after the last update came.
-        wait_s: Mean time that workers had nothing to do because another one was slower.
-        bytes_out: Sent to all workers.
-        bytes_back: Received from all workers.
+        samples: Samples trained on in this round, each counted once.
+        seconds: Seconds from sending the weights to having the new ones.
+        compute_s: Seconds of that in local training, on the slowest worker.
+        transfer_s: Seconds of that for moving weights and updates: the slowest worker's time that was not computation.
+        merge_s: Seconds of that for merging on the master after the last update came.
+        wait_s: Mean of the seconds that workers had nothing to do because another one was slower.
+        bytes_out: Bytes sent to all workers.
+        bytes_back: Bytes received from all workers.
         error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
-        slots: K in this round; 0 in records of 0.1.0.
-        workers: Which worker's update of each slot counts, in slot order.
+        slots: Number of slots in this round; 0 in records of 0.1.0.
+        workers: Number of the worker whose update of each slot counts, in slot order.
         verdicts: A line for each update that was not simply accepted.
         lost: Copies of slots that ended with their worker and were computed again.
-        metrics: Of local training in its last epoch, mean over slots weighted by samples.
+        metrics: Metrics of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights after this round, when they are evaluated on the way (``evaluate_every``).
     """
 

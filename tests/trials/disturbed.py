@@ -22,12 +22,12 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from apps.digits_cnn import DigitsCNN
 from ddlf import Cluster
+from ddlf.events import Event, SlotStarted, WorkerLost
 from tests.trials.workers import Workers
 
 KILLS_ROUNDS = 45
@@ -75,7 +75,7 @@ async def kills(wanted: int, seed: int, rounds: int) -> bool:
         plain = App(cluster)
         await plain.train_sync(master_epochs=rounds)
         app = App(cluster)
-        events: list[Any] = []
+        lost: list[WorkerLost] = []
 
         async def kill(worker: int, delay_s: float) -> None:
             await asyncio.sleep(delay_s)
@@ -87,23 +87,23 @@ async def kills(wanted: int, seed: int, rounds: int) -> bool:
         per_round: Counter[int] = Counter()
         pending: set[asyncio.Task[None]] = set()
 
-        def on_event(event: Any) -> None:
-            events.append(event)
+        def follow(event: Event) -> None:
+            if isinstance(event, WorkerLost):
+                lost.append(event)
             # Not three in a round: a slot that ends three executors is given up, as the fault of the slot itself.
-            if event.kind == "start" and per_round[event.round] < 2 and chance.random() < wanted / rounds:
+            elif isinstance(event, SlotStarted) and per_round[event.round] < 2 and chance.random() < wanted / rounds:
                 per_round[event.round] += 1
                 task = asyncio.get_running_loop().create_task(kill(event.worker, chance.uniform(0, 0.1)))
                 pending.add(task)
                 task.add_done_callback(pending.discard)
 
-        app.on_event = on_event  # type: ignore[method-assign]
+        app.subscribe(follow)
         begin = time.monotonic()
         await app.train_sync(master_epochs=rounds)
         took = time.monotonic() - begin
     exact = app.ledger.is_exact(rounds)
     same = digest(app) == digest(plain)
-    lost = sum(event.kind == "lost" for event in events)
-    print(f"{len(killed)} executors killed in {rounds} rounds, {lost} slots computed again, {took:.0f} s")
+    print(f"{len(killed)} executors killed in {rounds} rounds, {len(lost)} slots computed again, {took:.0f} s")
     print(f"weights and optimizers {'are the same bits' if same else 'DIFFER'}: {digest(app)[:16]}")
     print(f"every sample trained on exactly once an epoch: {exact}")
     return same and exact and len(killed) >= min(wanted, rounds)

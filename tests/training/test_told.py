@@ -1,0 +1,88 @@
+"""What a run tells those who have subscribed; the workers are made up."""
+
+import asyncio
+import json
+
+import pytest
+
+from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted
+from ddlf.sinks import from_json, to_json
+from tests.trials.made_up import App, made_up
+
+
+@pytest.fixture(autouse=True)
+def made():
+    with made_up():
+        yield
+
+
+def followed(**attributes):
+    """An app, and what it tells."""
+    app, told = App(**attributes), []
+    app.subscribe(told.append)
+    return app, told
+
+
+def of(kind, told):
+    return [event for event in told if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
+    app, told = followed(mode=mode, checkpoint=tmp_path, slots=2)
+    records = await app.train_model()
+    names = [type(event).__name__ for event in told]
+    assert names[:3] == ["RunBegan", "TrainingBegan", "SlotStarted"]
+    assert names[-1] == "RunEnded"
+    assert [event.record for event in of(Committed, told)] == records
+    assert sorted(event.version for event in of(CheckpointWritten, told)) == [record.version for record in records]
+    places = [(event.round, event.slot) for event in of(SlotStarted, told)]
+    assert sorted(places) == [(number, slot) for number in range(1, 5) for slot in (1, 2)]
+    assert sorted(places) == sorted((event.round, event.slot) for event in of(SlotFinished, told))
+    assert told[-1] == RunEnded(how="complete", version=records[-1].version)
+    for event in told:
+        assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
+
+
+@pytest.mark.parametrize("how", ["converged", "stopped", "failed", "cancelled"])
+async def test_how_a_run_has_ended_is_the_last_thing_told(how):
+    app, told = followed()
+    app.is_convergent = lambda record: how == "converged"
+
+    def on_round(record):
+        if how == "stopped":
+            app.stop_training()
+        elif how == "failed":
+            raise ZeroDivisionError("in on_round")
+        elif how == "cancelled":
+            training.cancel()
+
+    app.on_round = on_round
+    training = asyncio.ensure_future(app.train_model())
+    (outcome,) = await asyncio.gather(training, return_exceptions=True)
+    assert isinstance(outcome, {"failed": ZeroDivisionError, "cancelled": asyncio.CancelledError}.get(how, list))
+    assert told[-1].how == how
+    assert told[-1].version >= 1
+    assert told[-1].why == ("in on_round" if how == "failed" else "")
+
+
+async def test_a_sink_sees_the_weights_of_the_round_that_was_committed():
+    app, told = followed()
+    seen = []
+    app.subscribe(lambda event: isinstance(event, Committed) and seen.append(app.model.get_weights()[0].sum()))
+    await app.train_model()
+    assert len(set(map(float, seen))) == len(of(Committed, told)) == 4
+    assert seen[-1] == app.model.get_weights()[0].sum()
+
+
+async def test_a_sink_that_raises_changes_nothing_and_a_hook_that_raises_ends_the_run(caplog):
+    def broken(event):
+        raise ValueError("in the sink")
+
+    app = App()
+    app.subscribe(broken)
+    assert len(await app.train_model()) == 4
+    assert caplog.text.count("ValueError: in the sink") == 1
+    app.on_event = broken
+    with pytest.raises(ValueError, match="in the sink"):
+        await app.train_model()
