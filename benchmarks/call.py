@@ -24,7 +24,7 @@ from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Request
 from ddlf.wire.values import refuse_loading
 from ddlf.worker.activity import Activity
-from ddlf.worker.worker import Worker
+from ddlf.worker.executor import Executor
 
 SMALL = bytes(64)
 IN_FLIGHT = 50
@@ -61,8 +61,8 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
     left, right = connected()
     with tempfile.TemporaryDirectory() as folder:
         page = Activity.create()
-        worker = Worker(Path(folder) / "session", Path(folder) / "persist", Activity(page))
-        serving = asyncio.create_task(worker.control(right, Limits(), Limits()))
+        executor = Executor(Path(folder) / "session", Path(folder) / "persist", Activity(page))
+        serving = asyncio.create_task(executor.serve(right, Limits(), Limits()))
         proxy = ProxyWorker("127.0.0.1", 1, b"")
         proxy._data = Channel(refuse_loading, proxy._on_event, proxy._on_data_end)  # without the handshake and a daemon
         proxy._data.open(left, Limits(), Limits(), POOL.take)

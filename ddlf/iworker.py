@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -85,6 +86,11 @@ def checked_function(method: Callable[..., Any], call: str = "run_method") -> Ca
             f"{call} takes a function, got a {type(method).__name__}; hosted methods are run by name with run"
         )
     return method
+
+
+async def awaited(result: Any) -> Any:
+    """What a function of the user's came to, plain or async."""
+    return await result if inspect.isawaitable(result) else result
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

@@ -16,8 +16,6 @@ LONGER = {
     "ddlf/cluster/proxy.py",
     "ddlf/roles/replica.py",
     "ddlf/training/crew.py",
-    "ddlf/worker/daemon.py",
-    "ddlf/worker/worker.py",
 }
 """Files that wait for being divided. A name may leave this list, never come into it."""
 

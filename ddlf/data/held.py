@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddlf.data.trees import leaves
@@ -17,10 +17,12 @@ class HeldData(dict[str, Any]):
 
     Args:
         max_bytes: Earlier runs' data leaves as soon as all together is more; by default a quarter of this machine's memory.
+        tell: Takes the number of data sets and their bytes whenever some came or left.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, tell: Callable[[int, int], None] | None = None) -> None:
         super().__init__()
+        self._tell = tell
         self._max_bytes = _quarter_of_memory() if max_bytes is None else max_bytes
         self._uses: list[frozenset[str]] = []
 
@@ -42,9 +44,26 @@ class HeldData(dict[str, Any]):
         self._uses = self._uses[1 - KEPT_USES :]
         self._free()
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._changed()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._changed()
+
+    def clear(self) -> None:
+        """Free all."""
+        super().clear()
+        self._changed()
+
     def _free(self) -> None:
         for name in set(self).difference(*self._uses):
             del self[name]
+
+    def _changed(self) -> None:
+        if self._tell is not None:
+            self._tell(len(self), self.nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -36,7 +36,9 @@ from ddlf.testing.network import FaultProxy
 from ddlf.wire.code import unpickle
 from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
-from ddlf.worker.daemon import Daemon, Executor, Options
+from ddlf.worker.daemon import Daemon, Options
+from ddlf.worker.executor import Executor
+from ddlf.worker.executor_process import ExecutorProcess
 from ddlf.worker.worker import Worker
 
 
@@ -82,9 +84,6 @@ class OwnClasses:
 class InProcessWorker(Worker):
     """A ``Worker`` that shares its process."""
 
-    def _make_unpickle(self) -> Callable[[bytes], Any]:
-        return OwnClasses()
-
     async def connect(self, **session: Any) -> dict[str, Any]:
         """See ``Worker``; the environment stays as it is."""
         before = dict(os.environ)
@@ -106,10 +105,10 @@ class InProcessWorker(Worker):
             self._compute.shutdown(wait=False)
 
 
-class InProcessExecutor(Executor):
+class InProcessExecutor(ExecutorProcess):
     """An executor that is no process."""
 
-    _worker: InProcessWorker | None = None
+    _executor: Executor | None = None
 
     async def _start(self) -> None:
         self.restarts += 1
@@ -118,7 +117,13 @@ class InProcessExecutor(Executor):
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
         # The page through a view of its own, as a process has it: what it remembers of the page is the executor's.
-        self._worker = InProcessWorker(self._session_dir, self._persist_dir, Activity(self._activity_fd))
+        self._executor = Executor(
+            self._session_dir,
+            self._persist_dir,
+            Activity(self._activity_fd),
+            load=OwnClasses(),
+            kind=InProcessWorker,
+        )
         self.state = "ready"
         self.settled.set()
 
@@ -128,7 +133,7 @@ class InProcessExecutor(Executor):
         return -signal.SIGKILL
 
     async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
-        """See ``Executor``; everything is imported once for all workers anyway."""
+        """See ``ExecutorProcess``; everything is imported once for all workers anyway."""
         return {"reason": "the executor is no process", "replaceable": False}
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
@@ -138,33 +143,34 @@ class InProcessExecutor(Executor):
         mine.setblocking(False)
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
         mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
-        if self._worker is None:
+        if self._executor is None:
             mine.close()
             return
         self._served = True
         self._sockets.append(mine)
         peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
-        task = asyncio.get_running_loop().create_task(self._worker.control(mine, limits, peer_limits))
+        task = asyncio.get_running_loop().create_task(self._executor.serve(mine, limits, peer_limits))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
     def grant(self, lease: bytes) -> None:
-        """See ``Executor``."""
+        """See ``ExecutorProcess``."""
         super().grant(lease)
-        if self._worker is not None:
-            self._worker.end_sessions_without_lease()
+        if self._executor is not None:
+            self._executor.end_sessions_without_lease()
 
     def kill(self) -> bool:
         """Stand in for ``kill -9``; returns whether it was there."""
-        worker, self._worker = self._worker, None
-        if worker is None:
+        executor, self._executor = self._executor, None
+        if executor is None:
             return False
         self.state = "starting"
         self.settled.clear()
         for sock in self._sockets:
             if sock.fileno() >= 0:
                 sock.shutdown(socket.SHUT_RDWR)
-        worker.end()
+        assert isinstance(executor.worker, InProcessWorker)
+        executor.worker.end()
         self._killed.set()
         return True
 
@@ -172,7 +178,7 @@ class InProcessExecutor(Executor):
         self.kill()
 
     async def end(self) -> None:
-        """See ``Executor``."""
+        """See ``ExecutorProcess``."""
         self.kill()
         await asyncio.gather(*self._serving, return_exceptions=True)
         await super().end()
@@ -183,8 +189,8 @@ class InProcessDaemon(Daemon):
 
     executor: InProcessExecutor
 
-    def _make_executor(self, state_dir: Path) -> Executor:
-        self.executor = InProcessExecutor(self._options, self._session_dir, state_dir, self._announce, self.log)
+    def _make_process(self, state_dir: Path) -> ExecutorProcess:
+        self.executor = InProcessExecutor(self._options, self._folder.path, state_dir, self._announce, self.log)
         return self.executor
 
 

@@ -18,7 +18,7 @@ _RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in 
 _ID = struct.Struct("<Q")
 _BESIDE_AT = 232  # the highest id of a concurrent method that has begun
 _USED_AT = 240
-_ASKED_AT = 248  # how often the end of a request was asked for, or the lease changed
+_ASKED_AT = 248  # how often the end of a request was asked for
 _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
 _HELD = struct.Struct("<QQ")  # data sets, and their bytes
@@ -48,16 +48,12 @@ class Activity:
 
     Args:
         fd: Descriptor of the page, from ``create``; it stays the caller's.
-
-    Attributes:
-        lease: The key of the lease when ``is_to_end`` was last asked; zeros when nobody has the worker.
     """
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE_BYTES)
         self._asked = 0  # when ``_to_end`` was read
         self._to_end: frozenset[int] = frozenset()
-        self.lease = self._page[_LEASE_AT:_LEASE_END]
 
     def close(self) -> None:
         """Let go of the page."""
@@ -138,14 +134,12 @@ class Activity:
         (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
         if asked != self._asked:  # rarely: to look through the page for each call costs more than all else in this file
             self._to_end = frozenset(_ENDED.unpack_from(self._page, _ENDED_AT))
-            self.lease = self._page[_LEASE_AT:_LEASE_END]
             self._asked = asked  # last, because a signal may come in between and ask again
         return id in self._to_end
 
     def grant(self, lease: bytes) -> None:
         """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
         self._page[_LEASE_AT:_LEASE_END] = lease.ljust(_LEASE_BYTES, b"\0")
-        _ID.pack_into(self._page, _ASKED_AT, _ID.unpack_from(self._page, _ASKED_AT)[0] + 1)
 
     def holds(self, lease: bytes) -> bool:
         """Whether this key, which is not empty, is the one of the lease."""

@@ -18,23 +18,142 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Awaitable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlf.errors import DDLFError
+from ddlf.data.held import HeldData
+from ddlf.errors import DDLFError, ProtocolError
 from ddlf.net.admission import Admission
+from ddlf.net.buffers import POOL
 from ddlf.net.listen import answer
 from ddlf.net.tls import Security, worker_tls
+from ddlf.wire.code import CodeCache, unpickle
 from ddlf.wire.frame import Limits
+from ddlf.wire.messages import Request
 from ddlf.worker.activity import Activity
-from ddlf.worker.daemon import HAND_OVER, LEASE_CHANGED
-from ddlf.worker.imports import ask_daemon, leave_current_folder
+from ddlf.worker.calls import Calls
+from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
+from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
+from ddlf.worker.methods import Method, Methods, once
+from ddlf.worker.session import Session
 from ddlf.worker.worker import Worker
 
 READY = b"R"
 LENGTH = struct.Struct("<I")
+
+IN_TURN = ("run_code", "load_mnist", "load_cifar10", "clean")
+"""Commands that wait for their turn as methods do: they run user code, or change what a running method uses."""
+KEPT = ("set_variable", "delete_variable")
+"""Commands that wait for nobody and that a new executor would not know of."""
+AT_ONCE = ("connect", "close", "add_method", "remove_method", "list_methods", "get_variable", "list_variables", *KEPT)
+
+
+class Executor:
+    """What runs user code: the worker, whose turn it is, and the connections over which it is asked.
+
+    Args:
+        session_dir: Folder for methods that live as long as the daemon.
+        persist_dir: Folder for methods that outlive it.
+        activity: The page in which the daemon sees what runs; None without a daemon.
+        load: Makes an object of its pickle.
+        kind: Of the worker.
+
+    Attributes:
+        worker: What methods get as ``self``.
+        calls: Their turns.
+        sessions: The open data connections.
+        commands: What can be asked for by name, beside ``run`` and ``run_method``.
+    """
+
+    def __init__(
+        self,
+        session_dir: Path,
+        persist_dir: Path,
+        activity: Activity | None = None,
+        *,
+        load: Callable[[bytes], Any] = unpickle,
+        kind: type[Worker] = Worker,
+    ) -> None:
+        self.sessions: set[Session] = set()
+        self._activity = activity
+        self._methods = Methods(session_dir, persist_dir, load)
+        self._code = CodeCache(load)
+        self._finder: MasterFinder | None = None
+        self._master_id, self._gives_modules = b"", False
+        datasets = HeldData(tell=activity.hold if activity is not None else None)
+        self.worker = worker = kind(self._methods, datasets)
+        self.calls = Calls(worker, self._find, self.sessions, activity)
+        self.commands = {
+            name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
+            for name in (*IN_TURN, *AT_ONCE)
+        }
+
+    def import_from_master(self, ask: Callable[..., Any]) -> None:
+        """Let methods import what lies below the script's folder on the master; see ``imports``."""
+        self._finder = MasterFinder(ask, lambda: self.calls.running.id if self.calls.running else None)
+        self._finder.enabled = self._may_ask_master
+        sys.meta_path.append(self._finder)
+
+    async def serve(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
+        """Serve one connection until it ends.
+
+        Args:
+            sock: Authenticated.
+            limits: What this side accepts.
+            peer_limits: What the other side accepts.
+        """
+        session = Session(
+            sock,
+            limits,
+            peer_limits,
+            calls=self.calls,
+            load=self._code.load,
+            begin=self._begin,
+            activity=self._activity,
+        )
+        self.sessions.add(session)
+        await session.closed
+        self.sessions.discard(session)
+        POOL.clear()
+        session.cancel_all()
+
+    def end_sessions_without_lease(self) -> None:
+        """End the connections of masters that no longer have this worker."""
+        for session in list(self.sessions):
+            session.end_without_lease()
+
+    def _begin(self, master_id: bytes, gives_modules: bool) -> None:
+        """Take note of the master that has the worker."""
+        if master_id != self._master_id and self._finder is not None:
+            self._finder.forget()
+        self._master_id, self._gives_modules = master_id, gives_modules
+
+    def _may_ask_master(self) -> bool:
+        """Not for a guest: the modules are those of the master that has the worker."""
+        asker = self.calls.running.asker if self.calls.running else None
+        return self._gives_modules and not (isinstance(asker, Session) and asker.is_guest)
+
+    def _find(self, request: Request) -> Method:
+        """What a request asks for.
+
+        Raises:
+            ProtocolError: There is no such command, or it lacks its method.
+            LookupError: There is no such method.
+        """
+        command = request.command
+        try:
+            if command == "run":
+                name = request.args[0]
+                return self._methods.get(getattr(name, "__name__", name))
+            if command == "run_method":
+                return once(request.args[0])
+        except IndexError:
+            raise ProtocolError(f"{command} without a method") from None
+        if command not in self.commands:
+            raise ProtocolError(f"unknown command {command!r}")
+        return self.commands[command]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -62,13 +181,13 @@ def run(channel_fd: int, activity_fd: int) -> None:
     settings = _read_settings(channel)
     name_process(settings["name"])
     channel.setblocking(False)
-    worker = Worker(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
-    worker.install_interrupt()
+    executor = Executor(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
+    signal.signal(signal.SIGINT, executor.calls.interrupt)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_serve(worker, channel, settings))
+        asyncio.run(_serve(executor, channel, settings))
 
 
-async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any]) -> None:
+async def _serve(executor: Executor, channel: socket.socket, settings: dict[str, Any]) -> None:
     tokens = tuple(token.encode() for token in settings["tokens"])
     limits = Limits(max_body_bytes=settings["max_message_bytes"])
     own, ca, certificate, key = (Path(file) if file else None for file in settings["tls_files"])
@@ -79,7 +198,7 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
     def log(line: str) -> None:
         print(f"ddlf-worker: data connection: {line}", file=sys.stderr, flush=True)
 
-    admission = Admission(log, lambda: worker.connections + ready.qsize())
+    admission = Admission(log, lambda: len(executor.sessions) + ready.qsize())
 
     async def greet(sock: socket.socket, preamble: bytes, deadline: float, address: str) -> None:
         try:
@@ -102,7 +221,7 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
         if not data:
             os._exit(0)  # the daemon is gone
         if data == LEASE_CHANGED:
-            worker.end_sessions_without_lease()
+            executor.end_sessions_without_lease()
             return
         if not descriptors:  # the kernel had none left for it
             admission.log_refusal("a connection", "no descriptor left for it")
@@ -119,11 +238,12 @@ async def _serve(worker: Worker, channel: socket.socket, settings: dict[str, Any
         admission.start(greet(sock, preamble, deadline, address), address)
 
     leave_current_folder()
-    worker.import_from_master(partial(ask_daemon, channel))
+    executor.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)
-    serve: Awaitable[None] = worker.start(ready.get)
-    await serve
+    async with asyncio.TaskGroup() as connections:
+        while True:
+            connections.create_task(executor.serve(*await ready.get()))
 
 
 def _read_settings(channel: socket.socket) -> dict[str, Any]:

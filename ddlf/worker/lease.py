@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ddlf.errors import LeaseError
 
-SESSION_BYTES = 16
+MASTER_ID_BYTES = 16
 _EPOCH = struct.Struct("<Q")
 
 
@@ -23,13 +23,13 @@ class Holder:
     """A master that has or wants a worker.
 
     Args:
-        session: Random bytes that it chose; the same when it comes back.
+        master_id: Random bytes that it chose; the same when it comes back.
         who: For people, as ``"anna@pc7 pid 41"``.
         job: What it runs, for people; may be empty.
         since: Time of day of its claim, for people.
     """
 
-    session: bytes
+    master_id: bytes
     who: str
     job: str = ""
     since: str = ""
@@ -53,8 +53,8 @@ class Lease:
 
     @property
     def key(self) -> bytes:
-        """What a data connection must show: session and epoch; empty while the worker is free."""
-        return self.holder.session + _EPOCH.pack(self.epoch) if self.holder else b""
+        """What a data connection must show: master's id and epoch; empty while the worker is free."""
+        return self.holder.master_id + _EPOCH.pack(self.epoch) if self.holder else b""
 
     def claim(self, master: Holder, known_epoch: int = 0, *, takeover: bool = False, silent: bool = False) -> int:
         """Give the worker to a master.
@@ -72,13 +72,13 @@ class Lease:
             LeaseError: It is held by another, or was taken over by another.
         """
         last = self._last
-        if known_epoch and last is not None and last.session != master.session and self.epoch >= known_epoch:
+        if known_epoch and last is not None and last.master_id != master.master_id and self.epoch >= known_epoch:
             raise LeaseError(
                 f"was taken over by {last} at {last.since}, epoch {self.epoch} > {known_epoch}",
                 hint="end this run, or close the cluster and connect again",
             )
         holder = self.holder
-        if holder is not None and holder.session != master.session and not (takeover or silent):
+        if holder is not None and holder.master_id != master.master_id and not (takeover or silent):
             raise LeaseError(
                 f"leased by {holder} since {holder.since}", hint="wait for it with --wait, or take it with --takeover"
             )

@@ -29,6 +29,9 @@ class Method:
         takes_self: Whether its first parameter is ``self``.
         concurrent: Whether it may run beside another method.
         path: Its file; None for a function that is run once.
+        skip: How many of a request's arguments say which method it is; the others are its own.
+        at_once: Whether it waits for nobody and is no work that anybody has to see.
+        kept: Whether it leaves something that a new executor would not know of.
     """
 
     name: str
@@ -36,6 +39,9 @@ class Method:
     takes_self: bool = False
     concurrent: bool = False
     path: Path | None = None
+    skip: int = 1
+    at_once: bool = False
+    kept: bool = False
 
 
 def once(function: Callable[..., Any]) -> Method:

@@ -259,3 +259,37 @@ class Forked:
             loop.remove_reader(self._pidfd)
         self.returncode = UNKNOWN
         return UNKNOWN
+
+
+class Forks:
+    """A daemon's use of templates: of one that others have, too, or of its own, which is started when something is first to be preloaded.
+
+    Args:
+        fd: Socket of the template that others have, too; None if there is none.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self._template = None if fd is None else Template(socket.socket(fileno=fd))
+
+    async def fork(self, environment: dict[str, str], *descriptors: int) -> Forked | None:
+        """See ``Template.fork``; None also while there is no template."""
+        return None if self._template is None else await self._template.fork(environment, *descriptors)
+
+    async def preload(self, modules: tuple[str, ...]) -> str:
+        """See ``Template.preload``."""
+        if not can_fork():
+            return "executors are forked on Linux only, and not with DDLF_FORK=0"
+        if self._template is not None and self._template.ended:
+            self._template.kill()
+            self._template = None
+        if self._template is None:
+            try:
+                self._template = Template.start(child_environment())
+            except OSError as error:
+                return f"no template could be started: {error.strerror}"
+        return await self._template.preload(modules)
+
+    async def close(self) -> None:
+        """Let go of the template."""
+        if self._template is not None:
+            await self._template.close()

@@ -210,24 +210,24 @@ async def test_B90_code_that_cannot_be_loaded_is_answered_and_the_connection_goe
 async def test_B92_B93_who_floods_a_daemon_and_reads_no_answer_waits_and_stops_nobody(
     running, serves_others, monkeypatch
 ):
-    monkeypatch.setattr("ddlf.worker.daemon.MAX_QUEUED_BYTES", 10_000)
+    monkeypatch.setattr("ddlf.worker.control.MAX_QUEUED_BYTES", 10_000)
     peer = await Peer.on(running.port, Role.CONTROL)
     async with asyncio.timeout(PATIENCE_S):
         await peer.say(frame(NOTHING))
         await peer.hear()
-        (session,) = running.daemon._sessions
-        held_back, hold_back = asyncio.Event(), session._hold_back
-        monkeypatch.setattr(session, "_hold_back", lambda: (hold_back(), held_back.set()))
+        (control,) = running.daemon._controls
+        held_back, hold_back = asyncio.Event(), control._hold_back
+        monkeypatch.setattr(control, "_hold_back", lambda: (hold_back(), held_back.set()))
         # The kernel holds little, so that it is the daemon that would have to.
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        session._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        control._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         count = 3000
         saying = asyncio.create_task(peer.say((frame(NOTHING, id=1) + frame(NOTHING, id=HEARTBEAT_ID)) * (count // 2)))
         await held_back.wait()
         async with connected(running.port) as other:
             assert await other.run_code("2 + 2") == 4
-        assert session._held_back
-        assert session._connection.queued_bytes < 10_000 + 1500 * 30  # the answers to what one read gives
+        assert control._held_back
+        assert control._connection.queued_bytes < 10_000 + 1500 * 30  # the answers to what one read gives
         for _ in range(count):
             assert (await peer.hear()).kind == Kind.RESULT
         await saying
@@ -249,7 +249,7 @@ async def test_B92_thousands_of_tiny_requests_are_all_answered_in_order(running,
 
 # -- bytes for the master -----------------------------------------------------------------------------------------------
 
-SEND_PICKLES = "import ddlf.worker.worker as module, ddlf.wire.code as code\nmodule.refuse_objects = code.dump_result"
+SEND_PICKLES = "import ddlf.worker.session as module, ddlf.wire.code as code\nmodule.refuse_objects = code.dump_result"
 SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_result = code.CodeSender().dump")
 
 
@@ -279,7 +279,11 @@ async def wait_for_ever_beside():
 
 
 wait_for_ever_beside.concurrent = True
-SAY = "next(session for session in self._sessions if session.lease)._connection.send({}, 12345, '', [b'\\xc0'])"
+SAY = (
+    "import gc\nfrom ddlf.worker.session import Session\n"
+    "sessions = [thing for thing in gc.get_objects() if type(thing) is Session]\n"
+    "next(session for session in sessions if session._lease and not session.closed.done())._connection.send({}, 12345, '', [b'\\xc0'])"
+)
 
 
 async def test_B83_an_answer_that_nobody_waits_for_is_ignored(running, serves_others):
@@ -316,7 +320,7 @@ async def test_an_event_of_a_newer_worker_is_ignored(running, serves_others):
 @pytest.mark.parametrize("facts", ["None", "7", "{'chain': []}", "{'chain': [['ValueError']]}"])
 async def test_an_error_that_cannot_be_read_is_one_with_a_sentence(running, facts):
     async with connected(running.port) as master:
-        await master.run_code(f"import ddlf.worker.worker as module\nmodule.describe = lambda error: {facts}")
+        await master.run_code(f"import ddlf.worker.session as module\nmodule.describe = lambda error: {facts}")
         with pytest.raises(ProtocolError, match="error data cannot be read"):
             await master.run_code("1 / 0")
         assert await master.run_code("1 + 1") == 2

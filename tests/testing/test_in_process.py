@@ -36,7 +36,7 @@ async def test_nothing_is_started_and_nothing_is_left(descendants):
         await cluster.run_code("1")
         assert descendants() == []
         ports = [worker.port for worker in cluster.workers]
-        folders = [machine._daemon._session_dir for machine in cluster.machines]
+        folders = [machine._daemon._folder.path for machine in cluster.machines]
     assert not any(folder.exists() for folder in folders)
     assert len(set(ports)) == 2
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []

@@ -8,7 +8,7 @@ import pytest
 
 from ddlf.wire.messages import Kind
 from ddlf.wire.values import BIG_ENDIAN, DTYPES, Tag
-from ddlf.worker.worker import Worker
+from ddlf.worker.executor import Executor
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
@@ -37,7 +37,7 @@ def test_the_limits_of_the_document_are_read_at_all():
 def test_each_command_of_a_data_connection_is_in_the_document(tmp_path):
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section("Commands on a data connection"), re.MULTILINE)
     written = {name for row in rows for name in re.findall(r"\w+", row)}
-    assert written == {*Worker(tmp_path, tmp_path)._commands, "run", "run_method"}
+    assert written == {*Executor(tmp_path, tmp_path).commands, "run", "run_method"}
 
 
 def test_each_tag_kind_and_element_type_has_its_number_in_the_document():

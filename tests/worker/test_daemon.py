@@ -18,7 +18,8 @@ from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError,
 from ddlf.net.dial import dial
 from ddlf.testing.network import FaultProxy
 from ddlf.wire.handshake import Role
-from ddlf.worker.daemon import MAX_START_FAILURES, Daemon, Options
+from ddlf.worker.daemon import Daemon, Options
+from ddlf.worker.executor_process import MAX_START_FAILURES
 from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening, python
@@ -126,7 +127,7 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_costs_only_tha
             raise failures.pop()
         return await start(*arguments, **options)
 
-    monkeypatch.setattr("ddlf.worker.daemon.START_RETRY_S", 0)
+    monkeypatch.setattr("ddlf.worker.executor_process.START_RETRY_S", 0)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
     one = RunningDaemon(tmp_path)
     await asyncio.wait_for(one.ready.wait(), PATIENCE_S)

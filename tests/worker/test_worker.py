@@ -1,4 +1,4 @@
-"""The worker that methods see, without its processes: a ``Worker`` in this process, asked directly or over a socket pair."""
+"""The worker that methods see, without its processes: an ``Executor`` in this process, asked directly or over a socket pair."""
 
 import asyncio
 import contextlib
@@ -15,17 +15,56 @@ from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Kind, Request
 from ddlf.wire.values import dumps, loads
+from ddlf.worker.calls import Call
+from ddlf.worker.executor import Executor
 from ddlf.worker.methods import concurrent
-from ddlf.worker.worker import Job, Worker
 from tests.patience import PATIENCE_S
 
 LIMITS = Limits()
 
 
 @pytest.fixture
-def worker(tmp_path):
-    """A worker without a daemon."""
-    return Worker(tmp_path / "session", tmp_path / "persist")
+def executor(tmp_path):
+    """An executor without a daemon."""
+    return Executor(tmp_path / "session", tmp_path / "persist")
+
+
+@pytest.fixture
+def worker(executor):
+    """What methods see of it."""
+    return executor.worker
+
+
+class Alone:
+    """Asks once, without a connection."""
+
+    held_back = False
+
+    def __init__(self, then=lambda: None):
+        self.response = asyncio.get_running_loop().create_future()
+        self.then = then
+
+    def refusal(self):
+        return None
+
+    def answer(self, call, response):
+        self.response.set_result(response)
+        self.then()
+
+    def keep_answers(self):
+        pass
+
+
+async def ask(executor, request, timeout_s=None):
+    loop = asyncio.get_running_loop()
+    asker = Alone()
+    call = Call(-1, request, asker, None if timeout_s is None else loop.time() + timeout_s)
+    executor.calls.submit(call)
+    try:
+        return (await asyncio.shield(asker.response)).unwrap()
+    except asyncio.CancelledError:
+        executor.calls.cancel(call)
+        raise
 
 
 class Master:
@@ -56,63 +95,63 @@ class Master:
 
 
 @pytest.fixture
-async def master(worker):
-    """A master that is connected to ``worker``."""
+async def master(executor):
+    """A master that is connected to ``executor``."""
     mine, theirs = socket_pair()
-    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     master = Master(mine)
     yield master
     master.connection.close()
     await asyncio.wait_for(serving, PATIENCE_S)
 
 
-async def run(worker, function, /, *args, **kwargs):
-    return (await worker.handle(Request("run_method", function, *args, **kwargs))).unwrap()
+async def run(executor, function, /, *args, **kwargs):
+    return await ask(executor, Request("run_method", function, *args, **kwargs))
 
 
 # -- calling ------------------------------------------------------------------------------------------------------------
 
 
-async def test_plain_and_async_functions_run_with_and_without_the_worker(worker):
+async def test_plain_and_async_functions_run_with_and_without_the_worker(executor, worker):
     async def with_self(self, x):
         return self is worker, x
 
     async def without(x):
         return x
 
-    assert await run(worker, with_self, 1) == (True, 1)
-    assert await run(worker, without, x=2) == 2
-    assert await run(worker, lambda self, x: self is worker, 1) is True
-    assert await run(worker, lambda x: x, 3) == 3
+    assert await run(executor, with_self, 1) == (True, 1)
+    assert await run(executor, without, x=2) == 2
+    assert await run(executor, lambda self, x: self is worker, 1) is True
+    assert await run(executor, lambda x: x, 3) == 3
 
 
-async def test_what_a_method_sets_on_self_stays_until_clean(worker):
+async def test_what_a_method_sets_on_self_stays_until_clean(executor, worker):
     def remember(self):
         self.anything = 7
         self.data["total"] = 1000
 
-    await run(worker, remember)
-    assert await run(worker, lambda self: (self.anything, self.data["total"])) == (7, 1000)
+    await run(executor, remember)
+    assert await run(executor, lambda self: (self.anything, self.data["total"])) == (7, 1000)
     await worker.clean()
-    assert await run(worker, lambda self: (hasattr(self, "anything"), self.data)) == (False, {})
+    assert await run(executor, lambda self: (hasattr(self, "anything"), self.data)) == (False, {})
 
 
-async def test_a_method_can_call_hosted_methods_and_functions_of_its_own_worker(worker):
+async def test_a_method_can_call_hosted_methods_and_functions_of_its_own_worker(executor, worker):
     async def outer(self):
         return await self.run("inner", 1) + await self.run_method(lambda x: x, 10)
 
     await worker.add_method(lambda self, x: x + 1, name="inner")
-    assert await run(worker, outer) == 12
+    assert await run(executor, outer) == 12
 
 
-async def test_an_unknown_command_is_refused(worker):
+async def test_an_unknown_command_is_refused(executor):
     with pytest.raises(ProtocolError, match="unknown command 'handle'"):
-        (await worker.handle(Request("handle"))).unwrap()
+        await ask(executor, Request("handle"))
     with pytest.raises(ProtocolError, match="run without a method"):
-        (await worker.handle(Request("run"))).unwrap()
+        await ask(executor, Request("run"))
 
 
-async def test_a_method_that_raises_system_exit_does_not_end_the_worker(worker):
+async def test_a_method_that_raises_system_exit_does_not_end_the_worker(executor):
     def leave():
         raise SystemExit(3)
 
@@ -122,8 +161,8 @@ async def test_a_method_that_raises_system_exit_does_not_end_the_worker(worker):
 
     for function in (leave, leave_later):
         with pytest.raises(SystemExit):
-            await run(worker, function)
-    assert await run(worker, lambda: 1) == 1
+            await run(executor, function)
+    assert await run(executor, lambda: 1) == 1
 
 
 # -- code ---------------------------------------------------------------------------------------------------------------
@@ -189,7 +228,7 @@ async def test_an_unknown_variable_is_a_key_error_with_the_nearest_name(worker):
 # -- turns --------------------------------------------------------------------------------------------------------------
 
 
-async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(worker):
+async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(executor):
     log = []
 
     async def step(name):
@@ -197,46 +236,46 @@ async def test_methods_run_one_at_a_time_in_the_order_in_which_they_came(worker)
         await asyncio.sleep(0)
         log.append(f"{name} ends")
 
-    await asyncio.gather(*(run(worker, step, name) for name in "ab"))
+    await asyncio.gather(*(run(executor, step, name) for name in "ab"))
     assert log == ["a begins", "a ends", "b begins", "b ends"]
 
 
-async def test_a_concurrent_method_runs_while_another_one_does(worker):
+async def test_a_concurrent_method_runs_while_another_one_does(executor):
     opened = asyncio.Event()
 
     async def wait():
         await asyncio.wait_for(opened.wait(), PATIENCE_S)
         return "opened"
 
-    waiting = asyncio.ensure_future(run(worker, wait))
+    waiting = asyncio.ensure_future(run(executor, wait))
     await asyncio.sleep(0)
-    await run(worker, concurrent(lambda: opened.set()))
+    await run(executor, concurrent(lambda: opened.set()))
     assert await waiting == "opened"
 
 
-async def test_plain_concurrent_functions_run_at_the_same_time(worker):
+async def test_plain_concurrent_functions_run_at_the_same_time(executor):
     barrier = threading.Barrier(3, timeout=30)
-    await asyncio.gather(*(run(worker, concurrent(lambda: barrier.wait())) for _ in range(3)))
+    await asyncio.gather(*(run(executor, concurrent(lambda: barrier.wait())) for _ in range(3)))
 
 
-async def test_what_a_plain_concurrent_function_raises_or_returns_comes_as_from_any_other(worker):
+async def test_what_a_plain_concurrent_function_raises_or_returns_comes_as_from_any_other(executor, worker):
     async def later():
         return 5
 
-    assert await run(worker, concurrent(lambda self: self.id)) == worker.id
-    assert await run(worker, concurrent(lambda: later())) == 5
+    assert await run(executor, concurrent(lambda self: self.id)) == worker.id
+    assert await run(executor, concurrent(lambda: later())) == 5
     for kind in (ValueError, SystemExit, KeyboardInterrupt):
 
         def fail(kind=kind):
             raise kind("no")
 
         with pytest.raises(kind):
-            await run(worker, concurrent(fail))
+            await run(executor, concurrent(fail))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await run(worker, concurrent(lambda: next(iter(()))))
+        await run(executor, concurrent(lambda: next(iter(()))))
 
 
-async def test_a_plain_concurrent_function_that_loops_ends_when_it_is_cancelled(worker):
+async def test_a_plain_concurrent_function_that_loops_ends_when_it_is_cancelled(executor):
     begun, ended = threading.Event(), threading.Event()
 
     @concurrent
@@ -248,26 +287,26 @@ async def test_a_plain_concurrent_function_that_loops_ends_when_it_is_cancelled(
         finally:
             ended.set()
 
-    running = asyncio.ensure_future(run(worker, loop))
+    running = asyncio.ensure_future(run(executor, loop))
     assert await asyncio.to_thread(begun.wait, 30)
-    assert await run(worker, lambda: "others run") == "others run"
+    assert await run(executor, lambda: "others run") == "others run"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert await asyncio.to_thread(ended.wait, 30)
 
 
-async def test_a_request_whose_time_is_over_before_its_turn_does_not_start(worker):
+async def test_a_request_whose_time_is_over_before_its_turn_does_not_start(executor):
     gate = asyncio.Event()
     started = []
-    first = asyncio.ensure_future(run(worker, lambda: gate.wait()))
+    first = asyncio.ensure_future(run(executor, lambda: gate.wait()))
     await asyncio.sleep(0)
-    second = asyncio.ensure_future(worker.handle(Request("run_method", lambda: started.append(1)), timeout_s=0))
+    second = asyncio.ensure_future(ask(executor, Request("run_method", lambda: started.append(1)), timeout_s=0))
     await asyncio.sleep(0)
     gate.set()
     await first
     with pytest.raises(RequestTimeout) as caught:
-        (await second).unwrap()
+        await second
     assert not caught.value.may_have_run
     assert started == []
 
@@ -304,15 +343,15 @@ def double(x):
     return 2 * x
 
 
-async def test_when_the_connection_ends_its_requests_are_cancelled(worker):
+async def test_when_the_connection_ends_its_requests_are_cancelled(executor):
     mine, theirs = socket_pair()
-    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     master = Master(mine)
     master.send(1, "run_method", wait_for_ever)
     master.send(2, "run_method", wait_for_ever)
     master.connection.close()
     await asyncio.wait_for(serving, PATIENCE_S)
-    assert await asyncio.wait_for(run(worker, lambda: "free"), PATIENCE_S) == "free"
+    assert await asyncio.wait_for(run(executor, lambda: "free"), PATIENCE_S) == "free"
 
 
 async def test_a_cancel_of_an_unknown_request_is_ignored(master):
@@ -327,9 +366,9 @@ async def test_a_request_number_that_is_open_already_ends_the_connection(master)
     await asyncio.wait_for(master.closed.wait(), PATIENCE_S)
 
 
-async def test_two_connections_are_served_and_one_ends_without_the_other(worker, master):
+async def test_two_connections_are_served_and_one_ends_without_the_other(executor, master):
     mine, theirs = socket_pair()
-    other = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    other = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     Master(mine).connection.close()
     await asyncio.wait_for(other, PATIENCE_S)
     master.send(1, "run_method", double, 3)
@@ -353,25 +392,25 @@ async def test_a_running_request_that_awaits_is_cancelled_in_place(master):
     assert await master.answer(2) == (Kind.RESULT, 8)
 
 
-async def test_handle_can_be_cancelled_by_its_caller(worker):
-    waiting = asyncio.ensure_future(worker.handle(Request("run_method", wait_for_ever)))
+async def test_a_call_can_be_cancelled_by_who_asked(executor):
+    waiting = asyncio.ensure_future(ask(executor, Request("run_method", wait_for_ever)))
     await asyncio.sleep(0)
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError, RequestCancelled):
         await waiting
-    assert await asyncio.wait_for(run(worker, lambda: "free"), PATIENCE_S) == "free"
+    assert await asyncio.wait_for(run(executor, lambda: "free"), PATIENCE_S) == "free"
 
 
-async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(worker):
+async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(executor):
     log = []
-    late = Job(-1, Request("run_method", lambda: log.append("late")), lambda response: None, None)
+    late = Call(-1, Request("run_method", lambda: log.append("late")), Alone())
 
     async def first():
         await asyncio.sleep(0)
 
-    worker.submit(Job(-1, Request("run_method", first), lambda response: worker.submit(late), None))
-    await run(worker, lambda: log.append("waiting"))
-    await run(worker, lambda: None)
+    executor.calls.submit(Call(-1, Request("run_method", first), Alone(lambda: executor.calls.submit(late))))
+    await run(executor, lambda: log.append("waiting"))
+    await run(executor, lambda: None)
     assert log == ["waiting", "late"]
 
 
@@ -414,9 +453,9 @@ def return_what_raises():
     return Stubborn(a=1)
 
 
-async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(worker, master):
+async def test_each_master_chooses_for_itself_whether_results_may_be_pickled(executor, master):
     mine, theirs = socket_pair()
-    serving = asyncio.create_task(worker.control(theirs, LIMITS, LIMITS))
+    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
     other = Master(mine)
     other.send(1, "connect", pickle_results=True)
     await other.answer(1)
@@ -434,12 +473,12 @@ def return_an_object():
     return object()
 
 
-async def test_an_answer_has_the_arrays_as_they_were_when_its_method_returned(worker, master):
+async def test_an_answer_has_the_arrays_as_they_were_when_its_method_returned(executor, worker, master):
     worker.weights = np.zeros(16_000_000, np.float32)  # more than the kernel's buffers hold
     master.connection.pause_reading()
     master.send(1, "run_method", return_weights)
     master.send(2, "run_method", change_weights)
-    changed = asyncio.ensure_future(run(worker, lambda: None))
+    changed = asyncio.ensure_future(run(executor, lambda: None))
     await changed
     master.connection.resume_reading()
     _, weights = await master.answer(1)
@@ -461,11 +500,11 @@ def change_weights(self):
 
 @pytest.fixture
 def small_queue(monkeypatch):
-    monkeypatch.setattr("ddlf.worker.worker.MAX_QUEUED_BYTES", 1_000_000)
+    monkeypatch.setattr("ddlf.worker.session.MAX_QUEUED_BYTES", 1_000_000)
 
 
 async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_then_all_run_in_order(
-    worker, master, small_queue
+    executor, worker, master, small_queue
 ):
     await worker.add_method(
         lambda self, n: (self.data.setdefault("ran", []).append(n), bytes(1_000_000))[1], name="big"
@@ -481,18 +520,20 @@ async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_t
     for _ in range(50):
         await asyncio.sleep(0)
     assert worker.data["ran"] in ([1], [1, 2])
-    assert await run(worker, lambda: "others are served") == "others are served"
+    assert await run(executor, lambda: "others are served") == "others are served"
     master.connection.resume_reading()
     for number in range(1, 11):
         await master.answer(number)
     assert worker.data["ran"] == list(range(1, 11))
 
 
-async def test_a_master_that_reads_nothing_at_all_loses_the_connection(worker, master, small_queue, monkeypatch, capfd):
-    monkeypatch.setattr("ddlf.worker.worker.STALLED_AFTER_S", 0.1)
+async def test_a_master_that_reads_nothing_at_all_loses_the_connection(
+    executor, worker, master, small_queue, monkeypatch, capfd
+):
+    monkeypatch.setattr("ddlf.worker.session.STALLED_AFTER_S", 0.1)
     master.connection.pause_reading()
     master.send(1, "run_code", "bytes(5_000_000)")
     await asyncio.sleep(0)
-    (session,) = worker._sessions
+    (session,) = executor.sessions
     await asyncio.wait_for(session.closed, PATIENCE_S)
     assert "its master has read nothing for 0.1 s" in capfd.readouterr().err

@@ -1,0 +1,399 @@
+"""The executor's process, as its daemon sees it: started again whenever it ends, handed connections, interrupted and killed. Runs in the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from ddlf.errors import ConnectError, ProtocolError
+from ddlf.net.tls import Security
+from ddlf.worker.activity import Activity
+from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
+from ddlf.worker.questions import MAX_QUESTION_BYTES
+
+if TYPE_CHECKING:
+    from ddlf.worker.daemon import Options
+
+HAND_OVER = struct.Struct("<8sd")
+"""What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
+LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
+"""Tells the executor to look at its page for who may ask it."""
+MAX_START_FAILURES = 5
+"""So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
+START_RETRY_S = 0.5
+INTERRUPT_EVERY_S = 0.5
+STDOUT = 1
+STDERR_TAIL_BYTES = 8192
+STDERR_TAIL_LINES = 40
+"""A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
+
+
+class Reason(NamedTuple):
+    """Why a process ended, for people.
+
+    Args:
+        text: What happened to it.
+        hint: What they can do.
+        gave_up: Whether its daemon ended it after a ``cancel``.
+    """
+
+    text: str
+    hint: str = ""
+    gave_up: bool = False
+
+
+def reason_of(code: int | None, name: str | None) -> Reason:
+    """What an exit code, or the name of a signal, says alone."""
+    if code == UNKNOWN:
+        return Reason("has ended, and so has the process that could say how")
+    if name == "SIGKILL":
+        return Reason(
+            f"was ended by {name}",
+            "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers",
+        )
+    if name:
+        return Reason(f"was ended by {name}", "the fault is in native code that the method called")
+    return Reason(f"ended with exit code {code}")
+
+
+class ExecutorProcess:
+    """The executor's process, as its daemon sees it.
+
+    Args:
+        options: How the worker was started.
+        session_dir: Folder that lives as long as the daemon.
+        state_dir: Folder for persistent methods and the executor's log.
+        on_exit: Called with the facts whenever a process ended that was not told to.
+        log: Takes a line for the terminal.
+        certificate: File with the worker's own certificate; None when nothing is encrypted.
+
+    Attributes:
+        name: Of the process, for ``ps`` and ``top``.
+        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
+        settled: Set while the state is not ``"starting"``.
+        restarts: How often one was started after the first.
+        last_exit: How the last one ended; empty before that.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        session_dir: Path,
+        state_dir: Path,
+        on_exit: Callable[[dict[str, Any]], None],
+        log: Callable[[str], None],
+        certificate: Path | None = None,
+    ) -> None:
+        self._options = options
+        self.name = executor_name(int(state_dir.name.removeprefix("port-")))
+        self._session_dir = session_dir
+        self._certificate = certificate
+        self._tmp_dir = session_dir / "tmp"
+        self._environment = {"TMPDIR": str(self._tmp_dir)}
+        self._persist_dir = state_dir / "methods"
+        self._log_path = state_dir / "executor.log"
+        self._on_exit = on_exit
+        self._log = log
+        self.on_question: Callable[[bytes, int], None] = lambda question, descriptor: os.close(descriptor)
+        self._activity_fd = Activity.create()
+        self.activity = Activity(self._activity_fd)
+        self._process: asyncio.subprocess.Process | Forked | None = None
+        self._forks = Forks(options.template_fd)
+        self._replacing = False
+        self._channel: socket.socket | None = None
+        self._stderr: IO[bytes] | None = None
+        self._start_failures = 0
+        self._reason: Reason | None = None
+        self._served = False
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self.state = "starting"
+        self.settled = asyncio.Event()
+        self.restarts = -1
+        self.last_exit: dict[str, Any] = {}
+
+    @property
+    def given_up(self) -> str:
+        """How the last executor ended, if no other one is started; else empty."""
+        return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process else None
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the hosted methods, which lie in files."""
+        folders = (self._persist_dir, self._session_dir)
+        return sorted({path.stem.rpartition("-")[2] for folder in folders for path in folder.glob("*.method")})
+
+    async def keep_running(self) -> None:
+        """Start the process, and start another one whenever it ends."""
+        while True:
+            await self._wanted.wait()
+            try:
+                await self._start()
+                facts = self._facts(await self._wait(), self.pid)
+            except OSError as error:  # no memory or no process number left, which may pass
+                self._close_channel()
+                self._reason = Reason(f"could not be started: {error.strerror}")
+                facts = self._facts(None, None)
+                await asyncio.sleep(START_RETRY_S)
+            if self._replacing:
+                self._replacing = False
+                self.restarts -= 1
+                self.activity.clear()
+                continue
+            self.settled.clear()
+            self.last_exit = facts
+            self.activity.clear()
+            self.state = "starting"
+            self._start_failures = 0 if self._served else self._start_failures + 1
+            if self._start_failures < MAX_START_FAILURES:
+                self._log(f"executor {facts['text']}; starting a new one")
+            else:
+                self.state = "failed"
+                self._wanted.clear()
+                self.settled.set()
+                self._log(
+                    f"executor {facts['text']}, the {MAX_START_FAILURES}th one at its start: given up. "
+                    f"Its last words:\n{facts['stderr_tail']}"
+                )
+            self._on_exit({**facts, "state": self.state})
+
+    async def _start(self) -> None:
+        self.restarts += 1
+        self._served = False
+        # Killed executors leave what they would have removed at their end, TensorFlow's generated code for instance.
+        shutil.rmtree(self._tmp_dir, ignore_errors=True)
+        self._tmp_dir.mkdir(mode=0o700)
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
+        self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
+        with theirs:
+            descriptors = theirs.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
+            self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(theirs)
+        settings = json.dumps(
+            {
+                "name": self.name,
+                "tokens": [token.decode() for token in self._options.tokens],
+                "session_dir": str(self._session_dir),
+                "persist_dir": str(self._persist_dir),
+                "max_message_bytes": self._options.max_message_bytes,
+                "tls_files": [str(file) if file else None for file in self._tls_files()],
+            }
+        ).encode()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
+            await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
+            if await loop.sock_recv(self._channel, 1):
+                loop.add_reader(self._channel.fileno(), self._hear, self._channel)
+                self.state = "ready"
+                self.settled.set()
+
+    async def _spawn(self, channel: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ddlf.worker.executor", str(channel.fileno()), str(self._activity_fd)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=self._stderr,
+            pass_fds=(channel.fileno(), self._activity_fd),
+            env=child_environment() | self._environment,
+            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+            start_new_session=True,
+        )
+
+    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
+        """See ``Daemon.preload``."""
+        reason = await self._forks.preload(modules)
+        await self.settled.wait()
+        process = self._process
+        has_them = isinstance(process, Forked) and process.modules >= set(modules)
+        replaceable = not reason and not has_them and self.state == "ready" and not self.activity.used
+        if replace and replaceable and not self._replacing:
+            self._replacing, self.state = True, "starting"
+            self.settled.clear()
+            self._kill_group()
+            await self.settled.wait()
+        return {"reason": reason, "replaceable": replaceable}
+
+    def _tls_files(self) -> list[Path | None]:
+        """The worker's own certificate, then those of an organisation."""
+        security = self._options.security or Security()
+        return [self._certificate, security.tls_ca, security.tls_cert, security.tls_key]
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        code = await self._process.wait()
+        self._kill_group(also_ended=True)  # what user code started
+        self._release()
+        self._close_channel()
+        return code
+
+    def _facts(self, code: int | None, pid: int | None) -> dict[str, Any]:
+        """How a process ended, in the words of the event ``executor_exited``."""
+        name = signal.Signals(-code).name if code is not None and code < 0 else None
+        reason, self._reason = self._reason or reason_of(code, name), None
+        running = self.activity.running()
+        return {
+            "text": reason.text,
+            "pid": pid,
+            "exit_code": None if name or code == UNKNOWN else code,
+            "signal": name,
+            "stderr_tail": self._tail(),
+            "hint": reason.hint,
+            "id": running.id if running else 0,
+            "method": running.name if running else "",
+            "beside": self.activity.beside,
+            "gave_up": reason.gave_up,
+        }
+
+    def _tail(self) -> str:
+        if self._stderr is None or self._stderr.closed:
+            return ""
+        with self._stderr as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - STDERR_TAIL_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
+
+    async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
+        """Give a data connection to the executor, as soon as there is one.
+
+        Args:
+            sock: The connection; the caller still closes its own descriptor.
+            preamble: What was read of it.
+            deadline: When its handshake has to be complete, by the monotonic clock, which is the same in both processes.
+        """
+        while True:
+            await self.settled.wait()
+            if self.state == "failed" or self._channel is None:
+                raise ProtocolError("there is no executor, see above")
+            self._served = True
+            try:
+                socket.send_fds(self._channel, [HAND_OVER.pack(preamble, deadline)], [sock.fileno()])
+            except BlockingIOError:
+                raise ConnectError("the executor is busy, and too many connections wait for it already") from None
+            except (BrokenPipeError, ConnectionResetError):
+                self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
+            else:
+                return
+
+    def grant(self, lease: bytes) -> None:
+        """Let the executor run the requests of one master alone, and end the connections of others; of all, if ``lease`` is empty."""
+        self.activity.grant(lease)
+        if self.state == "ready" and self._channel is not None:
+            with contextlib.suppress(OSError):  # it has ended; or so much waits for it that it will look anyway
+                self._channel.send(LEASE_CHANGED)
+
+    async def cancel(self, id: int, grace_s: float) -> str:
+        """See ``Daemon.cancel``."""
+        self.activity.ask_end(id)
+        if not self._runs(id):
+            return "idle"
+        deadline = time.monotonic() + grace_s
+        signal_at = 0.0
+        while (now := time.monotonic()) < deadline:
+            if now >= signal_at and self._process is not None and self._process.returncode is None:
+                # Again, but not at once: one signal can be swallowed by an `except:` in the method's loop, and a `finally:` needs its time.
+                self._process.send_signal(signal.SIGINT)
+                signal_at = now + INTERRUPT_EVERY_S
+            await asyncio.sleep(0.02)
+            if not self._runs(id):
+                return "interrupted"
+        running = self.activity.running()
+        name = running.name if running is not None else ""
+        self._reason = Reason(
+            f"was ended by its daemon: {name!r} went on for {grace_s:g} s after it was cancelled",
+            "cancel ends what runs Python code or awaits; let native code work in pieces",
+            gave_up=True,
+        )
+        self._kill_group()
+        return "killed"
+
+    def _runs(self, id: int) -> bool:
+        running = self.activity.running()
+        return running is not None and running.id == id
+
+    async def restart(self, who: str) -> None:
+        """Kill the process if there is one and wait for its end; ``keep_running`` starts another.
+
+        Args:
+            who: Who wants it, for people.
+        """
+        if self.state == "failed":
+            self.state = "starting"
+            self.settled.clear()
+        self._start_failures = 0
+        self._wanted.set()
+        if self._process is not None and self._process.returncode is None:
+            self._reason = Reason(f"was restarted by {who}", "ask them whether they are done")
+        self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
+
+    def end_stopped(self, seconds: float) -> None:
+        """End a process that is stopped; ``keep_running`` starts another.
+
+        Args:
+            seconds: For how long it has been.
+        """
+        self._reason = Reason(
+            f"was stopped (SIGSTOP) for {seconds:.0f} s, so its daemon ended it",
+            "find out who stops processes there; to slow one down use its priority",
+        )
+        self._kill_group()
+
+    async def end(self) -> None:
+        """End the process for good."""
+        self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
+            self._release()
+        self._close_channel()
+        await self._forks.close()
+        if self._stderr is not None:
+            self._stderr.close()
+        self.activity.close()
+        os.close(self._activity_fd)
+
+    def _kill_group(self, *, also_ended: bool = False) -> None:
+        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM. Long after its end the
+        # number may be that of somebody else's process.
+        if self._process is not None and (also_ended or self._process.returncode is None):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _release(self) -> None:
+        if isinstance(self._process, Forked):
+            self._process.release()
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    def _hear(self, channel: socket.socket) -> None:
+        """Take a question of the executor, which comes with the socket for the answer."""
+        try:
+            question, descriptors, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            question, descriptors = b"", []
+        if not question:  # it has ended
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+        for descriptor in descriptors:
+            self.on_question(question, descriptor)

@@ -1,0 +1,216 @@
+"""One data connection's requests: bytes become calls, results become bytes. Runs in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ddlf.errors import LeaseError, NotPicklable, ProtocolError, RequestCancelled
+from ddlf.net.buffers import POOL
+from ddlf.net.connection import Connection
+from ddlf.wire.code import CodeMissing, dump_result
+from ddlf.wire.frame import Frame, Limits
+from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
+from ddlf.wire.values import dumps, loads, refuse_objects
+from ddlf.worker.activity import Activity
+from ddlf.worker.calls import Call, Calls
+from ddlf.worker.lease import MASTER_ID_BYTES
+
+MAX_WAITING_REQUESTS = 1024
+"""A connection with this many unanswered requests is not read from until half are answered."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Answers that a master has not taken yet; above it none of its requests is read or started."""
+STALLED_AFTER_S = 60.0
+"""A master that takes nothing of such answers for so long loses the connection. Not sooner: one that computes in its event loop does not read either,
+and its answers wait at no more cost than the bytes above. One that is stopped or gone is noticed by its silence on the control connection."""
+
+
+class Session:
+    """One data connection's requests.
+
+    Args:
+        sock: Authenticated.
+        limits: What this side accepts.
+        peer_limits: What the other side accepts.
+        calls: The worker's, which run what is asked.
+        load: Makes an object of what came in place of one; see ``loads``.
+        begin: Told of a master that has the worker: its id, and whether it answers what ``imports`` asks.
+        activity: The page that says who has the worker; None without a daemon, when everybody may ask.
+
+    Attributes:
+        held_back: Whether its master has too many answers to read.
+        is_guest: Whether its master asks without having the worker.
+        closed: Done when the connection has ended.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        peer_limits: Limits,
+        *,
+        calls: Calls,
+        load: Callable[..., Any],
+        begin: Callable[[bytes, bool], None],
+        activity: Activity | None,
+    ) -> None:
+        self._calls = calls
+        self._load = load
+        self._begin = begin
+        self._activity = activity
+        self._loop = asyncio.get_running_loop()
+        self._pickle_results = False
+        self._begun = activity is None  # without a daemon there are no leases
+        self._lease: bytes | None = None  # the key under which it asks; None before ``connect`` and for a guest
+        self._reading_again: asyncio.Task[None] | None = None
+        self._open: dict[int, Call] = {}
+        self.is_guest = activity is None
+        self.held_back = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._connection = Connection(
+            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=POOL.take
+        )
+
+    def refusal(self) -> LeaseError | None:
+        """Why nothing is to be run for its master; None if that has the worker, or is a guest."""
+        if self.is_guest:
+            return None
+        if self._lease is None:
+            return _no_connect()
+        if self._activity is not None and self._activity.holds(self._lease):
+            return None
+        return LeaseError("this master does not have the worker any more", hint="connect again")
+
+    def end_without_lease(self) -> None:
+        """End the connection if its master had the worker and does not any more."""
+        if self._lease is not None and self.refusal() is not None:
+            self._connection.close()
+
+    def cancel_all(self) -> None:
+        """End what is open: nobody waits for it."""
+        for call in list(self._open.values()):
+            self._calls.cancel(call)
+
+    def keep_answers(self) -> None:
+        """See ``Asker``."""
+        self._connection.detach()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.CANCEL:
+            if frame.id in self._open:
+                self._calls.cancel(self._open[frame.id])
+            return
+        if frame.kind != Kind.REQUEST:
+            raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
+        if frame.id < 1:
+            raise ProtocolError(f"a request has a number from 1, not {frame.id}")
+        if frame.id in self._open:
+            raise ProtocolError(f"request {frame.id} is open already")
+        if not self._begun and frame.name != "connect":
+            self._answer(frame.id, Response(error=self.refusal() or _no_connect()))
+            return
+        try:
+            args, kwargs = read_arguments(loads(frame.buffers, self._load))
+        except (CodeMissing, NotPicklable) as error:
+            if isinstance(error, CodeMissing):
+                error.may_have_run = False
+            self._answer(frame.id, Response(error=error))
+            return
+        if frame.name == "connect":
+            refusal = self._connect(kwargs)
+            if refusal is not None:
+                self._answer(frame.id, Response(error=refusal))
+                return
+        timeout_s = frame.extra
+        deadline = self._loop.time() + timeout_s if timeout_s is not None else None
+        call = self._open[frame.id] = Call(frame.id, Request(frame.name, *args, **kwargs), self, deadline)
+        if len(self._open) >= MAX_WAITING_REQUESTS:
+            self._connection.pause_reading()
+        self._calls.submit(call)
+
+    def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
+        """Take note of who asks; lease and modules are taken out of the facts. Returns why nothing is to be run, or None."""
+        # Of this connection alone: another master may have chosen otherwise.
+        self._pickle_results = bool(facts.get("pickle_results"))
+        self.is_guest = self.is_guest or facts.get("guest") is True
+        lease = facts.pop("lease", b"")
+        # A free worker's page holds zeros, which are nobody's key.
+        self._lease = None if self.is_guest else lease if isinstance(lease, bytes) and any(lease) else b""
+        modules = facts.pop("modules", False) is True
+        refusal = self.refusal()
+        self._begun = refusal is None
+        if self._begun and self._lease:
+            self._begin(self._lease[:MASTER_ID_BYTES], modules)
+        return refusal
+
+    def answer(self, call: Call, response: Response) -> None:
+        """See ``Asker``."""
+        self._answer(call.id, response)
+
+    def _answer(self, id: int, response: Response) -> None:
+        self._open.pop(id, None)
+        if len(self._open) == MAX_WAITING_REQUESTS // 2 and not self.held_back:
+            self._connection.resume_reading()
+        connection, error = self._connection, response.error
+        if connection.closed:
+            return
+        try:
+            if error is None:
+                dump = dump_result if self._pickle_results else refuse_objects
+                connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
+        except ConnectionError:
+            return
+        except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
+            error = problem.with_traceback(None)  # its frames are ours and those of the encoder
+        if error is not None:
+            if isinstance(error, RequestCancelled) and self._lease is not None and self.refusal() is not None:
+                connection.close()  # the end of its lease ended it, not its master
+                return
+            with contextlib.suppress(ConnectionError):
+                connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+        if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        self.held_back = True
+        self._connection.pause_reading()
+        self._reading_again = self._loop.create_task(self._wait_for_reader())
+
+    async def _wait_for_reader(self) -> None:
+        """Go on when the master has read half of what waits for it; end the connection when it does not read at all."""
+        connection = self._connection
+        while connection.queued_bytes > MAX_QUEUED_BYTES // 2:
+            sent = connection.bytes_sent
+            try:
+                async with asyncio.timeout(STALLED_AFTER_S):
+                    await connection.drain(leave=MAX_QUEUED_BYTES // 2)
+            except TimeoutError:
+                if connection.bytes_sent == sent:
+                    _log(
+                        f"its master has read nothing for {STALLED_AFTER_S:g} s, {connection.queued_bytes:,} bytes wait for it"
+                    )
+                    connection.abort()
+            except ConnectionError:
+                break
+        self.held_back = False
+        if len(self._open) < MAX_WAITING_REQUESTS:
+            connection.resume_reading()
+        self._calls.go_on()
+
+    def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            _log(str(reason))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+def _no_connect() -> LeaseError:
+    return LeaseError("a session begins with connect")
+
+
+def _log(why: str) -> None:
+    print(f"ddlf-worker: closed a connection: {why}", file=sys.stderr, flush=True)
