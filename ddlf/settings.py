@@ -312,12 +312,14 @@ class Settings:
     (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins anew in each round: it is warned of. What they do cannot be compared
     with a checkpoint's."""
 
-    checkpoint: Annotated[str | Path | None, Setting(folder, "write a checkpoint there after every round", "DIR")] = (
-        None
-    )
+    checkpoint: Annotated[
+        str | Path | None, Setting(folder, "folder to write a checkpoint to after every round", "DIR")
+    ] = None
     """None for none, or for that of ``resume``."""
 
-    checkpoint_every: Annotated[int, Setting(Whole(1), "only after every N rounds, and at the end", "N")] = 1
+    checkpoint_every: Annotated[
+        int, Setting(Whole(1), "write checkpoints only after every N rounds, and at the end", "N")
+    ] = 1
     """Updates, in asynchronous training."""
 
     checkpoint_keep: Annotated[int, Setting(Whole(1), "how many of the last checkpoints are kept")] = 3

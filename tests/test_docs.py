@@ -12,6 +12,7 @@ import yaml
 import ddlf
 from ddlf.cli import main, worker
 from ddlf.config.models import ClusterConfig
+from ddlf.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/api.md")}
@@ -53,17 +54,5 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
     methods = {
         name for cls in (ddlf.IApp, ddlf.Cluster) for name, value in vars(cls).items() if inspect.isfunction(value)
     }
-    settings = {name for name, value in vars(ddlf.IApp).items() if not callable(value)}
-    wanted = {name for name in (*ddlf.__all__, *methods, *settings) if not name.startswith("_")}
+    wanted = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
     assert wanted - named == set()
-
-
-def test_every_setting_of_the_cluster_file_and_of_the_command_line_is_one_of_the_app():
-    from ddlf.cli.options import OF_SETTINGS
-    from ddlf.config.models import RunConfig
-
-    of_the_cluster = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
-    assert all(hasattr(ddlf.IApp, name) for name in OF_SETTINGS)
-    assert {name for name in RunConfig.model_fields if not hasattr(ddlf.IApp, name)} <= of_the_cluster | {
-        "pickle_results"
-    }

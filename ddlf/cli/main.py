@@ -45,6 +45,16 @@ def parser() -> Parser:
     run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)
 
+    config = commands.add_parser("config", help="show the settings of a run", description="The settings of a run.")
+    shows = config.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
+    show = shows.add_parser(
+        "show", help="each setting and its value", description="Each setting and its value, as ddlf run would have it."
+    )
+    show.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
+    show.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
+    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    add_options(show)
+
     status = commands.add_parser("status", help="show what the workers do", description="Show what the workers do.")
     _add_cluster(status)
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -128,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _main(argv: list[str]) -> NoReturn:
     top = parser()
-    names = ("run", "status", "bench", "stop", "clean", "token")
+    names = ("run", "status", "bench", "stop", "clean", "token", "config")
     while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version", "--schema"):
@@ -156,6 +166,10 @@ def _main(argv: list[str]) -> NoReturn:
         sys.exit(run_file(options.app, options))
     try:
         commands = {"status": _status, "bench": _bench, "stop": _stop, "clean": _clean}
+        if options.command == "config":
+            from ddlf.cli.show import show
+
+            sys.exit(show(options))
         code = _token(options) if options.command == "token" else asyncio.run(commands[options.command](options))
     except DDLFError as error:
         if getattr(options, "debug", False):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
+from ddlf.settings import SETTINGS
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -176,28 +177,39 @@ def takes_a_cluster(function: Callable[..., Any]) -> bool:
 def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.Namespace) -> IApp:
     """Make the app and set on it what the options and the cluster file say."""
     app = target(cluster)
-    file_settings: dict[str, Any] = {}
+    for name, value, _ in told(target, options):
+        setattr(app, name, value)
+    return app
+
+
+def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
+    """What wins over the app's own attributes, the last over those before: name, value, and where it stands.
+
+    Raises:
+        ConfigError: A parameter is no attribute of the app, or has another type; the cluster file cannot be used.
+    """
     if not (options.local or options.hosts):
         from ddlf.config.addresses import find_config
-        from ddlf.config.cluster_file import load_config
 
-        path = find_config(options.config)
-        file_settings = load_config(path).run.model_dump() if path is not None else {}
+        if path := find_config(options.config):
+            from ddlf.config.cluster_file import load_config
+
+            run = load_config(path).run
+            yield from ((name, value, str(path)) for name, value in run if name in SETTINGS and value is not None)
     for name in OF_SETTINGS:
-        value = getattr(options, name)
-        value = file_settings.get(name) if value is None else value
-        if value is not None:
-            setattr(app, name, value)
-    app.verbose = app.verbose and not options.quiet
-    app.takeover = app.takeover or options.takeover
+        if (value := getattr(options, name)) is not None:
+            yield name, value, f"--{name.replace('_', '-')}"
+    if options.quiet:
+        yield "verbose", False, "--quiet"
+    if options.takeover:
+        yield "takeover", True, "--takeover"
     for key, text in _parameters(options):
         default = getattr(target, key, property())
         if hasattr(target, key) and (callable(default) or isinstance(default, property)):
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
-        setattr(app, key, _value(key, text, default))
-    return app
+        yield key, _value(key, text, default), f"-p {key}"
 
 
 def _near(target: type[IApp], key: str) -> str:

@@ -91,6 +91,13 @@ def load_config(path: str | Path | None = None) -> ClusterConfig:
     return config
 
 
+def lines_of_run(path: Path) -> dict[str, int]:
+    """The line, from 1, of each key in the section ``run`` of a file that can be read."""
+    document = compose(_read_text(path, named_by=""))
+    keys = document.keys if document is not None else {}
+    return {str(where[1]): at(node, "").line for where, node in keys.items() if where[0] == "run" and len(where) == 2}
+
+
 def _read_text(path: Path, named_by: str) -> str:
     """Return the content of a configuration file.
 

@@ -267,7 +267,7 @@ def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, A
 
 def _fact(value: Any) -> Any:
     """A setting's value as it is stored: a rule as its text."""
-    if value is None or isinstance(value, int | str):
+    if value is None or isinstance(value, int | float | str):
         return value
     return str(value) if isinstance(value, Named) else describe(value)
 

@@ -1,6 +1,10 @@
 """Every setting is looked at before a worker is reached; there is none in these tests."""
 
+import contextlib
+import dataclasses
+import io
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,9 +12,12 @@ import pytest
 import ddlf
 from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
-from ddlf.errors import ConfigError
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.errors import BadUpdate, ConfigError
 from ddlf.settings import SETTINGS
+from ddlf.training import reporting
 from ddlf.training.start import check
+from tests.trials.made_up import App, Cluster, Worker, made_up
 
 
 class Plain(ddlf.IApp):
@@ -125,3 +132,93 @@ def test_a_rule_may_be_text_or_an_object():
     assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
     assert outer_of(None) == outer_of("subtract") == Subtract()
     assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync")["merge"] == TrimmedMean(beta=0.1)
+
+
+# --- Nothing is ignored: of each mode and each setting, another value is seen in what the run does, or it is refused
+
+OTHERS = {
+    "master_epochs": 2,
+    "worker_epochs": 2,
+    "batch_size": 8,
+    "seed": 1,
+    "slots": 3,
+    "balance": "speed",
+    "optimizer_state": "fresh",
+    "codec": "int8",
+    "weights_codec": "float16",
+    "merge": "median",
+    "update_policy": "stop",
+    "outer": "nesterov",
+    "evaluate_every": 1,
+    "checkpoint": "elsewhere",
+    "checkpoint_every": 3,
+    "checkpoint_keep": 1,
+    "resume": "before",
+    "takeover": True,
+    "verbose": True,
+}
+USED_IN = {
+    "mode": "app.py",
+    "precision": "roles/replica.py",
+    "class_weight": "data/parts.py",
+    "callbacks": "app.py",
+    "wait_for_workers_s": "training/opening.py",
+}
+"""What is used before the loop of a mode begins, or on the workers: in the same way for each."""
+
+
+class Poisoned(Worker):
+    """Slower than the one before it; the fourth update of the first is of no use."""
+
+    def train(self, task):
+        reply = super().train(task)
+        if len(self.replies) == 3 and self.id == 1:
+            reply.update["payloads"][1]["raw"][:] = np.nan
+        return dataclasses.replace(reply, compute_s=0.001 * self.id)
+
+
+async def outcome(mode, folder, **settings):
+    """What a run with these settings does, as far as it can be seen from outside."""
+    folders = {name: folder / settings[name] for name in ("checkpoint", "resume") if name in settings}
+    cluster, taken, said = Cluster(), [], io.StringIO()
+    before = App(cluster, mode=mode, update_policy="clip", checkpoint=folder / "before", master_epochs=1)
+    cluster.workers = [Poisoned(number) for number in ((1, 2) if mode == "sync" else (1,))]  # of one the order is known
+    await before.train_model()
+    app = App(cluster, mode=mode, **{"checkpoint": folder / "there", "update_policy": "clip", **settings, **folders})
+    opened = CheckpointFolder.open
+
+    def spied(self, *given, **more):
+        taken.append(more)
+        return opened(self, *given, **more)
+
+    with (
+        mock.patch.object(CheckpointFolder, "open", spied),
+        mock.patch.object(reporting, "evaluate", return_value={"loss": 0.0}) as evaluate,
+        contextlib.redirect_stdout(said),
+    ):
+        try:
+            await app.train_model()
+        except BadUpdate as bad:
+            return str(bad)
+    tasks = [task for worker in cluster.workers for name, task, *_ in worker.asked if name == "train_slot"]
+    asked = [(task.slot, task.epochs, task.batch_size, len(task.indices)) for task in tasks]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("round-*"))
+    bits = [array.tobytes() for array in app.model.get_weights()]
+    return bits, asked, files, len(app.history), taken, evaluate.call_count, bool(said.getvalue())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_each_mode_uses_each_setting_or_refuses_it_by_name(mode, tmp_path):
+    assert OTHERS.keys() | USED_IN.keys() == SETTINGS.keys()
+    for name, file in USED_IN.items():
+        assert f".{name}" in (Path(ddlf.__file__).parent / file).read_text()
+    seen = {}
+    with made_up(), mock.patch("os.fsync"):
+        usual = await outcome(mode, tmp_path / "usual")
+        assert await outcome(mode, tmp_path / "again") == usual
+        for name, value in OTHERS.items():
+            try:
+                seen[name] = await outcome(mode, tmp_path / f"with {name}", **{name: value}) != usual
+            except ConfigError as refused:
+                seen[name] = str(refused).startswith(f"{name}=")
+    assert [name for name in seen if not seen[name]] == [], "ignored"

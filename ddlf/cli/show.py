@@ -1,0 +1,57 @@
+"""``ddlf config show``: each setting of a run, its value, and where that comes from. Nothing is connected or started."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.app import IApp
+from ddlf.cli.options import check_app_options
+from ddlf.cli.target import find_target, prepare_app, told
+from ddlf.config.addresses import find_config
+from ddlf.config.cluster_file import lines_of_run, load_config
+from ddlf.errors import ConfigError
+from ddlf.settings import SETTINGS, Settings, read
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print a line for each setting of the app, as ``ddlf run`` with the same options would have it; return the exit code.
+
+    Raises:
+        ConfigError: ``ddlf run`` would refuse it, too; the lines are printed before.
+    """
+    target: Any = find_target(options.app, options.target) if options.app else IApp
+    if not isinstance(target, type):
+        raise ConfigError(f"{target.__name__} in {options.app} is no app, and so has no settings")
+    app = prepare_app(target, None, options)
+    rows = list(_rows(app, options))
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, where in rows:
+        only = SETTINGS[name].only if name in SETTINGS else None
+        unused = f"  not used by {app.mode}" if only and only != app.mode else ""
+        print(f"{name:<{names}}  {value:<{values}}  {where if options.origin else ''}".rstrip() + unused)
+    if options.app:
+        check_app_options(options, app)
+        asyncio.run(app._check())
+    else:
+        read(app, app.mode, {})
+    return 0
+
+
+def _rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Name, value and origin of each setting: those of the app, then what the cluster file says about the cluster itself."""
+    path = None if options.local or options.hosts else find_config(options.config)
+    lines = lines_of_run(path) if path else {}
+    origins = {name: where for name, _, where in told(type(app), options)}
+    for name in SETTINGS:
+        home = next(cls for cls in type(app).__mro__ if name in vars(cls))
+        where = "default" if home is Settings else f"class {home.__name__}"
+        if name in vars(app):
+            where = origins.get(name, f"{type(app).__name__}.__init__")
+        yield name, str(getattr(app, name)), f"{path}:{lines[name]}" if where == str(path) else where
+    if path:
+        for name, value in load_config(path).run:
+            if name not in SETTINGS:
+                yield name, str(value), f"{path}:{lines[name]}" if name in lines else "default"

@@ -1,0 +1,58 @@
+"""Writes what follows from the code's own declarations: ``python docs/reference`` after a change of them."""
+
+import ast
+import inspect
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from ddlf.config.models import schema
+from ddlf.settings import SETTINGS, Settings, Use
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings() -> str:
+    """The page of the settings."""
+    body = ast.parse(inspect.getsource(Settings)).body[0].body
+    more = {
+        line.target.id: " ".join(text.value.value.split())
+        for line, text in pairwise(body)
+        if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    return "\n".join([HEAD, *(_setting(name, more.get(name, "")) for name in SETTINGS)])
+
+
+def _setting(name: str, more: str) -> str:
+    setting, usual = SETTINGS[name], getattr(Settings, name)
+    values = inspect.getdoc(setting.check) if inspect.isfunction(setting.check) else str(setting.check)
+    facts = [f"default `{usual!r}`", values]
+    if setting.flag is not None:
+        facts.append(f"`--{name.replace('_', '-')}{' ' * bool(setting.flag)}{setting.flag}`")
+    if Use.FILE in setting.use:
+        facts.append("in `run:`")
+    if Use.FACT in setting.use:
+        facts.append("compared with a checkpoint")
+    if setting.only:
+        facts.append(f"{setting.only} only")
+    text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
+    return f"## {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
+
+
+HEAD = """\
+# Settings
+
+Made from `ddlf/settings.py` by `python docs/reference`.
+
+Settings are attributes of an app's class or object. Those of the object win over those of the class, `run:` of cluster.yaml over both, and options of
+`ddlf run` and arguments of `train_sync` over all; `-p NAME=VALUE` sets any of them. `ddlf config show app.py --origin` says which values a run would
+have, and from where. All are checked before anything is connected or started, and what a mode has no use for is refused.
+"""
+PAGES = {
+    ROOT / "docs/reference/settings.md": settings,
+    ROOT / "ddlf/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
+}
+
+if __name__ == "__main__":
+    for path, text in PAGES.items():
+        path.write_text(text(), encoding="utf-8")

@@ -1,0 +1,103 @@
+"""``ddlf config show``: each setting, its value and where it comes from."""
+
+import pytest
+
+from ddlf.cli import main
+from ddlf.settings import SETTINGS
+
+APP = """
+import ddlf
+
+class Base(ddlf.IApp):
+    batch_size = 64
+
+class App(Base):
+    {more}
+
+    def __init__(self, cluster=None):
+        super().__init__(cluster)
+        self.slots = 7
+
+    async def load_dataset(self): ...
+    async def create_model(self): ...
+
+async def main(cluster): ...
+"""
+
+
+@pytest.fixture
+def show(tmp_path, monkeypatch, capsys):
+    """Runs the command where an app and a cluster file are; returns its lines as lists of words, its errors and its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("DDLF_CONFIG", raising=False)
+
+    def run(*arguments, more="pass"):
+        (tmp_path / "app.py").write_text(APP.format(more=more))
+        with pytest.raises(SystemExit) as ended:
+            main.main(["config", "show", *arguments])
+        out, err = capsys.readouterr()
+        return {line.split()[0]: line.split()[1:] for line in out.splitlines()}, err, ended.value.code
+
+    return run
+
+
+def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
+    (tmp_path / "cluster.yaml").write_text(
+        "workers: [127.0.0.1:9000]\nrun:\n  worker_epochs: 3\n  heartbeat_s: 0.4\n  seed: 1\n"
+    )
+    arguments = (
+        "--origin",
+        "--target",
+        "App",
+        "--codec",
+        "int8",
+        "--seed",
+        "5",
+        "-p",
+        "outer=nesterov",
+        "-q",
+        "--takeover",
+    )
+    lines, errors, code = show("app.py", *arguments)
+    assert (errors, code) == ("", 0)
+    assert {name: words for name, words in lines.items() if words[1:] != ["default"]} == {
+        "worker_epochs": ["3", "cluster.yaml:3"],
+        "batch_size": ["64", "class", "Base"],
+        "seed": ["5", "--seed"],
+        "slots": ["7", "App.__init__"],
+        "codec": ["int8", "--codec"],
+        "outer": ["nesterov", "-p", "outer"],
+        "takeover": ["True", "--takeover"],
+        "verbose": ["False", "--quiet"],
+        "heartbeat_s": ["0.4", "cluster.yaml:4"],
+    }
+    assert [*lines][: len(SETTINGS)] == list(SETTINGS)
+    assert lines["connect_timeout_s"] == ["10.0", "default"]
+
+
+def test_without_an_app_the_defaults_are_shown_and_without_origin_the_values_alone(show):
+    lines, errors, code = show("--local", "2", "--batch-size", "8")
+    assert (errors, code) == ("", 0)
+    assert list(lines) == list(SETTINGS)
+    assert (lines["batch_size"], lines["mode"], lines["checkpoint"]) == (["8"], ["sync"], ["None"])
+
+
+def test_what_the_mode_does_not_use_is_said_and_what_it_refuses_is_an_error(show):
+    lines, errors, code = show("app.py", "--target", "App", "--mode", "async")
+    assert (lines["merge"], lines["balance"]) == (
+        ["mean", "not", "used", "by", "async"],
+        ["equal", "not", "used", "by", "async"],
+    )
+    assert (errors, code) == ("", 0)
+    lines, errors, code = show("app.py", "--target", "App", "--mode", "async", more="merge = 'median'")
+    assert lines["merge"][0] == "median"
+    assert errors.startswith(
+        "error  merge='median' is for synchronous training: asynchronous training has no use for it"
+    )
+    assert code == 2
+
+
+def test_what_is_no_app_has_no_settings(show):
+    lines, errors, code = show("app.py", "--target", "main")
+    assert (lines, errors, code) == ({}, "error  main in app.py is no app, and so has no settings\n", 2)

@@ -1,0 +1,67 @@
+"""A setting is declared once: what is made from the declarations has all of them, and nothing else."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ddlf
+from ddlf.cli import main
+from ddlf.cli.options import OF_A_CLUSTER
+from ddlf.config.models import RunConfig, schema
+from ddlf.settings import SETTINGS, Settings, Use, read
+from ddlf.training.resume import settings_of
+from tests.trials.made_up import Model
+
+ROOT = Path(__file__).parents[1]
+MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
+OF_THE_CLUSTER = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
+
+
+def options_of(command):
+    (commands,) = [action for action in main.parser()._actions if action.dest == "command"]
+    return {action.dest: action for action in commands.choices[command]._actions}
+
+
+def test_an_app_has_every_setting_and_its_default():
+    app = ddlf.IApp()
+    assert set(SETTINGS) == {name for name in vars(Settings) if not name.startswith("_")}
+    assert read(app, "sync", {}).keys() == SETTINGS.keys()
+    assert all(getattr(app, name) == getattr(Settings, name) for name in SETTINGS)
+    assert all(setting.help for setting in SETTINGS.values())
+
+
+def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
+    options = options_of("run")
+    with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
+    others = {*OF_A_CLUSTER, "help", "app", "target", "save", "parameters", "quiet", "debug"}
+    assert set(options) == with_option | others
+    for name in with_option:
+        assert (options[name].option_strings, options[name].help) == (
+            [f"--{name.replace('_', '-')}"],
+            SETTINGS[name].help,
+        )
+
+
+def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there():
+    in_the_file = {name for name, setting in SETTINGS.items() if Use.FILE in setting.use} | OF_THE_CLUSTER
+    assert set(RunConfig.model_fields) == set(schema()["$defs"]["RunConfig"]["properties"]) == in_the_file
+
+
+def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
+    app = SimpleNamespace(_content="", _optimizer={}, model=Model(0.1))
+    facts = settings_of(app, 1, read(ddlf.IApp(), "sync", {}))
+    decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
+    assert facts.keys() - {"samples", "data", "model"} == decide
+    assert all(facts[name] is None or isinstance(facts[name], int | str) for name in decide)
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_what_is_made_from_the_declarations_is_as_they_are_now(path):
+    assert path.read_text(encoding="utf-8") == MADE[path](), "python docs/reference writes it anew"
+
+
+def test_the_page_of_the_settings_has_each():
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == list(SETTINGS)
