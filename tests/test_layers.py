@@ -90,6 +90,13 @@ def test_the_pure_layers_do_no_input_and_output(path):
         assert not {name.split(".")[0] for name in imports(path)} & IO
 
 
+def test_what_shows_a_run_knows_its_events_alone_and_training_knows_nothing_of_that():
+    shown = {name for path in FILES if home(path) == "observe" for name in imports(path) if name.startswith("ddlf")}
+    assert {name.split(".")[1] for name in shown} <= {"events", "record", "observe"}
+    trained = {name for path in FILES if home(path) == "training" for name in imports(path)}
+    assert not [name for name in trained if name.startswith(("ddlf.observe", "ddlf.sinks"))]
+
+
 def test_no_module_needs_itself():
     """A circle of modules is two that are one, or one that is two."""
     name_of = {path: "ddlf." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES}

@@ -3,10 +3,14 @@
 import ast
 import inspect
 import json
+import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
 from ddlf.config.models import schema
+from ddlf.events import KINDS
+from ddlf.record import RoundRecord
 from ddlf.settings import SETTINGS, Settings, Use
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +43,26 @@ def _setting(name: str, more: str) -> str:
     return f"## {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
 
 
+def events() -> str:
+    """The page of the events."""
+    return "\n".join([EVENTS, *map(_facts, KINDS.values()), _facts(RoundRecord)]).rstrip() + "\n"
+
+
+def _facts(kind: type) -> str:
+    """When it comes, and a table of its facts, those of its bases first."""
+    texts = {}
+    for cls in reversed(kind.__mro__):
+        arguments = inspect.getdoc(cls).partition("Args:\n")[2]
+        texts |= re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
+    rows = [
+        f"| `{field.name}` | {field.type.replace(' |', ' or')} | {' '.join(texts[field.name].split())} |"
+        for field in fields(kind)
+    ]
+    when = inspect.getdoc(kind).partition("Args:")[0].strip()
+    head = f"## {kind.__name__}\n\n{when}\n\n| fact | type | what |\n|---|---|---|"
+    return "\n".join([head, *rows, ""]).replace("``", "`")
+
+
 HEAD = """\
 # Settings
 
@@ -48,7 +72,17 @@ Settings are attributes of an app's class or object. Those of the object win ove
 `ddlf run` and arguments of `train_sync` over all; `-p NAME=VALUE` sets any of them. `ddlf config show app.py --origin` says which values a run would
 have, and from where. All are checked before anything is connected or started, and what a mode has no use for is refused.
 """
+EVENTS = """\
+# Events
+
+Made from `ddlf/events.py` by `python docs/reference`.
+
+What happens in a run is told as values, to all that `app.subscribe(sink)` was called with, in the order in which it happens, on the master. Rounds,
+slots and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the texts `"NaN"`,
+`"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
+"""
 PAGES = {
+    ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/settings.md": settings,
     ROOT / "ddlf/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
 }
