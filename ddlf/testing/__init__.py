@@ -1,4 +1,4 @@
-"""For tests of your own apps: clusters that can be harmed, faults as values, a network that is bad on purpose.
+"""For tests of your own apps and rules: clusters that can be harmed, faults as values, a bad network, runs without Keras.
 
 Nothing is imported before it is named. ``docs/testing.md`` has examples.
 """
@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlf.testing.cluster import FaultyCluster, Machine
+    from ddlf.testing.fake_run import FakeCluster, FakeRun, FakeWorker
     from ddlf.testing.in_process import in_process_cluster
     from ddlf.testing.local import local_cluster
     from ddlf.testing.network import Fault, FaultProxy
     from ddlf.testing.plan import FaultPlan, Injection
 
 _HOME = {
+    "FakeCluster": "fake_run",
+    "FakeRun": "fake_run",
+    "FakeWorker": "fake_run",
     "Fault": "network",
     "FaultPlan": "plan",
     "FaultProxy": "network",
@@ -27,6 +31,9 @@ _HOME = {
 }
 
 __all__ = [
+    "FakeCluster",
+    "FakeRun",
+    "FakeWorker",
     "Fault",
     "FaultPlan",
     "FaultProxy",

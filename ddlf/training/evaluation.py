@@ -79,12 +79,12 @@ def check_test_data(app: Any) -> None:
 
 
 def _wrong_with_test_data(app: Any) -> str:
-    import keras
-
     present = [name for name in ("x_train", "y_train", "x_test", "y_test") if getattr(app, name, None) is not None]
     for kind in ("x", "y"):
         if f"{kind}_test" not in present and (kind == "x" or "y_train" in present):
             return f"there is no {kind}_test"
+    import keras
+
     arrays: dict[str, list[tuple[int, ...]]]
     arrays = {name: [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, name))] for name in present}
     lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}

@@ -54,7 +54,9 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     return settings
 
 
-async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fresh: bool = False) -> History:
+async def train(
+    app: Any, algorithm: Any, backups: bool, *given: int | None, fresh: bool = False, crew_of: Any = crew_of
+) -> History:
     """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
 
     Args:
@@ -63,6 +65,7 @@ async def train(app: Any, algorithm: Any, backups: bool, *given: int | None, fre
         backups: Whether stragglers' slots are given to a second worker; only synchronous training does.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
+        crew_of: Brings the workers to where training can begin.
 
     Returns:
         The records of this run; the app's ``history`` has those of the runs that it goes on from, too.

@@ -20,21 +20,21 @@ from ddlf.checkpoints.durable import seal, unseal
 from ddlf.checkpoints.journal import JOURNAL
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
 from ddlf.roles.describe import describe
+from ddlf.testing import FakeRun
 from ddlf.training.keeper import Keeper
 from ddlf.training.progress import Progress
 from ddlf.training.states import SlotStates
 from tests.patience import PATIENCE_S
 from tests.training.models import equal
 from tests.trials import snapshots
-from tests.trials.made_up import App, made_up
 
 ALL = {"codec": "topk:0.05", "weights_codec": "delta:int8", "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
 """Everything that one round leaves for the next one."""
 
 
 @pytest.fixture(autouse=True)
-def no_keras():
-    with made_up(), mock.patch("os.fsync"):
+def no_disk():
+    with mock.patch("os.fsync"):
         yield
 
 
@@ -58,9 +58,9 @@ def content(folder):
 
 @pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all"])
 async def test_trained_again_an_app_goes_on_as_if_it_had_been_one_run(options):
-    whole = App(**options)
+    whole = FakeRun(**options)
     await whole.train_sync(7)
-    parts = App(**options)
+    parts = FakeRun(**options)
     returned = [await parts.train_sync(3), await parts.train_sync(2), await parts.train_sync(2)]
     assert equal(weights(parts), weights(whole))
     for one, other in zip(parts.optimizers, whole.optimizers, strict=True):
@@ -72,7 +72,7 @@ async def test_trained_again_an_app_goes_on_as_if_it_had_been_one_run(options):
 
 
 async def test_asynchronous_training_goes_on_with_every_slots_next_round():
-    app = App(mode="async")
+    app = FakeRun(mode="async")
     first = await app.train_model()
     second = await app.train_async(2)
     assert len(first) == 8
@@ -83,7 +83,7 @@ async def test_asynchronous_training_goes_on_with_every_slots_next_round():
 
 
 async def test_the_mode_and_the_length_of_rounds_may_change_between_two_trainings():
-    app = App()
+    app = FakeRun()
     await app.train_sync(3)
     await app.train_async(2)
     await app.train_sync(5, worker_epochs=2)
@@ -94,11 +94,11 @@ async def test_the_mode_and_the_length_of_rounds_may_change_between_two_training
 
 
 async def test_fresh_begins_anew_from_the_models_weights():
-    app = App()
+    app = FakeRun()
     await app.train_sync(2)
     start = weights(app)
     records = await app.train_sync(2, fresh=True)
-    other = App()
+    other = FakeRun()
     other.model.set_weights(start)
     await other.train_sync(2)
     assert equal(weights(app), weights(other))
@@ -107,14 +107,12 @@ async def test_fresh_begins_anew_from_the_models_weights():
 
 
 async def test_it_starts_from_the_weights_that_the_model_has_now():
-    app = App()
+    app = FakeRun()
     await app.train_sync(1)
     app.model.set_weights([array + 1 for array in weights(app)])
     seen = []
     for worker in app.cluster.workers:
-        worker.made = lambda task, got, *m, worker=worker: (seen.append(got), type(worker).made(worker, task, got, *m))[
-            1
-        ]
+        worker.fit = lambda task, got, *m, worker=worker: (seen.append(got), type(worker).fit(worker, task, got, *m))[1]
     start = weights(app)
     await app.train_sync(1)
     assert equal(seen[0], start)
@@ -130,7 +128,7 @@ async def test_it_starts_from_the_weights_that_the_model_has_now():
     ],
 )
 async def test_what_cannot_change_between_two_trainings_is_refused_by_name(name, value, sentence):
-    app = App()
+    app = FakeRun()
     await app.train_sync(1)
     start = weights(app)
     setattr(app, name, value)
@@ -141,7 +139,7 @@ async def test_what_cannot_change_between_two_trainings_is_refused_by_name(name,
 
 
 async def test_an_optimizer_that_only_the_master_was_given_is_refused():
-    app = App()
+    app = FakeRun()
     await app.train_sync(1)
     app.model.optimizer.get_config = lambda: {"name": "sgd", "learning_rate": 0.5}
     with pytest.raises(ConfigError, match=r"workers train with the one of create_model; change it in create_model"):
@@ -149,7 +147,7 @@ async def test_an_optimizer_that_only_the_master_was_given_is_refused():
 
 
 async def test_another_outer_optimizer_begins_with_its_own_state():
-    app = App()
+    app = FakeRun()
     await app.train_sync(2)
     app.outer = Nesterov()
     await app.train_sync(1)
@@ -157,7 +155,7 @@ async def test_another_outer_optimizer_begins_with_its_own_state():
 
 
 async def test_after_an_interruption_training_goes_on_with_the_round_that_was_not_done():
-    app = App()
+    app = FakeRun()
     usual = app.on_round
 
     def interrupt(record):
@@ -174,7 +172,7 @@ async def test_after_an_interruption_training_goes_on_with_the_round_that_was_no
 
 
 async def test_after_convergence_training_goes_on_when_it_is_asked_for():
-    app = App(mode="async")
+    app = FakeRun(mode="async")
     app.is_convergent = lambda record: record.version == 3
     await app.train_async(4)
     assert 3 <= len(app.history) < 8
@@ -185,7 +183,7 @@ async def test_after_convergence_training_goes_on_when_it_is_asked_for():
 
 
 async def test_a_second_training_writes_on_in_the_same_folder(tmp_path):
-    app = App(checkpoint=tmp_path, **ALL)
+    app = FakeRun(checkpoint=tmp_path, **ALL)
     await app.train_sync(2)
     await app.train_sync(1)
     app.checkpoint = None
@@ -194,20 +192,20 @@ async def test_a_second_training_writes_on_in_the_same_folder(tmp_path):
     await app.train_sync(1)
     found = CheckpointFolder(tmp_path).newest()
     assert (found.round, [record.round for record in found.records]) == (5, [1, 2, 3, 4, 5])
-    resumed = App(resume=tmp_path, master_epochs=7, **ALL)
+    resumed = FakeRun(resume=tmp_path, master_epochs=7, **ALL)
     await resumed.train_model()
-    whole = App(**ALL)
+    whole = FakeRun(**ALL)
     await whole.train_sync(7)
     assert equal(weights(resumed), weights(whole))
 
 
 async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     await app.train_sync(2)
     before = content(tmp_path)
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
         await app.train_sync(2, fresh=True)
-    other = App(checkpoint=tmp_path)
+    other = FakeRun(checkpoint=tmp_path)
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
         await other.train_sync(2)
     app.resume = tmp_path
@@ -217,9 +215,9 @@ async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
 
 
 async def test_a_folder_that_another_app_wrote_to_meanwhile_is_not_written_to(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     await app.train_sync(2)
-    await App(resume=tmp_path, master_epochs=3).train_model()
+    await FakeRun(resume=tmp_path, master_epochs=3).train_model()
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 3"):
         await app.train_sync(1)
 
@@ -229,11 +227,11 @@ async def test_a_folder_that_another_app_wrote_to_meanwhile_is_not_written_to(tm
 
 async def test_a_run_goes_on_from_one_certain_checkpoint_into_another_folder(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
-    whole = App(checkpoint=old, checkpoint_keep=9, **ALL)
+    whole = FakeRun(checkpoint=old, checkpoint_keep=9, **ALL)
     await whole.train_sync(6)
     before = content(old)
     for source, begins in ((old / "round-000002", 3), (old, 7)):
-        app = App(checkpoint=new / str(begins), resume=source, master_epochs=8, **ALL)
+        app = FakeRun(checkpoint=new / str(begins), resume=source, master_epochs=8, **ALL)
         await app.train_model()
         assert [record.round for record in app.history] == list(range(1, 9))
         assert content(old) == before
@@ -243,32 +241,32 @@ async def test_a_run_goes_on_from_one_certain_checkpoint_into_another_folder(tmp
 
 
 async def test_a_checkpoint_that_is_the_newest_of_its_folder_is_gone_on_from_there(tmp_path):
-    await App(checkpoint=tmp_path).train_sync(3)
-    app = App(resume=tmp_path / "round-000003", master_epochs=5)
+    await FakeRun(checkpoint=tmp_path).train_sync(3)
+    app = FakeRun(resume=tmp_path / "round-000003", master_epochs=5)
     assert [record.round for record in await app.train_model()] == [4, 5]
     assert CheckpointFolder(tmp_path).newest().round == 5
 
 
 async def test_one_that_has_later_ones_beside_it_is_only_gone_on_from_in_another_folder(tmp_path):
-    await App(checkpoint=tmp_path).train_sync(3)
+    await FakeRun(checkpoint=tmp_path).train_sync(3)
     before = content(tmp_path)
     with pytest.raises(
         ConfigError, match=r"the newest of round 3, and .*round-000002 is not that one; give checkpoint another folder"
     ):
-        await App(resume=tmp_path / "round-000002", master_epochs=5).train_model()
+        await FakeRun(resume=tmp_path / "round-000002", master_epochs=5).train_model()
     with pytest.raises(ConfigError, match=r"checkpoint='.*round-000002' is itself a checkpoint.*; name"):
-        await App(checkpoint=tmp_path / "round-000002").train_model()
+        await FakeRun(checkpoint=tmp_path / "round-000002").train_model()
     with pytest.raises(ConfigError, match="is a checkpoint, not a folder of checkpoints"):
         CheckpointFolder(tmp_path / "round-000003").open("a test")
     assert content(tmp_path) == before
 
 
 async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp_path):
-    await App(checkpoint=tmp_path / "run").train_sync(3)
+    await FakeRun(checkpoint=tmp_path / "run").train_sync(3)
     os.rename(tmp_path / "run" / "round-000003", tmp_path / "best")
     with pytest.raises(ConfigError, match="lies alone, so nothing says where to write"):
-        await App(resume=tmp_path / "best", master_epochs=5).train_model()
-    app = App(resume=tmp_path / "best", checkpoint=tmp_path / "new", master_epochs=5)
+        await FakeRun(resume=tmp_path / "best", master_epochs=5).train_model()
+    app = FakeRun(resume=tmp_path / "best", checkpoint=tmp_path / "new", master_epochs=5)
     lines = said(app)
     records = await app.train_model()
     assert [record.round for record in records] == [record.round for record in app.history] == [4, 5]
@@ -278,21 +276,21 @@ async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp
 
 async def test_a_folder_that_is_named_in_two_ways_is_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    await App(checkpoint="run").train_sync(1)
+    await FakeRun(checkpoint="run").train_sync(1)
     as_of_0_1(tmp_path / "run")
     for number, (target, source) in enumerate([("run", tmp_path / "run"), (tmp_path / "run", "./run/../run")], 2):
-        app = App(checkpoint=target, resume=source, master_epochs=number)
+        app = FakeRun(checkpoint=target, resume=source, master_epochs=number)
         assert [record.round for record in await app.train_model()] == [number]
-    app = App(checkpoint="run", resume="run/round-000003", master_epochs=4)
+    app = FakeRun(checkpoint="run", resume="run/round-000003", master_epochs=4)
     assert len(await app.train_model()) == 1
 
 
 async def test_a_misspelt_folder_is_neither_made_nor_claimed(tmp_path):
-    await App(checkpoint=tmp_path / "run").train_sync(1)
+    await FakeRun(checkpoint=tmp_path / "run").train_sync(1)
     before = content(tmp_path)
     for name, sentence in (("rum", "there is no folder"), ("run/round-000009", "there is no folder")):
         with pytest.raises(CheckpointError, match=sentence):
-            await App(resume=tmp_path / name).train_model()
+            await FakeRun(resume=tmp_path / name).train_model()
     assert content(tmp_path) == before
 
 
@@ -306,7 +304,7 @@ async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp
         usual(self, *arguments, **options)
 
     monkeypatch.setattr(CheckpointFolder, "open", slowly)
-    running = asyncio.ensure_future(App(checkpoint=tmp_path).train_model())
+    running = asyncio.ensure_future(FakeRun(checkpoint=tmp_path).train_model())
     assert await asyncio.to_thread(opened.wait, PATIENCE_S)
     running.cancel()
     await asyncio.sleep(0)
@@ -314,7 +312,7 @@ async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp
     with pytest.raises(asyncio.CancelledError):
         await running
     monkeypatch.undo()
-    await App(checkpoint=tmp_path).train_sync(1)
+    await FakeRun(checkpoint=tmp_path).train_sync(1)
 
 
 # What a checkpoint is of
@@ -323,8 +321,8 @@ async def test_a_run_that_is_cancelled_while_its_folder_is_opened_lets_it_go(tmp
 async def test_a_longer_run_after_a_shorter_last_round_loses_no_epoch(tmp_path):
     for mode in ("sync", "async"):
         folder = tmp_path / mode
-        await App(mode=mode, checkpoint=folder, master_epochs=5, worker_epochs=2).train_model()
-        app = App(mode=mode, resume=folder, master_epochs=10, worker_epochs=2)
+        await FakeRun(mode=mode, checkpoint=folder, master_epochs=5, worker_epochs=2).train_model()
+        app = FakeRun(mode=mode, resume=folder, master_epochs=10, worker_epochs=2)
         await app.train_model()
         of_one = [record.epochs for record in app.history if record.slot in (None, 1)]
         assert of_one == [2, 2, 1, 2, 2, 1]
@@ -336,7 +334,7 @@ async def test_slots_that_were_interrupted_at_different_rounds_end_with_the_same
     class Interrupted(Exception):
         pass
 
-    app = App(mode="async", checkpoint=tmp_path, master_epochs=5, worker_epochs=2)
+    app = FakeRun(mode="async", checkpoint=tmp_path, master_epochs=5, worker_epochs=2)
 
     def on_round(record):
         if record.version == version:
@@ -353,45 +351,45 @@ async def test_slots_that_were_interrupted_at_different_rounds_end_with_the_same
     app.cluster.workers[1].rpc = late
     with pytest.raises(Interrupted):
         await app.train_model()
-    longer = App(mode="async", resume=tmp_path, master_epochs=9, worker_epochs=2)
+    longer = FakeRun(mode="async", resume=tmp_path, master_epochs=9, worker_epochs=2)
     await longer.train_model()
     assert longer.ledger.is_exact(9)
 
 
 async def test_what_has_converged_is_trained_no_more_until_more_is_asked_for(tmp_path):
-    app = App(checkpoint=tmp_path, checkpoint_every=2)
+    app = FakeRun(checkpoint=tmp_path, checkpoint_every=2)
     app.is_convergent = lambda record: record.round == 3
     await app.train_sync(6)
     start = weights(app)
     for _ in range(2):
-        again = App(checkpoint=tmp_path, resume="auto", master_epochs=6)
+        again = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=6)
         lines = said(again)
         assert await again.train_model() == []
         assert "nothing   to train: it converged after round 3; to go on, ask for more than 6 epochs" in lines
         assert equal(weights(again), start)
         assert [record.round for record in again.history] == [1, 2, 3]
-    more = App(checkpoint=tmp_path, resume="auto", master_epochs=8)
+    more = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
     assert [record.round for record in await more.train_model()] == [4, 5, 6, 7, 8]
-    done = App(checkpoint=tmp_path, resume="auto", master_epochs=8)
+    done = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
     lines = said(done)
     assert await done.train_model() == []
     assert "nothing   to train: all 8 epochs are done; to go on, ask for more" in lines
 
 
 async def test_a_run_that_was_ended_by_its_user_has_not_converged(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     app.on_round = lambda record: record.round == 2 and app.stop_training()
     await app.train_sync(4)
     assert len(app.history) == 2
-    assert len(await App(checkpoint=tmp_path, resume="auto").train_model()) == 2
+    assert len(await FakeRun(checkpoint=tmp_path, resume="auto").train_model()) == 2
 
 
 async def test_another_learning_rate_is_refused_by_name_and_an_older_checkpoint_that_did_not_store_it_is_not(tmp_path):
-    await App(checkpoint=tmp_path).train_sync(1)
+    await FakeRun(checkpoint=tmp_path).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.1 in the checkpoint, 1e-06 now"):
-        await App(resume=tmp_path, learning_rate=1e-6).train_model()
+        await FakeRun(resume=tmp_path, learning_rate=1e-6).train_model()
     as_of_0_1(tmp_path)
-    assert len(await App(resume=tmp_path, learning_rate=1e-6).train_model()) == 3
+    assert len(await FakeRun(resume=tmp_path, learning_rate=1e-6).train_model()) == 3
 
 
 class PlainOuter:
@@ -416,10 +414,10 @@ class Called(PlainOuter):
 async def test_a_run_with_an_own_outer_optimizer_is_resumed_and_another_one_refused(tmp_path):
     for kind in (PlainOuter, Called):
         folder = tmp_path / kind.__name__
-        await App(checkpoint=folder, outer=kind(0.5)).train_sync(2)
-        await App(resume=folder, outer=kind(0.5)).train_model()
+        await FakeRun(checkpoint=folder, outer=kind(0.5)).train_sync(2)
+        await FakeRun(resume=folder, outer=kind(0.5)).train_model()
         with pytest.raises(CheckpointMismatch, match=r"outer: .\w+\(rate=0.5, .* in the checkpoint, .\w+\(rate=0.7"):
-            await App(resume=folder, outer=kind(0.7)).train_model()
+            await FakeRun(resume=folder, outer=kind(0.7)).train_model()
 
 
 def test_a_description_has_no_address_and_tells_values_apart():
@@ -469,11 +467,11 @@ GROUPS_OF_0_1 = {"state_outer": "outer", "slots_optimizer": "optimizer", "slots_
 
 @pytest.mark.parametrize("codecs", [{"codec": "int8"}, ALL], ids=["int8", "all"])
 async def test_what_slots_have_left_is_taken_from_a_checkpoint_of_0_1(tmp_path, codecs):
-    whole = App(master_epochs=5, **codecs)
+    whole = FakeRun(master_epochs=5, **codecs)
     await whole.train_model()
-    await App(checkpoint=tmp_path, **codecs).train_sync(3)
+    await FakeRun(checkpoint=tmp_path, **codecs).train_sync(3)
     as_of_0_1(tmp_path)
-    app = App(resume=tmp_path, master_epochs=5, **codecs)
+    app = FakeRun(resume=tmp_path, master_epochs=5, **codecs)
     await app.train_model()
     assert equal(weights(app), weights(whole))
     assert all(equal(one, other) for one, other in zip(app.optimizers, whole.optimizers, strict=True))
@@ -481,11 +479,11 @@ async def test_what_slots_have_left_is_taken_from_a_checkpoint_of_0_1(tmp_path, 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
-    whole = App(mode=mode, master_epochs=9, worker_epochs=2)
+    whole = FakeRun(mode=mode, master_epochs=9, worker_epochs=2)
     await whole.train_model()
-    await App(mode=mode, checkpoint=tmp_path, master_epochs=4, worker_epochs=2).train_model()
+    await FakeRun(mode=mode, checkpoint=tmp_path, master_epochs=4, worker_epochs=2).train_model()
     as_of_0_1(tmp_path)
-    app = App(mode=mode, resume=tmp_path, master_epochs=9, worker_epochs=2)
+    app = FakeRun(mode=mode, resume=tmp_path, master_epochs=9, worker_epochs=2)
     await app.train_model()
     assert len(app.history) == len(whole.history)
     assert app.ledger.is_exact(9)
@@ -507,30 +505,30 @@ async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
     ids=["none", "subtract", "all"],
 )
 async def test_rules_as_0_1_stored_them_are_known_again(tmp_path, options, stored, other):
-    await App(checkpoint=tmp_path, **options).train_sync(2)
+    await FakeRun(checkpoint=tmp_path, **options).train_sync(2)
     file = tmp_path / "round-000002" / "manifest.json"
     manifest = unseal(file.read_bytes(), file)
     assert manifest["facts"]["settings"] | stored != manifest["facts"]["settings"], "these are written as they are now"
     manifest["facts"]["settings"].update(stored)
     file.write_bytes(seal(manifest))
     with pytest.raises(CheckpointMismatch, match=f"{'merge' if 'merge' in other else 'outer'}: "):
-        await App(resume=tmp_path, **other).train_sync(3)
-    app = App(resume=tmp_path, **options)
+        await FakeRun(resume=tmp_path, **other).train_sync(3)
+    app = FakeRun(resume=tmp_path, **options)
     await app.train_sync(3)
     assert len(app.history) == 3
 
 
 async def test_other_weights_of_classes_are_another_run(tmp_path):
-    await App(checkpoint=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(1)
+    await FakeRun(checkpoint=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"class_weight: '\{0: 1.0, 1: 5.0\}' in the checkpoint, None now"):
-        await App(resume=tmp_path).train_sync(2)
-    await App(resume=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(2)
+        await FakeRun(resume=tmp_path).train_sync(2)
+    await FakeRun(resume=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(2)
 
 
 async def test_a_shorter_last_round_of_0_1_is_known_by_its_ledger(tmp_path):
-    await App(checkpoint=tmp_path, master_epochs=5, worker_epochs=2).train_model()
+    await FakeRun(checkpoint=tmp_path, master_epochs=5, worker_epochs=2).train_model()
     as_of_0_1(tmp_path)
-    app = App(resume=tmp_path, master_epochs=10, worker_epochs=2)
+    app = FakeRun(resume=tmp_path, master_epochs=10, worker_epochs=2)
     await app.train_model()
     assert app.ledger.is_exact(10)
 
@@ -558,7 +556,7 @@ async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_ta
         if app._progress.version:
             went_on.set()  # the state goes on while that of before is written
 
-    app = App(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
+    app = FakeRun(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
     with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(SlotStates, "left", on_left):
         await app.train_model()
     folder = CheckpointFolder(tmp_path)
@@ -567,7 +565,7 @@ async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_ta
 
 
 async def test_manifest_and_what_is_taken_on_the_event_loop_do_not_grow_with_the_number_of_rounds(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     lines, sizes = [], []
     usual = CheckpointFolder.save
 
@@ -586,7 +584,7 @@ async def test_manifest_and_what_is_taken_on_the_event_loop_do_not_grow_with_the
 
 
 async def test_metrics_of_any_kind_can_be_kept(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     for worker in app.cluster.workers:
         usual = worker.train
         worker.train = lambda task, usual=usual: dataclasses.replace(usual(task), metrics={"loss": np.float32(0.5)})
@@ -595,7 +593,7 @@ async def test_metrics_of_any_kind_can_be_kept(tmp_path):
 
 
 async def test_damaged_records_cost_the_history_and_nothing_else(tmp_path):
-    app = App(checkpoint=tmp_path, checkpoint_keep=9)
+    app = FakeRun(checkpoint=tmp_path, checkpoint_keep=9)
     await app.train_sync(3)
     file = tmp_path / JOURNAL
     whole = file.read_bytes()
@@ -605,26 +603,26 @@ async def test_damaged_records_cost_the_history_and_nothing_else(tmp_path):
         found = CheckpointFolder(tmp_path).newest(report=reports.append)
         assert (found.round, list(found.records)) == (3, [])
         assert f"{file} is damaged: expected" in reports[0]
-    resumed = App(resume=tmp_path, master_epochs=5)
+    resumed = FakeRun(resume=tmp_path, master_epochs=5)
     await resumed.train_model()
     assert (tmp_path / f"{JOURNAL}.damaged").read_bytes() == b""
     assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [4, 5]
 
 
 async def test_records_of_rounds_that_are_done_again_are_replaced(tmp_path):
-    app = App(checkpoint=tmp_path, checkpoint_keep=9)
+    app = FakeRun(checkpoint=tmp_path, checkpoint_keep=9)
     await app.train_sync(4)
     (tmp_path / "round-000004" / "weights.safetensors").write_bytes(b"")
     file = tmp_path / JOURNAL
     file.write_bytes(file.read_bytes() + b'{"of": "a killed writer')
-    resumed = App(resume=tmp_path, master_epochs=5)
+    resumed = FakeRun(resume=tmp_path, master_epochs=5)
     await resumed.train_model()
     assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [1, 2, 3, 4, 5]
     assert equal(weights(resumed), weights(await trained_to(5)))
 
 
 async def trained_to(epochs):
-    app = App()
+    app = FakeRun()
     await app.train_sync(epochs)
     return app
 
@@ -637,7 +635,7 @@ async def test_records_that_could_not_be_written_are_written_with_the_next_check
             raise CheckpointError("no space")
         return usual(self, checkpoint)
 
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
     with mock.patch.object(CheckpointFolder, "save", save):
         await app.train_sync(5)
     assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [1, 2, 3, 4, 5]
@@ -648,9 +646,13 @@ async def test_records_that_could_not_be_written_are_written_with_the_next_check
 async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):
     sizes = {}
     for state in ("kept", "fresh"):
-        app = App(checkpoint=tmp_path / state, optimizer_state=state)
+        app = FakeRun(checkpoint=tmp_path / state, optimizer_state=state)
+        replies = []
+        for worker in app.cluster.workers:
+            worker.train = lambda task, usual=worker.train, replies=replies: (replies.append(usual(task)), replies[-1])[
+                1
+            ]
         await app.train_sync(2)
-        replies = [reply for worker in app.cluster.workers for reply in worker.replies]
         sizes[state] = sum(array.nbytes for reply in replies for group in reply.state.values() for array in group)
         stored = CheckpointFolder(tmp_path / state).newest().arrays
         sizes[state, "stored"] = sum(array.nbytes for array in stored.get("slots_optimizer", {}).values())
@@ -675,7 +677,7 @@ def test_the_rounds_of_a_longer_plan_begin_where_the_foremost_slot_is():
 
 
 async def test_a_record_whose_test_comes_later_is_kept_with_it(tmp_path):
-    app = App(checkpoint=tmp_path)
+    app = FakeRun(checkpoint=tmp_path)
 
     def on_round(record):
         if record.round > 1:

@@ -9,18 +9,12 @@ from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppMissing
 from ddlf.roles.exchange import send_update
 from ddlf.roles.task import HELD, RESIDUAL, KeptStates, Task
+from ddlf.testing import FakeCluster, FakeRun
 from tests.training.models import equal
 from tests.training.test_exchange import tensors
-from tests.trials.made_up import App, Cluster, made_up
 
 LOSSY = [{"codec": "int8"}, {"codec": "topk:0.05"}, {"codec": "int8", "weights_codec": "delta:int8"}]
 IDS = ["int8", "topk", "delta"]
-
-
-@pytest.fixture(autouse=True)
-def no_keras():
-    with made_up():
-        yield
 
 
 class Interrupted(Exception):
@@ -37,7 +31,7 @@ def interrupted_after(app, version):
 
 
 async def trained(cluster=None, **options):
-    app = App(cluster, master_epochs=6, **options)
+    app = FakeRun(cluster, master_epochs=6, **options)
     await app.train_model()
     assert all((record.error > 0) == (app.codec != "float32") for record in app.history), "or no codec was used"
     return app
@@ -56,7 +50,7 @@ def kinds(app):
 async def test_a_run_interrupted_between_two_checkpoints_ends_with_the_same_bits(tmp_path, options, state):
     options = {**options, "optimizer_state": state}
     plain = await trained(**options)
-    first = App(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
+    first = FakeRun(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
     with pytest.raises(Interrupted):
         await interrupted_after(first, 3).train_model()
     resumed = await trained(checkpoint=tmp_path, resume="auto", **options)
@@ -67,7 +61,7 @@ async def test_a_run_interrupted_between_two_checkpoints_ends_with_the_same_bits
 async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bits_when_it_is_resumed(tmp_path):
     options = LOSSY[2]
     plain = await trained(**options)
-    first = App(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
+    first = FakeRun(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
     usual = first.cluster.workers[0].train
 
     def train(task):
@@ -92,8 +86,8 @@ async def test_with_fresh_optimizers_what_was_lost_is_still_sent_later():
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
 async def test_a_slot_that_moves_between_living_workers_takes_it_along(options):
-    alone = await trained(Cluster(1), slots=3, **options)
-    two = Cluster(2)
+    alone = await trained(FakeCluster(1), slots=3, **options)
+    two = FakeCluster(2)
     usual = two.workers[0].rpc
 
     async def rpc(request, timeout_s=None):
@@ -117,7 +111,7 @@ def losing(app, worker, round):
         if request.args[0].__name__ == "train_slot" and request.args[-1]["round"] == round - 1:
             one.rpc = usual
             one.lost = True
-            one.open()
+            one.open(app)
         return await usual(request, timeout_s)
 
     one.rpc = rpc
@@ -125,7 +119,7 @@ def losing(app, worker, round):
 
 
 async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
-    app = losing(App(codec="int8"), worker=2, round=3)
+    app = losing(FakeRun(codec="int8"), worker=2, round=3)
     await app.train_model()
     events = [event for event in app.events if event.kind == "dropped"]
     assert [(event.slot, event.worker, event.round) for event in events] == [(2, 2, 2)]
@@ -134,7 +128,7 @@ async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
 
 async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_worker(tmp_path):
     plain = await trained(codec="int8")
-    app = losing(App(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
+    app = losing(FakeRun(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
     await app.train_model()
     assert kinds(app) == ["lost", "back"]
     assert equal(app.model.get_weights(), plain.model.get_weights())
@@ -143,38 +137,38 @@ async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_work
 async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_has_of_before():
     options = {"codec": "topk:0.05", "update_policy": "reject", "slots": 4}
     plain = await trained(**options)
-    app = App(master_epochs=6, **options)
+    app = FakeRun(master_epochs=6, **options)
     broken = []
     for worker in app.cluster.workers:
 
-        def made(task, weights, momentum, worker=worker):
-            update, state = type(worker).made(worker, task, weights, momentum)
+        def fit(task, weights, momentum, worker=worker):
+            update, state = type(worker).fit(worker, task, weights, momentum)
             if (task.round, task.slot) == (2, 1) and not broken:
                 broken.append(worker.id)
                 update[0][:] = float("nan")
             return update, state
 
-        worker.made = made
+        worker.fit = fit
     await app.train_model()
     assert "rejected" in kinds(app)
     assert equal(app.model.get_weights(), plain.model.get_weights())
 
 
 async def test_residuals_travel_only_when_they_must(tmp_path):
-    exact = App(checkpoint=tmp_path / "exact")
+    exact = FakeRun(checkpoint=tmp_path / "exact")
     await exact.train_model()
     assert asked(exact, "give_state") == []
     lossy = await trained(codec="int8")
-    assert [entry[2:] for entry in asked(lossy, "give_state")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
+    assert [entry[1:] for entry in asked(lossy, "give_state")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
         "for what goes on from here"
     )
     every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
-    assert sorted(entry[2:4] for entry in asked(every, "give_state")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
+    assert sorted(entry[1:3] for entry in asked(every, "give_state")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
 async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_update(tmp_path, every):
-    app = App(mode="async", codec="topk:0.05", checkpoint=tmp_path, checkpoint_every=every, checkpoint_keep=100)
+    app = FakeRun(mode="async", codec="topk:0.05", checkpoint=tmp_path, checkpoint_every=every, checkpoint_keep=100)
     left = {}
     for worker in app.cluster.workers:
 
@@ -205,7 +199,7 @@ async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_upd
 
 
 async def test_an_exact_codec_pays_what_the_one_before_owed():
-    app = App(codec="topk:0.05")
+    app = FakeRun(codec="topk:0.05")
     await app.train_sync(2)
     owed = [set(state) for state in app._progress.states]
     assert owed == [{"optimizer", RESIDUAL}] * 2

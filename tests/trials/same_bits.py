@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import json
@@ -27,10 +28,11 @@ from typing import Any
 import numpy as np
 
 import ddlf
+from ddlf import testing
 
 ROOT = Path(__file__).parents[2]
 MADE_UP = ("tests.trials.made_up", "benchmarks.reliability.made_up")
-"""Where a tree has them."""
+"""Where trees have them that have no ``FakeRun`` yet."""
 LIMIT_S = 900
 
 Facts = dict[str, str]
@@ -154,7 +156,7 @@ def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
         async def rpc(request: Any, timeout_s: float | None = None, usual: Any = usual) -> Any:
             reply = await usual(request, timeout_s)
             if request.args[0].__name__ == "train_slot":
-                await arrive(request.args[1]["slot"])
+                await arrive(request.args[-1]["slot"])
             return reply
 
         worker.rpc = rpc
@@ -204,12 +206,6 @@ async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
 
 async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
     """Train the made-up model by settings. In asynchronous training there are as many workers as slots, whose updates have an order."""
-    for home in MADE_UP:
-        try:
-            made_up = importlib.import_module(home)
-            break
-        except ModuleNotFoundError:
-            continue
     found = {}
     for name in names:
         settings = {"master_epochs": 12, **NUMPY[name]}
@@ -218,15 +214,31 @@ async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
         random.Random(name).shuffle(order)
 
         def make(done: int = 0, settings: Any = settings, order: Any = order, **more: Any) -> Any:
-            asynchronous = settings["mode"] == "async"
-            cluster = made_up.Cluster(settings["slots"] if asynchronous else workers)
-            if asynchronous:
-                in_order(cluster.workers, order[done:])
-            return made_up.App(cluster, **settings, **more)
+            ordered = settings["mode"] == "async"
+            return fake(settings["slots"] if ordered else workers, order[done:] if ordered else [], **settings, **more)
 
-        with made_up.made_up():
-            found[f"made up: {name}"] = await trained(make, resumed=resumed)
+        found[f"made up: {name}"] = await trained(make, resumed=resumed)
     return found
+
+
+def fake(workers: int, arrivals: Sequence[int], **settings: Any) -> Any:
+    """A run without Keras, as the tree that is used makes it."""
+    if hasattr(testing, "FakeRun"):
+        order = [slot + 1 for slot in arrivals] or None
+        return testing.FakeRun(testing.FakeCluster(workers), arrivals=order, **settings)
+    for home in MADE_UP:
+        with contextlib.suppress(ModuleNotFoundError):
+            made_up = importlib.import_module(home)
+    cluster = made_up.Cluster(workers)
+    if arrivals:
+        in_order(cluster.workers, arrivals)
+
+    class Run(made_up.App):  # type: ignore[misc,name-defined]
+        async def train_model(self) -> Any:
+            with made_up.made_up():
+                return await super().train_model()
+
+    return Run(cluster, **settings)
 
 
 def run(

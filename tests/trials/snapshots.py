@@ -25,23 +25,25 @@ from benchmarks.measure import Spread, table
 from ddlf.checkpoints import journal
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.checkpoints.journal import JOURNAL
-from tests.trials.made_up import SHAPES, App, Cluster, made_up
+from ddlf.testing import FakeRun
 
 SLOTS = 2
 SHARE = 0.1  # of the updates: the first ones and the last ones, whose cost is compared
 
 
-class Counting(App):
+class Counting(FakeRun):
     """Its workers add 1 to every weight in each update."""
 
     mode = "async"
     slots = SLOTS
 
-    def __init__(self, **attributes: Any) -> None:
-        cluster = Cluster(SLOTS)
-        for worker in cluster.workers:
-            worker.counting = True
-        super().__init__(cluster, **attributes)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for worker in self.cluster.workers:
+            worker.fit = lambda task, weights, momentum: ([np.full_like(w, -SLOTS) for w in weights], [])
+
+    def on_event(self, event: Any) -> None:
+        """Keep none."""
 
     def on_round(self, record: Any) -> None:
         """Print nothing."""
@@ -110,7 +112,6 @@ async def train(path: Path, updates: int, every: int) -> dict[str, Any]:
     begin = time.perf_counter()
     # Their share of the records is looked at when they are resumed from: all of them each time would be the square of their number.
     with (
-        made_up(),
         mock.patch.object(CheckpointFolder, "save", save),
         mock.patch.object(journal, "read", return_value=[]),
     ):
@@ -136,18 +137,17 @@ def _sizes(folder: Path) -> dict[str, int]:
 async def resume(path: Path) -> list[str]:
     """Go on from each checkpoint that was put aside, to the end of the round after; returns what was wrong."""
     wrong = []
-    with made_up():
-        for number, source in enumerate(sorted((path / "aside").glob("round-*"))):
-            facts = CheckpointFolder(source.parent).load(source).facts
-            epochs = max(facts["slot_rounds"]) + 1
-            app = Counting(
-                master_epochs=epochs, checkpoint=path / f"resumed-{number}", resume=source, checkpoint_every=1000
-            )
-            await app.train_model()
-            weights = app.model.get_weights()[0].flat[0]
-            if not app.ledger.is_exact(epochs) or weights != SLOTS * epochs or len(app.history) != SLOTS * epochs:
-                wrong.append(f"{source.name}: {weights:g} updates, {len(app.history)} records, {epochs} epochs")
-            shutil.rmtree(app.checkpoint)
+    for number, source in enumerate(sorted((path / "aside").glob("round-*"))):
+        facts = CheckpointFolder(source.parent).load(source).facts
+        epochs = max(facts["slot_rounds"]) + 1
+        app = Counting(
+            master_epochs=epochs, checkpoint=path / f"resumed-{number}", resume=source, checkpoint_every=1000
+        )
+        await app.train_model()
+        weights = app.model.get_weights()[0].flat[0]
+        if not app.ledger.is_exact(epochs) or weights != SLOTS * epochs or len(app.history) != SLOTS * epochs:
+            wrong.append(f"{source.name}: {weights:g} updates, {len(app.history)} records, {epochs} epochs")
+        shutil.rmtree(app.checkpoint)
     return wrong
 
 
@@ -185,7 +185,7 @@ def report(found: dict[str, Any]) -> str:
     for name, some in ((f"first {part:,}", saves[:part]), (f"last {part:,}", saves[-part:])):
         rows.append([name, Spread.of([1e3 * s for s in some]).text(".2f")])
     lines = [
-        f"{len(saves):,} checkpoints of {sum(map(int, map(np.prod, SHAPES))):,} weights in {found['seconds']:.0f} s, "
+        f"{len(saves):,} checkpoints of {sum(array.size for array in Counting.start.values()):,} weights in {found['seconds']:.0f} s, "
         f"{len(found['wrong'])} of them not of one moment",
         f"resumed from {found['resumed']:,} of them, {len(found['wrong_resumed'])} times with a ledger that was not exact",
         *(f"  wrong: {what}" for what in (found["wrong"] + found["wrong_resumed"])[:20]),

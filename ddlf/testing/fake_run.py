@@ -1,0 +1,275 @@
+"""A run without Keras, processes and network: for tests of training algorithms and their rules. Runs on the master, on its event loop.
+
+The master's side is the real thing: settings, loops, rules, codecs, crew, checkpoints. Model and workers are made up of a few arrays. Everything that
+a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs, and what the slot's round before has left: a
+momentum, a residual, the weights that it holds. So a run takes milliseconds, and whatever changes it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import is_float
+from ddlf.app import IApp
+from ddlf.errors import ConfigError, WorkerLost
+from ddlf.record import History
+from ddlf.roles import replica
+from ddlf.roles.exchange import read_weights, send_update
+from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task
+from ddlf.training import start
+from ddlf.training.crew import Crew
+from ddlf.training.reporting import hooked
+from ddlf.wire.messages import Request
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+class FakeRun(IApp):
+    """An app whose workers train a made-up model on samples that are only counted.
+
+    Args:
+        cluster: Workers; by default two, or with ``arrivals`` one for each slot.
+        settings: Settings of the run, and the attributes below.
+
+    Attributes:
+        samples: Number of training samples.
+        learning_rate: Step size of local training; 0 makes updates of zeros.
+        start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
+        frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
+        arrivals: Slots, from 1, in the order in which their updates arrive, in asynchronous training: each waits for its turn. None: as they come.
+        events: What ``on_event`` was given.
+
+    Example::
+
+        run = FakeRun(mode="async", slots=2, arrivals=[1, 1, 2, 2], master_epochs=2, outer="nesterov")
+        await run.train_model()
+        assert [record.staleness for record in run.history] == [0, 0, 2, 0]
+        print(run.model.get_weights())
+    """
+
+    verbose = False
+    master_epochs = 4
+    batch_size = 16
+    samples = 203
+    learning_rate = 0.1
+    start: dict[str, np.ndarray[Any, Any]] = {  # noqa: RUF012  never modified
+        "layer/0": np.zeros((40, 30), np.float32),
+        "layer/1": np.zeros(7, np.float32),
+    }
+    frozen: frozenset[str] = frozenset()
+    arrivals: Sequence[int] | None = None
+
+    def __init__(self, cluster: FakeCluster | None = None, **settings: Any) -> None:
+        order = settings.get("arrivals", self.arrivals)
+        workers: FakeCluster = cluster or FakeCluster(max(order) if order else 2)
+        super().__init__(workers)  # type: ignore[arg-type]
+        vars(self).update(settings)
+        self.model = FakeModel(self.start, self.frozen, self.learning_rate)
+        self.events: list[Any] = []
+        if order:
+            if max(order) > workers.N:
+                raise ConfigError(f"{workers.N} workers cannot carry {max(order)} slots that wait for each other")
+            turns = _Turns(order)
+            for worker in workers.workers:
+                worker.turns = turns
+
+    async def load_dataset(self) -> None:
+        """Not called."""
+
+    async def create_model(self) -> None:
+        """Not called."""
+
+    def on_event(self, event: Any) -> None:
+        """Keep it."""
+        self.events.append(event)
+
+    async def _train(self, algorithm: Any, backups: bool, *given: int | None, fresh: bool) -> History:
+        return await start.train(self, algorithm, backups, *given, fresh=fresh, crew_of=_crew_of)
+
+
+class FakeModel:
+    """Weights, and what the master asks of a Keras model."""
+
+    built = True
+    name = "fake"
+
+    def __init__(self, start: dict[str, np.ndarray[Any, Any]], frozen: frozenset[str], learning_rate: float) -> None:
+        self.weights = [SimpleNamespace(path=p, shape=a.shape, dtype=str(a.dtype)) for p, a in start.items()]
+        self.trainable_weights = [weight for weight in self.weights if weight.path not in frozen]
+        self.non_trainable_weights = [weight for weight in self.weights if weight.path in frozen]
+        self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
+        self.set_weights(list(start.values()))
+
+    def get_weights(self) -> Weights:
+        """Copies, as Keras gives them."""
+        return [array.copy() for array in self._arrays]
+
+    def set_weights(self, arrays: Weights) -> None:
+        """Take copies."""
+        self._arrays = [np.array(array) for array in arrays]
+
+
+class FakeWorker:
+    """Carries slots as a worker's ``Replica`` does. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
+
+    Args:
+        number: Its number, from 1.
+
+    Attributes:
+        lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.
+        asked: What the master asked for: names of functions with their arguments, a task as ``Task``.
+        kept: What slots have left here.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.facts = {"threads": 1}
+        self.name = f"worker {number}"
+        self.bytes_sent = self.bytes_received = 0
+        self.lost = False
+        self.asked: list[tuple[Any, ...]] = []
+        self.kept = KeptStates()
+        self.turns: _Turns | None = None
+
+    def open(self, app: FakeRun) -> None:
+        """Take part in a run, with nothing of before."""
+        self.kept = KeptStates()
+        self._app = app
+
+    async def reconnect(self) -> None:
+        """Come back."""
+        self.lost = False
+
+    async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
+        """Do what the master asks for."""
+        await asyncio.sleep(0)
+        if self.lost:
+            raise WorkerLost("it was lost", worker=self.name)
+        function, _, *arguments = request.args
+        if function is replica.give_state:
+            slot, number, groups = arguments
+            self.asked.append((function.__name__, slot, number, groups))
+            return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
+        task = Task.from_message(arguments[0])
+        self.asked.append((function.__name__, task))
+        reply = self.train(task)
+        if self.turns is not None:
+            await self.turns.arrive(task.slot + 1)
+        return reply.to_message()
+
+    def train(self, task: Task) -> Reply:
+        """One round of one slot."""
+        before = self.kept.begin(task)
+        weights = read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
+        update, momentum = self.fit(task, weights, before.get(OPTIMIZER))
+        exact = [path in self._app.frozen for path in self._app.start]
+        encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL))
+        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights}
+        self.kept.leave(task, left)
+        return Reply(
+            task=task,
+            update=encoded,
+            codec_error=error,
+            samples=len(task.indices),
+            fed=None,
+            metrics={"loss": float(np.abs(weights[0]).mean())},
+            counted=NOTHING_COUNTED,
+            compute_s=0.001,
+            stopped=False,
+            state={name: left[name] for name in task.back},
+        )
+
+    def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
+        """Train locally; with ``w`` a weight, per tensor of floats::
+
+            g = 0.1 w + epochs * N(0, 1),  m <- 0.9 m + g,  update = learning_rate * m
+
+        A number of another type is one higher afterwards.
+
+        Returns:
+            The update (weights before minus weights after) and the momentum.
+        """
+        chance = np.random.default_rng((task.seed, task.round, task.slot, int(task.indices.sum())))
+        update, after = [], []
+        for w, m in zip(weights, momentum or [np.zeros_like(w) for w in weights], strict=True):
+            if is_float(w):
+                g = 0.1 * w + np.asarray(chance.normal(size=w.shape), w.dtype) * task.epochs
+                m = np.asarray(w.dtype.type(0.9) * m + np.asarray(g, w.dtype))
+                update.append(np.asarray(w.dtype.type(self._app.learning_rate) * m))
+            else:
+                update.append(np.asarray(w - np.ones_like(w)) if w.dtype != bool else ~w)
+            after.append(m)
+        return update, after
+
+
+class FakeCluster:
+    """Some workers.
+
+    Args:
+        workers: How many.
+    """
+
+    missing: tuple[Any, ...] = ()
+
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = [FakeWorker(number) for number in range(1, workers + 1)]
+
+    @property
+    def N(self) -> int:
+        """How many."""
+        return len(self.workers)
+
+    def options(self, **_: Any) -> FakeCluster:
+        """See ``Cluster``."""
+        return self
+
+    async def run_method(self, *_: Any) -> list[None]:
+        """STOP: nothing here takes long."""
+        return [None] * self.N
+
+    def take_in(self, worker: FakeWorker) -> None:
+        """See ``Cluster``."""
+
+
+class _Turns:
+    """Who may have its update arrive: the first of the order, when all others wait or compute nothing more."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._left = list(order)
+        self._waiting: dict[int, asyncio.Event] = {}
+
+    async def arrive(self, slot: int) -> None:
+        waiting = self._waiting[slot] = asyncio.Event()
+        self._next()
+        await waiting.wait()
+        del self._left[0], self._waiting[slot]
+        self._next()
+
+    def _next(self) -> None:
+        if self._left and self._waiting.keys() == set(self._left):
+            self._waiting[self._left[0]].set()
+
+
+@asynccontextmanager
+async def _crew_of(app: FakeRun, seed: int, *, backups: bool) -> AsyncIterator[tuple[Crew, int]]:
+    """As ``opening.crew_of``, with workers that need no preparation."""
+
+    async def open_worker(worker: Any) -> None:
+        worker.open(app)
+
+    app._run, app._content = "a run", "made up"
+    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": app.learning_rate}
+    cluster: Any = app.cluster
+    async with (
+        Crew(cluster, open_worker, app._tell, backups=backups) as crew,
+        hooked(app, crew.end),
+    ):
+        await crew.ready()
+        yield crew, app.samples
