@@ -38,7 +38,6 @@ def test_each_rule_is_read_by_its_name_and_from_its_own_text(family, name):
     ],
     # Not the family's: that has an address, and processes that share the tests must name them alike.
     ids=lambda value: value[0] if isinstance(value, list) else "",
-    ids=str,
 )
 def test_parameters_are_read_with_and_without_their_names_and_written_with_them(family, texts, rule):
     assert [family.read(text) for text in texts] == [rule] * len(texts)
