@@ -272,10 +272,12 @@ async def two_rounds(app):
 
 async def train_alone(self, weights, number):
     """What a replica does with a task, without the rest of the round."""
+    from types import SimpleNamespace
+
     from ddlf.roles.replica import call
 
     def train():
-        self.replica._task = {"round": number}
+        self.replica._task = SimpleNamespace(round=number)
         outcome = call(self.replica.app.train, weights, 1, 1)
         return outcome[0] if isinstance(outcome, tuple) else outcome
 
