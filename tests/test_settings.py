@@ -11,8 +11,8 @@ from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
 from ddlf.settings import SETTINGS, Settings, Use, read
+from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
-from tests.trials.made_up import Model
 
 ROOT = Path(__file__).parents[1]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
@@ -50,7 +50,7 @@ def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there
 
 
 def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
-    app = SimpleNamespace(_content="", _optimizer={}, model=Model(0.1))
+    app = SimpleNamespace(_content="", _optimizer={}, model=FakeRun().model)
     facts = settings_of(app, 1, read(ddlf.IApp(), "sync", {}))
     decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
     assert facts.keys() - {"samples", "data", "model"} == decide

@@ -15,9 +15,9 @@ from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import BadUpdate, ConfigError
 from ddlf.settings import SETTINGS
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 from ddlf.training.start import check
-from tests.trials.made_up import App, Cluster, Worker, made_up
 
 
 class Plain(ddlf.IApp):
@@ -167,12 +167,12 @@ USED_IN = {
 """What is used before the loop of a mode begins, or on the workers: in the same way for each."""
 
 
-class Poisoned(Worker):
+class Poisoned(FakeWorker):
     """Slower than the one before it; the fourth update of the first is of no use."""
 
     def train(self, task):
         reply = super().train(task)
-        if len(self.replies) == 3 and self.id == 1:
+        if len(self.asked) == 4 and self.id == 1:
             reply.update["payloads"][1]["raw"][:] = np.nan
         return dataclasses.replace(reply, compute_s=0.001 * self.id)
 
@@ -180,11 +180,14 @@ class Poisoned(Worker):
 async def outcome(mode, folder, **settings):
     """What a run with these settings does, as far as it can be seen from outside."""
     folders = {name: folder / settings[name] for name in ("checkpoint", "resume") if name in settings}
-    cluster, taken, said = Cluster(), [], io.StringIO()
-    before = App(cluster, mode=mode, update_policy="clip", checkpoint=folder / "before", master_epochs=1)
+    cluster, taken, said = FakeCluster(), [], io.StringIO()
+    before = FakeRun(cluster, mode=mode, update_policy="clip", checkpoint=folder / "before", master_epochs=1)
     cluster.workers = [Poisoned(number) for number in ((1, 2) if mode == "sync" else (1,))]  # of one the order is known
     await before.train_model()
-    app = App(cluster, mode=mode, **{"checkpoint": folder / "there", "update_policy": "clip", **settings, **folders})
+    app = FakeRun(
+        cluster, mode=mode, **{"checkpoint": folder / "there", "update_policy": "clip", **settings, **folders}
+    )
+    app.x_test, app.y_test = np.zeros((1, 1)), np.zeros((1, 1))
     opened = CheckpointFolder.open
 
     def spied(self, *given, **more):
@@ -213,7 +216,7 @@ async def test_each_mode_uses_each_setting_or_refuses_it_by_name(mode, tmp_path)
     for name, file in USED_IN.items():
         assert f".{name}" in (Path(ddlf.__file__).parent / file).read_text()
     seen = {}
-    with made_up(), mock.patch("os.fsync"):
+    with mock.patch("os.fsync"):
         usual = await outcome(mode, tmp_path / "usual")
         assert await outcome(mode, tmp_path / "again") == usual
         for name, value in OTHERS.items():

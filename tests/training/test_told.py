@@ -7,18 +7,12 @@ import pytest
 
 from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted
 from ddlf.sinks import from_json, to_json
-from tests.trials.made_up import App, made_up
-
-
-@pytest.fixture(autouse=True)
-def made():
-    with made_up():
-        yield
+from ddlf.testing import FakeRun
 
 
 def followed(**attributes):
     """An app, and what it tells."""
-    app, told = App(**attributes), []
+    app, told = FakeRun(**attributes), []
     app.subscribe(told.append)
     return app, told
 
@@ -79,7 +73,7 @@ async def test_a_sink_that_raises_changes_nothing_and_a_hook_that_raises_ends_th
     def broken(event):
         raise ValueError("in the sink")
 
-    app = App()
+    app = FakeRun()
     app.subscribe(broken)
     assert len(await app.train_model()) == 4
     assert caplog.text.count("ValueError: in the sink") == 1
