@@ -3,7 +3,6 @@
 import asyncio
 import threading
 
-import keras
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -54,19 +53,21 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
     assert records[-1].loss < records[0].loss
 
 
-class Masked(keras.layers.Layer):
-    """Multiplies by a mask of booleans, a weight that is not trained, and counts its calls in another."""
+def masked(trainable_mask=False, kind="bool"):
+    """A layer that multiplies by a mask, a weight that is not a float."""
+    import keras
 
-    kind = "bool"
+    class Masked(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mask = self.add_weight(
+                shape=(8,), dtype=kind, initializer="ones", trainable=trainable_mask, name="mask", autocast=False
+            )
 
-    def __init__(self, trainable_mask=False, kind="bool", **options):
-        super().__init__(**options)
-        self.mask = self.add_weight(
-            shape=(8,), dtype=kind, initializer="ones", trainable=trainable_mask, name="mask", autocast=False
-        )
+        def call(self, x):
+            return x * keras.ops.cast(self.mask, x.dtype)
 
-    def call(self, x):
-        return x * keras.ops.cast(self.mask, x.dtype)
+    return Masked()
 
 
 def with_mask(**options):
@@ -74,7 +75,7 @@ def with_mask(**options):
         async def create_model(self):
             import keras
 
-            self.model = keras.Sequential([keras.Input((8,)), Masked(**options), keras.layers.Dense(4, "softmax")])
+            self.model = keras.Sequential([keras.Input((8,)), masked(**options), keras.layers.Dense(4, "softmax")])
             self.model.compile(keras.optimizers.SGD(0.05), "categorical_crossentropy")
 
     return App
@@ -159,6 +160,8 @@ async def test_evaluating_what_is_not_there_is_refused_before_anything_is_traine
 
 @both_modes
 async def test_in_the_hooks_model_history_and_ledger_are_those_of_the_round(cluster, mode, tmp_path):
+    import keras
+
     seen = []
 
     async def on_round(record):
