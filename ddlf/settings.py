@@ -13,6 +13,7 @@ from enum import Flag, auto
 from math import isfinite
 from pathlib import Path
 from pkgutil import resolve_name
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ddlf.errors import ConfigError
@@ -48,12 +49,12 @@ class Whole:
         except TypeError:
             number = self.low - 1
         if number < self.low or (self.high is not None and number > self.high):
-            raise ConfigError(f"{name} must be a {self}, got {value!r}")
+            raise ConfigError(f"{name} must be {self}, got {value!r}")
         return number
 
     def __str__(self) -> str:
         limits = f"of {self.low} or more" if self.high is None else f"from {self.low} to {self.high}"
-        return f"whole number {limits}{f', or None for {self.none}' if self.none else ''}"
+        return f"a whole number {limits}{f', or None for {self.none}' if self.none else ''}"
 
 
 class OneOf:
@@ -73,14 +74,32 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class OfType:
+    """Values of some types, and what people call them."""
+
+    types: tuple[type, ...]
+    what: str
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if not isinstance(value, self.types):
+            raise ConfigError(f"{name} must be {self.what}, got {value!r}")
+        return value
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
 class RuleOf:
     """The text of a rule, or a rule.
 
     Args:
         home: Module and name of the family, which is imported when a text is read.
+        what: What people can write, when it is not one of the family's names.
     """
 
     home: str
+    what: str = ""
 
     def __call__(self, name: str, value: Any) -> Any:
         family = resolve_name(self.home)
@@ -91,25 +110,13 @@ class RuleOf:
         raise ConfigError(f"{name} must be a name, got {value!r}")
 
     def __str__(self) -> str:
-        family = resolve_name(self.home)
-        return "one of " + ", ".join(str(family.read(name)) for name in family.names)
+        return self.what or f"one of {resolve_name(self.home)}"
 
 
-def outward(name: str, value: Any) -> Any:
-    """a codec that is not biased, or any after ``delta:``"""
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a name, got {value!r}")
-    from ddlf.algorithms.codec import Outward
-
-    return Outward.read(value)
-
-
-def outer_optimizer(name: str, value: Any) -> "OuterOptimizer":
+def outer_optimizer(name: str, value: Any) -> Any:
     """``subtract``, ``nesterov`` with its parameters, or an object of your own"""
-    found: OuterOptimizer
     if value is None or isinstance(value, str):
-        found = RuleOf("ddlf.algorithms.outer:OUTER")(name, "subtract" if value is None else value)
-        return found
+        return OUTER(name, "subtract" if value is None else value)
     if isinstance(value, type) and hasattr(value, "update"):
         raise ConfigError(f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()")
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
@@ -117,43 +124,24 @@ def outer_optimizer(name: str, value: Any) -> "OuterOptimizer":
             f"{name} must be an outer optimizer or the name of one, got {value!r}",
             hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
         )
-    found = value
-    return found
+    return value
 
 
 def seconds(name: str, value: Any) -> float:
-    """number of seconds, 0 or more"""
+    """a number of seconds, 0 or more"""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ConfigError(f"{name} must be a {seconds.__doc__}, got {value!r}")
+        raise ConfigError(f"{name} must be {seconds.__doc__}, got {value!r}")
     return value
 
 
-def switch(name: str, value: Any) -> bool:
-    """True or False"""
-    if not isinstance(value, bool | int):
-        raise ConfigError(f"{name} must be {switch.__doc__}, got {value!r}")
-    return bool(value)
-
-
-def folder(name: str, value: Any) -> str | Path | None:
-    """folder or None"""
-    if not isinstance(value, str | Path | None):
-        raise ConfigError(f"{name} must be a {folder.__doc__}, got {value!r}")
-    return value
-
-
-def callback_list(name: str, value: Any) -> list[Any] | tuple[Any, ...]:
-    """list of Keras callbacks"""
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} must be a {callback_list.__doc__}, got {value!r}", hint="leave it out for none")
-    return value
-
-
-def class_weights(name: str, value: Any) -> Mapping[int, float] | None:
-    """dict of a weight for each class's number, or None"""
-    if not isinstance(value, Mapping | None):
-        raise ConfigError(f"{name} must be a {class_weights.__doc__}, got {value!r}")
-    return value
+CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
+OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
+MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
+OUTER = RuleOf("ddlf.algorithms.outer:OUTER")
+FOLDER = OfType((str, Path, NoneType), "a folder or None")
+SWITCH = OfType((int,), "True or False")
+CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
+CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
 
 
 # --- The settings
@@ -191,159 +179,133 @@ class Setting:
 
 
 class Settings:
-    """What a run can be told. Class attributes are the defaults; attributes of an app win over them, arguments and options over both."""
+    """What a run can be told. Class attributes are the defaults; attributes of an app win over them, arguments and options over both.
+
+    Each is declared by its name, its type, the fields of ``Setting``, and its default; below it stands what only the reference says.
+    """
 
     mode: Annotated[
         Literal["sync", "async"],
-        Setting(
-            OneOf("sync", "async"),
-            "whether updates count once a round (sync) or each when it comes, and nobody waits (async)",
-            "",
-            FILE | FACT,
-        ),
+        OneOf("sync", "async"),
+        "whether updates count once a round (sync) or each when it comes, and nobody waits (async)",
+        "",
+        FILE | FACT,
     ] = "sync"
     """What ``train_model`` and ``ddlf run`` do."""
 
-    master_epochs: Annotated[int, Setting(Whole(1), "local epochs of the whole run", "N", FILE)] = 10
+    master_epochs: Annotated[int, Whole(1), "local epochs of the whole run", "N", FILE] = 10
     """With ``resume`` set, of the whole training."""
 
-    worker_epochs: Annotated[int, Setting(Whole(1), "local epochs in a round", "N", FILE | FACT)] = 1
+    worker_epochs: Annotated[int, Whole(1), "local epochs in a round", "N", FILE | FACT] = 1
     """A round lies between two exchanges of weights."""
 
-    batch_size: Annotated[int, Setting(Whole(1), "samples in a batch, of each worker", "N", FILE | FACT)] = 32
+    batch_size: Annotated[int, Whole(1), "samples in a batch, of each worker", "N", FILE | FACT] = 32
     """As in the papers: two workers with 64 each step on 128 samples."""
 
     seed: Annotated[
-        int,
-        Setting(
-            Whole(0, 2**32 - 1), "seed of first weights, order of samples and all else by chance", "N", FILE | FACT
-        ),
+        int, Whole(0, 2**32 - 1), "seed of first weights, order of samples and all else by chance", "N", FILE | FACT
     ] = 0
     """Equal seeds give equal bits in synchronous training."""
 
     slots: Annotated[
         int | None,
-        Setting(
-            Whole(1, none="as many as workers"),
-            "parts of each round, which any worker can compute (default: as many as workers)",
-            "N",
-            FILE | FACT,
-        ),
+        Whole(1, none="as many as workers"),
+        "parts of each round, which any worker can compute (default: as many as workers)",
+        "N",
+        FILE | FACT,
     ] = None
     """K, the logical replicas that the workers carry. Workers may come and go: the result depends on K alone. Without a number, workers that come
     later get slots of their own, from a round on that ``history`` names. With one it stays that: more workers are in reserve, fewer take turns."""
 
     precision: Annotated[
         str,
-        Setting(
-            OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),
-            "precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
-            "",
-            FACT,
-        ),
+        OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),
+        "precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
+        "",
+        FACT,
     ] = "auto"
 
     balance: Annotated[
-        str,
-        Setting(OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT, "sync"),
+        str, OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT, "sync"
     ] = "equal"
     """With ``speed`` parts follow each worker's measured speed, so that all end together."""
 
     optimizer_state: Annotated[
         Literal["kept", "fresh"],
-        Setting(
-            OneOf("kept", "fresh"),
-            "whether each slot's optimizer goes on from round to round (kept) or begins anew in each (fresh)",
-            "",
-            FILE | FACT,
-        ),
+        OneOf("kept", "fresh"),
+        "whether each slot's optimizer goes on from round to round (kept) or begins anew in each (fresh)",
+        "",
+        FILE | FACT,
     ] = "kept"
     """What is kept comes back with each update (nothing for SGD, as much as the weights with momentum, twice that with Adam) and goes to another
     worker when the slot does."""
 
     codec: Annotated[
-        str,
-        Setting(
-            RuleOf("ddlf.algorithms.codec:CODEC"),
-            "codec of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01",
-            "NAME",
-            FACT,
-        ),
+        str, CODEC, "codec of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01", "NAME", FACT
     ] = "float32"
 
     weights_codec: Annotated[
-        str, Setting(outward, "codec of weights: float32, float16, bfloat16, delta:CODEC", "NAME", FACT)
+        str, OUTWARD, "codec of weights: float32, float16, bfloat16, delta:CODEC", "NAME", FACT
     ] = "float32"
     """After ``delta:`` any codec can stand: the difference to what the worker holds is sent."""
 
-    merge: Annotated[
-        str,
-        Setting(
-            RuleOf("ddlf.algorithms.merge:MERGE"), "merge of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"
-        ),
-    ] = "mean"
+    merge: Annotated[str, MERGE, "merge of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"] = "mean"
     """How the updates of a round become one. The mean is weighted by samples; few bad updates cannot move the others far."""
 
     update_policy: Annotated[
-        str, Setting(OneOf("stop", "reject", "clip"), "what an update that looks wrong leads to", "", FACT)
+        str, OneOf("stop", "reject", "clip"), "what an update that looks wrong leads to", "", FACT
     ] = "stop"
     """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
 
     outer: Annotated[
-        "OuterOptimizer | str | None", Setting(outer_optimizer, "how a merged update changes the weights", None, FACT)
+        "OuterOptimizer | str | None", outer_optimizer, "how a merged update changes the weights", None, FACT
     ] = None
     """By default it is subtracted."""
 
     evaluate_every: Annotated[
-        int, Setting(Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE)
+        int, Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE
     ] = 0
     """Updates, in asynchronous training. The workers compute the next meanwhile."""
 
-    class_weight: Annotated[
-        Mapping[int, float] | None, Setting(class_weights, "weights of classes, as in fit", None, FACT)
-    ] = None
+    class_weight: Annotated[Mapping[int, float] | None, CLASS_WEIGHTS, "weights of classes, as in fit", None, FACT] = (
+        None
+    )
     """Classes that are not in it weigh 1. Or give ``w_train``."""
 
-    callbacks: Annotated[
-        tuple[Any, ...] | list[Any], Setting(callback_list, "Keras callbacks for fit on the workers")
-    ] = ()
+    callbacks: Annotated[tuple[Any, ...] | list[Any], CALLBACKS, "Keras callbacks for fit on the workers"] = ()
     """Make them in ``create_model``. Epochs are counted over the whole run, so that a ``LearningRateScheduler`` works; what looks at whole epochs
     (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins anew in each round: it is warned of. What they do cannot be compared
     with a checkpoint's."""
 
-    checkpoint: Annotated[
-        str | Path | None, Setting(folder, "folder to write a checkpoint to after every round", "DIR")
-    ] = None
+    checkpoint: Annotated[str | Path | None, FOLDER, "folder to write a checkpoint to after every round", "DIR"] = None
     """None for none, or for that of ``resume``."""
 
-    checkpoint_every: Annotated[
-        int, Setting(Whole(1), "write checkpoints only after every N rounds, and at the end", "N")
-    ] = 1
+    checkpoint_every: Annotated[int, Whole(1), "write checkpoints only after every N rounds, and at the end", "N"] = 1
     """Updates, in asynchronous training."""
 
-    checkpoint_keep: Annotated[int, Setting(Whole(1), "how many of the last checkpoints are kept")] = 3
+    checkpoint_keep: Annotated[int, Whole(1), "how many of the last checkpoints are kept"] = 3
 
     resume: Annotated[
         str | Path | None,
-        Setting(folder, "go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR", "auto|DIR"),
+        FOLDER,
+        "go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
+        "auto|DIR",
     ] = None
     """Or from one checkpoint, ``DIR/round-000012``. With another folder as ``checkpoint`` the old one is only read. Synchronous training ends with
     the same bits as if it had never been interrupted, unless parts follow the measured speed. A training that has all its epochs, or has converged,
     is trained no more until more epochs are asked for."""
 
-    takeover: Annotated[bool, Setting(switch, "take the checkpoints' folder from another master that writes there")] = (
-        False
-    )
+    takeover: Annotated[bool, SWITCH, "take the checkpoints' folder from another master that writes there"] = False
     """``Cluster`` has the same for workers, and ``--takeover`` is both."""
 
-    wait_for_workers_s: Annotated[float, Setting(seconds, "how long to wait when all workers are lost")] = 60.0
+    wait_for_workers_s: Annotated[float, seconds, "how long to wait when all workers are lost"] = 60.0
 
-    verbose: Annotated[bool, Setting(switch, "print a line for each step")] = True
+    verbose: Annotated[bool, SWITCH, "print a line for each step"] = True
     """``-q`` switches it off."""
 
 
-SETTINGS: Mapping[str, Setting] = {name: hint.__metadata__[0] for name, hint in Settings.__annotations__.items()}
+SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}
 """Each setting by its name, in the order in which they are listed everywhere."""
 
 

@@ -10,7 +10,6 @@ Imported by the daemon, so only the standard library (and `platformdirs`, when a
 """
 
 import hashlib
-import hmac
 import os
 import re
 import secrets
@@ -25,7 +24,6 @@ from ddlf.errors import AuthError
 MIN_TOKEN_CHARACTERS = 32
 MAX_FILE_BYTES = 4096  # two tokens of 256 bits need 88
 
-KEY_LABEL = b"ddlf auth key v1"  # the handshake's key never equals the token, or the key of a later protocol
 
 _TOKEN = re.compile(rb"[!-~]+")  # printable ASCII without spaces: url-safe, hexadecimal and base64 tokens
 _FROM_ENVIRONMENT: dict[str, str] = {}  # what $DDLF_TOKEN held before it was removed: later calls must find it too
@@ -64,11 +62,6 @@ class Tokens:
 def new_token() -> str:
     """Return a new token: 32 random bytes as 43 url-safe characters."""
     return secrets.token_urlsafe(32)
-
-
-def derive_key(token: bytes) -> bytes:
-    """Return the 32-byte key of the handshake, ``HMAC-SHA256(token, "ddlf auth key v1")``."""
-    return hmac.digest(token, KEY_LABEL, "sha256")
 
 
 def default_path() -> Path:

@@ -499,11 +499,6 @@ def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
     ]
 
 
-def payload_bytes(encoded: EncodedUpdate) -> int:
-    """Return the bytes of all arrays in an encoded update, without the few bytes of names and shapes around them."""
-    return sum(array.nbytes for payload in encoded["payloads"] for array in payload.values())
-
-
 def relative_error(exact: Sequence[Tensor], decoded: Sequence[Tensor]) -> float:
     """Return ``norm(exact - decoded) / norm(exact)`` (L2 over all float tensors together); 0 if both norms are 0."""
     floats = [(x, y) for x, y in zip(exact, decoded, strict=True) if is_float(x)]

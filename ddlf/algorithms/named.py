@@ -54,6 +54,9 @@ class Family(Generic[R]):
         """The names of all rules, in the order of the family."""
         return list(self._rules)
 
+    def __str__(self) -> str:
+        return ", ".join(self._spelled(name, self._defaults[name]) for name in self._rules)
+
     def read(self, text: str) -> R:
         """Return the rule of a text: ``name``, ``name:value`` or ``name:parameter=value,other=value``.
 

@@ -236,17 +236,6 @@ class CheckpointFolder:
         with explained(self.path, "close the checkpoint folder"):
             self._ownership.release()
 
-    def discard_after(self, round: int) -> None:
-        """Remove the checkpoints of later rounds, to go on from this one in another way.
-
-        Raises:
-            LeaseError: The job was taken over by another master.
-        """
-        with explained(self.path, "remove checkpoints from"), self._ownership.held():
-            for number, name in self._candidates():
-                if number > round:
-                    self._remove(name)
-
     def _write(
         self, folder: Path, checkpoint: Checkpoint, groups: dict[str, dict[str, tensors.Array]], extent: Extent
     ) -> None:

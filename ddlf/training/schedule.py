@@ -127,11 +127,6 @@ class Schedule:
         """Workers that carry a slot or could."""
         return frozenset(self._free) | frozenset(self._running)
 
-    def slot_of(self, worker: int) -> int | None:
-        """What a worker carries."""
-        running = self._running.get(worker)
-        return None if running is None else running.slot
-
     def apply(self, event: Event) -> bool:
         """Take what happened. An event that does not fit (a loss reported twice) changes nothing.
 
