@@ -275,9 +275,7 @@ class IApp(Settings):
             AppError: The app lacks something.
             RemoteError: The app raised on a worker.
         """
-        from ddlf.training import sync
-
-        return await self._train(sync.train, True, master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
+        return await self._train("sync", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
     async def train_async(
         self,
@@ -293,15 +291,13 @@ class IApp(Settings):
         Returns:
             A record for each update of this call, in the order in which they were applied.
         """
-        from ddlf.training import asynchronous
+        return await self._train("async", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
-        return await self._train(asynchronous.train, False, master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
-
-    async def _train(self, algorithm: Any, backups: bool, *given: int | None, fresh: bool) -> History:
+    async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
         from ddlf.training.start import train
 
         await self._check_written()
-        return await train(self, algorithm, backups, *given, fresh=fresh)
+        return await train(self, mode, *given, fresh=fresh)
 
     def stop_training(self) -> bool:
         """End training after the round that goes on (in asynchronous training the next update), as if it had converged.

@@ -113,6 +113,15 @@ class Merge(ABC):
         self._missing.remove(slot)
         self._take(slot, update, count)
 
+    def leave_out(self, slot: int) -> None:
+        """Merge without the update of one slot.
+
+        Args:
+            slot: One that is missing.
+        """
+        self._missing.remove(slot)
+        self._leave_out(slot)
+
     @property
     def missing(self) -> list[int]:
         """The slots whose update has not been added, in order."""
@@ -134,6 +143,9 @@ class Merge(ABC):
     @abstractmethod
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
         """Keep or sum an update that fits."""
+
+    def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
+        """Wait for this slot no more."""
 
     @abstractmethod
     def _merged(self, index: int) -> Tensor:
@@ -162,12 +174,21 @@ class RunningMerge(Merge):
         self._product = np.empty(max((total.size for total in self._sums.values()), default=0))
         self._samples = 0
         self._next = 0
-        self._waiting: dict[int, tuple[Sequence[Tensor], int]] = {}
+        self._waiting: dict[int, tuple[Sequence[Tensor], int] | None] = {}  # None for those that are left out
 
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
         self._waiting[slot] = (update, count)
+        self._go_on()
+
+    def _leave_out(self, slot: int) -> None:
+        self._waiting[slot] = None
+        self._go_on()
+
+    def _go_on(self) -> None:
         while self._next in self._waiting:
-            self._sum(*self._waiting.pop(self._next))
+            waiting = self._waiting.pop(self._next)
+            if waiting is not None:
+                self._sum(*waiting)
             self._next += 1
 
     def _sum(self, update: Sequence[Tensor], count: int) -> None:

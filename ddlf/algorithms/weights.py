@@ -35,6 +35,11 @@ def is_float_type(dtype: np.dtype[Any]) -> bool:
     return True
 
 
+def divided(update: Sequence[Tensor], by: int) -> list[Tensor]:
+    """Return an update with its floats divided: a share of it. Others are zero, since they are not merged."""
+    return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
+
+
 def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged."""
     return [np.asarray(b - a, b.dtype) if is_float(b) else np.zeros_like(b) for b, a in zip(before, after, strict=True)]

@@ -36,12 +36,14 @@ class Task:
     Args:
         slot: Which, from 0.
         round: Its number, from 0.
+        slots: K in this round.
         first_epoch: Local epochs of the slot before this round.
         epochs: Local epochs in this round.
         batch_size: Samples in a batch.
         seed: Seed of the run.
         indices: Numbers of the slot's samples, shape (n_j,).
         weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
+        version: Commits that they are the result of.
         codec: Name of the codec of the update.
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
@@ -50,13 +52,15 @@ class Task:
 
     slot: int
     round: int
+    slots: int
     first_epoch: int
     epochs: int
     batch_size: int
     seed: int
     indices: np.ndarray[Any, Any]
     weights: Any
-    codec: str
+    version: int
+    codec: str = "float32"
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None

@@ -90,8 +90,8 @@ class FakeRun(IApp):
         """Keep it."""
         self.events.append(event)
 
-    async def _train(self, algorithm: Any, backups: bool, *given: int | None, fresh: bool) -> History:
-        return await start.train(self, algorithm, backups, *given, fresh=fresh, crew_of=_crew_of)
+    async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
+        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
 
 
 class FakeModel:

@@ -19,155 +19,33 @@ a merge needs no lock.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-import numpy as np
-
-from ddlf.algorithms.check import Verdict, scaled
-from ddlf.algorithms.merge import RunningMerge
-from ddlf.algorithms.partition import equal_sizes, partition
-from ddlf.algorithms.weights import is_float
-from ddlf.record import RoundRecord
-from ddlf.roles.task import Reply
-from ddlf.training.gather import tell_clipped, verdict_of
-from ddlf.training.slots import run_slot
-
-if TYPE_CHECKING:
-    from ddlf.cluster.proxy import ProxyWorker
-    from ddlf.training.slots import Job
+from ddlf.algorithms.outer import OuterOptimizer, Subtract
+from ddlf.algorithms.weights import divided
+from ddlf.training.run import Run
 
 
-async def train(job: Job) -> list[RoundRecord]:
-    """Train until every slot has done its rounds or the app says that it has converged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asynchronous:
+    """Each update counts when it comes, by its share of a round.
 
     Args:
-        job: As in ``sync.train``.
-
-    Returns:
-        A record for each update, in the order in which they were applied.
+        outer: How a share changes the weights.
     """
-    progress = job.progress
-    records = progress.records
-    progress.begin_async()
-    schedule = progress.epochs
-    progress.state = progress.state or {"outer": job.outer.init(progress.weights)}
-    begun = list(progress.slot_rounds)
-    stopping = False
-    latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
 
-    async def told(reporting: asyncio.Task[bool]) -> None:
-        nonlocal stopping
-        if await reporting and not stopping:
-            stopping = True
-            await job.stop_workers()
+    outer: OuterOptimizer = field(default_factory=Subtract)
 
-    def grow() -> None:
-        """New workers get slots that begin with the first round that nobody has begun: it and those after it are cut into more parts."""
-        first = max(begun)
-        for slot in job.grow(first) if first < len(schedule) else ():
-            progress.slot_rounds.append(first)
-            begun.append(first)
-            tasks.create_task(run(slot))
+    backups: ClassVar[bool] = False
+    """Nobody waits for a slot that takes long."""
 
-    async def run(slot: int) -> None:
-        reported: asyncio.Task[None] | None = None
-        for number, epochs in list(enumerate(schedule))[progress.slot_rounds[slot] :]:
-            if stopping:
-                return
-            begin = time.perf_counter()
-            job.crew.meet_new_workers()
-            grow()
-            begun[slot] = number + 1
-            # Every slot shuffles alike and takes its own part: in each round the parts are disjoint and complete.
-            slots = progress.slots_in(number)
-            part = partition(await job.order(number), equal_sizes(job.samples, slots))[slot]
-
-            async def attempt(
-                worker: ProxyWorker, holds: bool, number: int = number, epochs: int = epochs, part: Any = part
-            ) -> tuple[Reply, Any, int]:
-                weights, version = progress.weights, progress.version
-                return await run_slot(job, slot, number, epochs, part, weights, worker, holds), weights, version
-
-            result, weights, version = await job.crew.carry(slot, number, attempt)
-            if reported is not None:
-                await reported  # so at most K records wait for a test, each with its weights
-            if stopping or result.stopped:
-                return
-            merging = time.perf_counter()
-            verdict = _verdict(job, slot, result, latest)
-            if verdict.action == "reject":
-                progress.slot_rounds[slot] = number + 1
-                continue
-            latest[slot] = result
-            one = RunningMerge(1, like=weights)
-            one.add(0, scaled(result.update, verdict.factor), result.samples, checked=True)
-            share = [
-                np.asarray(update / slots, update.dtype) if is_float(update) else update for update in one.result()
-            ]
-            # The current weights, not those that were read: others may have merged meanwhile. New arrays, because the
-            # old ones may still be on their way to a worker.
-            outer, progress.weights = job.outer.update(progress.state["outer"], progress.weights, share, job.trainable)
-            progress.state = {"outer": outer}
-            job.states.left(result)
-            progress.ledger.add(part, epochs, result.fed)
-            if slot in job.weights_out.held:
-                job.states.holds(slot, job.weights_out.held[slot])
-            progress.slot_rounds[slot] = number + 1
-            progress.version += 1
-            end = time.perf_counter()
-            record = RoundRecord(
-                round=number + 1,
-                rounds=len(schedule),
-                slot=slot + 1,
-                version=progress.version,
-                staleness=progress.version - 1 - version,
-                epochs=epochs,
-                samples=result.samples,
-                seconds=end - begin,
-                compute_s=result.compute_s,
-                transfer_s=result.elapsed_s - result.compute_s,
-                merge_s=end - merging,
-                bytes_out=result.bytes_out,
-                bytes_back=result.bytes_back,
-                slots=slots,
-                workers=(result.worker,),
-                verdicts=() if verdict.action == "accept" else (str(verdict),),
-                error=result.codec_error,
-                metrics=result.metrics,
+    async def train(self, run: Run) -> None:
+        """Train until every slot has done its rounds or the run is to end."""
+        run.state.setdefault("outer", self.outer.init(run.weights))
+        async for reply in run.arrivals():
+            # The current weights, not those that it started from: others may have been merged meanwhile.
+            run.state["outer"], weights = self.outer.update(
+                run.state["outer"], run.weights, divided(reply.update, reply.task.slots), run.facts.trainable
             )
-            records.append(record)
-            # As often as all samples were trained on, the validation data is evaluated.
-            reporting = job.reporter.report(
-                progress.weights,
-                validate=progress.version % job.slots == 0,
-                last=all(done == len(schedule) for done in progress.slot_rounds),
-            )
-            reported = tasks.create_task(told(reporting))
-            await job.keep()
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for slot in range(job.slots):
-                tasks.create_task(run(slot))
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-    if not stopping:
-        await job.stop_workers()
-    return records
-
-
-def _verdict(job: Job, slot: int, result: Reply, latest: dict[int, Reply]) -> Verdict:
-    """Whether an update counts, compared with the last one of each other slot."""
-    if job.update_policy == "stop":
-        job.check(slot, result)
-        return Verdict(slot=slot + 1)
-    verdict = verdict_of(job, {**latest, slot: result})[slot]
-    if verdict.action == "reject":
-        job.crew.distrust(slot, result.worker, str(verdict))
-    else:
-        job.crew.trust(result.worker)
-    if verdict.action == "clip":
-        tell_clipped(job, slot, result, verdict)
-    return verdict
+            await run.commit(weights, [reply])

@@ -1,4 +1,4 @@
-"""Weights as they leave. Runs on the master; ``ddlf.roles.exchange`` is the worker's end.
+"""Tasks on their way to workers, and replies on their way back. Runs on the master; ``ddlf.roles.exchange`` is the worker's end.
 
 The codecs are in ``ddlf.algorithms.codec``; here is what the master remembers of each slot between rounds: for a delta exactly what the slot's worker
 holds, so that another worker can be given the same.
@@ -6,12 +6,19 @@ holds, so that another worker can be given the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.codec import EncodedUpdate, Float32, Outward, encode_delta, encode_update
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.roles import replica
+from ddlf.roles.task import Reply, Task
+from ddlf.training.states import SlotStates
+from ddlf.wire.messages import Request
 
 Weights = list[np.ndarray[Any, Any]]
 
@@ -62,3 +69,62 @@ class WeightsOut:
         # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
         encoded, _ = encode_update(Float32(), self.held[slot], self._lossless)
         return {"delta": False, "encoded": encoded}
+
+
+class Exchange:
+    """What travels between a run and its workers.
+
+    Args:
+        name: Names the run on the workers.
+        samples: n, in the data set of every node.
+        codec: Name of the codec of updates.
+        weights_out: How weights travel.
+        states: What each slot has left for its next round, and where that is.
+    """
+
+    def __init__(self, name: str, samples: int, codec: str, weights_out: WeightsOut, states: SlotStates) -> None:
+        self.states = states
+        self._name = name
+        self._samples = samples
+        self._codec = codec
+        self._weights_out = weights_out
+
+    async def send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
+        """Send a task to a worker, and wait for the reply.
+
+        Args:
+            make: Makes the task.
+            worker: The worker that carries it.
+            holds: Whether the slot's last round left its state there.
+
+        Raises:
+            AppMissing: The worker has lost what the run gave it.
+            ProtocolError: It trained on other samples than those it was given.
+        """
+        begin = time.perf_counter()
+        out, back = worker.bytes_sent, worker.bytes_received
+        task = dataclasses.replace(make(), codec=self._codec, keep=self.states.keep, back=self.states.back)
+        state = await self.states.of(task.slot, holds)
+        encoded = self._weights_out.encode(task.slot, task.weights, holds=holds)
+        message = dataclasses.replace(task, state=state, weights=encoded).to_message()
+        answer = await worker.rpc(Request("run_method", replica.train_slot, self._name, message))
+        return dataclasses.replace(
+            Reply.from_message(answer, task, task.weights, self._samples, worker.name),
+            worker=worker.id,
+            elapsed_s=time.perf_counter() - begin,
+            bytes_out=worker.bytes_sent - out,
+            bytes_back=worker.bytes_received - back,
+        )
+
+    def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
+        """Say whose updates count, and with them what these slots have left.
+
+        Args:
+            replies: With these updates.
+            whole_round: Whether a round of all slots is over: those whose updates do not count hold its weights, too.
+        """
+        for reply in replies:
+            self.states.left(reply)
+        held = self._weights_out.held
+        for slot in held if whole_round else held.keys() & {reply.slot for reply in replies}:
+            self.states.holds(slot, held[slot])

@@ -8,124 +8,153 @@ rejected, too, or there is no other worker.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ddlf.algorithms.check import Verdict, judge, scaled
+from ddlf.algorithms.check import Verdict, fault, judge, scaled
+from ddlf.algorithms.merge import Merge
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
+from ddlf.roles.task import Reply, Task
 
 if TYPE_CHECKING:
-    from ddlf.roles.task import Reply
-    from ddlf.training.slots import Job
+    from ddlf.training.run import Run
 
-Weights = list[np.ndarray[Any, Any]]
-Carry = Callable[[int, frozenset[int]], Coroutine[Any, Any, "Reply"]]
+Again = Callable[[Task, frozenset[int]], Coroutine[Any, Any, Reply]]
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """One round's updates.
-
-    Args:
-        merged: All as one.
-        results: Of the slots that count, in slot order.
-        verdicts: A line for each update that was not simply accepted.
-        arrived: When the last one did, by ``time.perf_counter``.
-    """
-
-    merged: Weights
-    results: dict[int, Reply]
-    verdicts: tuple[str, ...]
-    arrived: float
-
-
-async def gather(job: Job, tasks: Sequence[asyncio.Task[Reply]], carry: Carry) -> Gathered:
-    """Wait for all updates of a round and merge them, in slot order.
+async def gather(
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None = None
+) -> list[Reply]:
+    """Wait for all updates of a round.
 
     Args:
-        job: The run.
-        tasks: One for each slot.
-        carry: Has a slot carried again, not by the given workers.
+        run: The run.
+        tasks: What slots do in it.
+        carrying: One for each task, which ends with its reply.
+        again: Has a task carried again, not by the given workers.
+        into: Takes the updates, by the places of their tasks.
+
+    Returns:
+        Replies whose updates count, in the order of the tasks.
 
     Raises:
         BadUpdate: An update cannot be used (policy ``"stop"``), or none of the round can.
     """
-    return await (_as_they_come(job, tasks) if job.update_policy == "stop" else _compared(job, tasks, carry))
+    if run.facts.update_policy == "stop":
+        return await _as_they_come(run, carrying, into)
+    return await _compared(run, tasks, carrying, again, into)
 
 
-async def _as_they_come(job: Job, tasks: Sequence[asyncio.Task[Reply]]) -> Gathered:
-    merge = job.rule.start(job.slots, job.progress.weights, job.names)
-    slots = {task: slot for slot, task in enumerate(tasks)}
-    waiting = set(tasks)
-    arrived = time.perf_counter()
+async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
+    places = {one: place for place, one in enumerate(carrying)}
+    waiting = set(carrying)
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        arrived = time.perf_counter()
-        for task in sorted(done, key=slots.__getitem__):
-            result = task.result()
-            job.check(slots[task], result)
-            merge.add(slots[task], result.update, result.samples, checked=True)
-    return Gathered(merge.result(), {slot: task.result() for slot, task in enumerate(tasks)}, (), arrived)
+        run.arrived = time.perf_counter()
+        for one in sorted(done, key=places.__getitem__):
+            reply = one.result()
+            check(run, reply)
+            if into is not None:
+                into.add(places[one], reply.update, reply.samples, checked=True)
+    return [one.result() for one in carrying]
 
 
-async def _compared(job: Job, tasks: Sequence[asyncio.Task[Reply]], carry: Carry) -> Gathered:
-    results = dict(enumerate(await asyncio.gather(*tasks)))
-    lines: list[str] = []
+async def _compared(
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None
+) -> list[Reply]:
+    replies = {reply.slot: reply for reply in await asyncio.gather(*carrying)}
     refused: dict[int, frozenset[int]] = {}
-    said: dict[int, tuple[Reply, str]] = {}  # of each slot the result that was judged last, and how
+    said: dict[int, tuple[Reply, str]] = {}  # of each slot the reply that was judged last, and how
     while True:
-        verdicts = verdict_of(job, results)
-        again = []
-        for slot, verdict in verdicts.items():
-            worker = results[slot].worker
+        verdicts = verdicts_on(run, replies)
+        retried = []
+        for task in tasks:
+            slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
             if verdict.action == "accept":
-                job.crew.trust(worker)
+                run.crew.trust(reply.worker)
                 continue
             before, action = said.get(slot, (None, ""))
-            said[slot] = results[slot], verdict.action
-            if before is results[slot] and action == verdict.action:
+            said[slot] = reply, verdict.action
+            if before is reply and action == verdict.action:
                 continue  # it was looked at again because others were computed again
-            lines.append(f"{verdict} (worker {worker})")
+            run.verdicts.append(f"{verdict} (worker {reply.worker})")
             if verdict.action == "clip":
-                tell_clipped(job, slot, results[slot], verdict)
+                tell_clipped(run, reply, verdict)
             if verdict.action == "reject":
-                refused[slot] = refused.get(slot, frozenset()) | {worker}
-                job.crew.distrust(slot, worker, str(verdict))
-                if len(refused[slot]) == 1 and job.crew.others_than(refused[slot]):
-                    again.append(slot)
-        if not again:
+                refused[slot] = refused.get(slot, frozenset()) | {reply.worker}
+                run.crew.distrust(slot, reply.worker, str(verdict))
+                if len(refused[slot]) == 1 and run.crew.others_than(refused[slot]):
+                    retried.append(task)
+        if not retried:
             break
-        computed = await asyncio.gather(*(carry(slot, refused[slot]) for slot in again))
-        results.update(zip(again, computed, strict=True))
-    arrived = time.perf_counter()
-    fit = {slot: results[slot] for slot in sorted(results) if verdicts[slot].action != "reject"}
+        computed = await asyncio.gather(*(again(task, refused[task.slot]) for task in retried))
+        replies.update({reply.slot: reply for reply in computed})
+    run.arrived = time.perf_counter()
+    fit = []
+    for place, task in enumerate(tasks):
+        if verdicts[task.slot].action != "reject":
+            fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
+            if into is not None:
+                into.add(place, fit[-1].update, fit[-1].samples, checked=True)
+        elif into is not None:
+            into.leave_out(place)
     if not fit:
-        raise BadUpdate("no update of this round can be used: " + "; ".join(lines))
-    merge = job.rule.start(len(fit), job.progress.weights, job.names)
-    for place, (slot, result) in enumerate(fit.items()):
-        merge.add(place, scaled(result.update, verdicts[slot].factor), result.samples, checked=True)
-    return Gathered(merge.result(), fit, tuple(dict.fromkeys(lines)), arrived)
+        raise BadUpdate("no update of this round can be used: " + "; ".join(run.verdicts))
+    return fit
 
 
-def tell_clipped(job: Job, slot: int, result: Reply, verdict: Verdict) -> None:
+def check(run: Run, reply: Reply) -> None:
+    """Refuse an update that cannot be used whatever the others are.
+
+    Raises:
+        BadUpdate: Names the worker, the tensor and how many of its values are wrong.
+    """
+    found = fault(reply.update, reply.samples, run.weights, run.facts.names)
+    if found is not None:
+        raise found.error(reply.slot + 1, f"worker {reply.worker}")
+
+
+def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
+    """One reply as its update counts, compared with the last one of each other slot; None if it does not.
+
+    Raises:
+        BadUpdate: It cannot be used (policy ``"stop"``).
+    """
+    if run.facts.update_policy == "stop":
+        check(run, reply)
+        return reply
+    verdict = verdicts_on(run, {**latest, reply.slot: reply})[reply.slot]
+    if verdict.action == "reject":
+        run.crew.distrust(reply.slot, reply.worker, str(verdict))
+        return None
+    run.crew.trust(reply.worker)
+    if verdict.action == "clip":
+        run.verdicts.append(str(verdict))
+        tell_clipped(run, reply, verdict)
+    return as_it_counts(reply, verdict)
+
+
+def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
+    """The reply with its update scaled, if that was too long."""
+    return reply if verdict.factor == 1 else dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
+
+
+def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
     """Let the app know that an update counts for less than was sent."""
-    number = job.progress.slot_rounds[slot] if job.progress.slot_rounds else job.progress.round
-    facts = {"round": number + 1, "slot": slot + 1, "worker": result.worker}
-    job.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
+    facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
+    run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
 
 
-def verdict_of(job: Job, results: dict[int, Reply]) -> dict[int, Verdict]:
+def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """The verdicts on some slots' updates, by slot; their texts count slots from 1."""
     found = judge(
-        {slot + 1: (result.update, result.samples) for slot, result in results.items()},
-        job.progress.weights,
-        job.update_policy,
-        names=job.names,
-        trainable=job.trainable,
+        {slot + 1: (reply.update, reply.samples) for slot, reply in replies.items()},
+        run.weights,
+        run.facts.update_policy,
+        names=run.facts.names,
+        trainable=run.facts.trainable,
     )
     return {number - 1: verdict for number, verdict in found.items()}

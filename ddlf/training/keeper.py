@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
@@ -51,15 +51,14 @@ class Keeper:
         """Whether a checkpoint is written after so many merges."""
         return version % self._every == 0
 
-    async def keep(self, progress: Progress, states: SlotStates) -> None:
-        """Begin to write the state of now, if that is due; the one before is waited for.
+    def keep(self, progress: Progress, states: SlotStates) -> asyncio.Future[None] | None:
+        """Take a snapshot of now, if a checkpoint is due, to be written when the one before is.
 
-        Raises:
-            LeaseError: Another master took the job over; nothing was written.
-            CheckpointError: The third one in a row that could not be written.
+        Returns:
+            Ends when its turn has come. Its errors: LeaseError if another master took the job over, and nothing was written; CheckpointError for
+            the third one in a row that could not be written.
         """
-        if self.is_due(progress.version):
-            await self._keep(progress, states.all())
+        return asyncio.ensure_future(self._keep(progress, states.all())) if self.is_due(progress.version) else None
 
     async def last(self, progress: Progress) -> None:
         """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go."""
@@ -76,11 +75,28 @@ class Keeper:
         self._saved = version, converged
         self._written = records
 
-    async def _keep(self, progress: Progress, states: asyncio.Future[list[SlotState]] | None = None) -> None:
+    def _keep(
+        self, progress: Progress, states: asyncio.Future[list[SlotState]] | None = None
+    ) -> Coroutine[Any, Any, None]:
         # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
-        checkpoint = progress.to_checkpoint(self._names)
-        saved, reached = (progress.version, progress.converged), progress.reached
-        records, count = progress.records, len(progress.records)
+        return self._in_turn(
+            progress.to_checkpoint(self._names),
+            (progress.version, progress.converged),
+            progress.reached,
+            states,
+            progress.records,
+            len(progress.records),
+        )
+
+    async def _in_turn(
+        self,
+        checkpoint: Checkpoint,
+        saved: tuple[int, bool],
+        reached: int,
+        states: asyncio.Future[list[SlotState]] | None,
+        records: list[RoundRecord],
+        count: int,
+    ) -> None:
         async with self._one_at_a_time:
             await self.finish()
             self._saved, self._reached = saved, reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,16 +18,19 @@ from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.roles.task import HELD
 from ddlf.settings import read
+from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.evaluation import check_test_data, to_its_end
-from ddlf.training.exchange import WeightsOut
+from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.reporting import Reporter
 from ddlf.training.resume import begin, check_folders
-from ddlf.training.slots import Job
+from ddlf.training.run import Ended, Facts, Run
 from ddlf.training.states import SlotStates
+from ddlf.training.sync import Synchronous
 
+ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are arguments of ``train_sync`` and ``train_async``, too."""
 
@@ -54,15 +58,12 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     return settings
 
 
-async def train(
-    app: Any, algorithm: Any, backups: bool, *given: int | None, fresh: bool = False, crew_of: Any = crew_of
-) -> History:
+async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
     """Check the settings, prepare the nodes and run an algorithm; what it has come to is on the app, however it ends.
 
     Args:
         app: The user's ``IApp``.
-        algorithm: ``sync.train`` or ``asynchronous.train``.
-        backups: Whether stragglers' slots are given to a second worker; only synchronous training does.
+        mode: ``"sync"`` or ``"async"``.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
         crew_of: Brings the workers to where training can begin.
@@ -70,10 +71,10 @@ async def train(
     Returns:
         The records of this run; the app's ``history`` has those of the runs that it goes on from, too.
     """
-    mode = "sync" if backups else "async"
-    settings = check(app, mode, *given, fresh=fresh)
-    async with _told(app, settings), crew_of(app, settings["seed"], backups=backups) as (crew, samples):
+    settings, rule = check(app, mode, *given, fresh=fresh), ALGORITHMS[mode]
+    async with _told(app, settings), crew_of(app, settings["seed"], backups=rule.backups) as (crew, samples):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
+        algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         for sentence in callbacks.warnings(app.callbacks):
             app._tell(Warned(about="callback", why=sentence))
         for weight in app.model.non_trainable_weights:
@@ -85,8 +86,8 @@ async def train(
                 )
                 app._tell(Warned(about="model", why=why))
         check_test_data(app)
-        job = await _job(app, samples, crew, settings, fresh)
-        progress = app._progress = job.progress
+        run = await _run(app, samples, crew, settings, fresh)
+        progress = app._progress = run.progress
         before = len(progress.records)
         app.ledger = progress.ledger
         app.history = History(progress.records)  # those that were reported
@@ -96,17 +97,19 @@ async def train(
                 asked = progress.asked if progress.converged else sum(progress.epochs)
                 app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
-                await algorithm(job)
+                with contextlib.suppress(Ended):
+                    await algorithm.train(run)
+                await run.finish()
             return History(progress.records[before:])
         finally:
             try:
-                await job.reporter.close()
+                await run.close()
             finally:  # also when that is cancelled
                 app._stop = app._weights = None
-                progress.converged = progress.converged or job.reporter.converged
+                progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
                 app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
-                await to_its_end(_end(job))
+                await to_its_end(run.keep_last())
 
 
 @contextlib.asynccontextmanager
@@ -127,19 +130,7 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[None]:
         app._tell(RunEnded(how=how, version=app._progress.version if app._progress else 0, why=why))
 
 
-async def _end(job: Job) -> None:
-    """Keep what the workers still hold, and write what is not written yet."""
-    try:
-        job.progress.states = await job.states.all()
-    finally:
-        try:
-            await job.states.close()
-        finally:
-            if job.keeper is not None:
-                await job.keeper.last(job.progress)
-
-
-async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Job:
+async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Run:
     for weight in app.model.trainable_weights:
         if not is_float_type(np.dtype(weight.dtype)):
             raise AppError(
@@ -170,32 +161,23 @@ async def _job(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
             source=None if source is None else str(source),
         )
     )
-    return Job(
-        run=app._run,
-        cluster=app.cluster,
-        crew=crew,
-        slots=len(progress.states),
-        grows=not fixed,
-        progress=progress,
-        keeper=keeper,
-        states=SlotStates(
-            app._run,
-            crew,
-            progress.states,
-            settings["codec"],
-            optimizers=app.optimizer_state == "kept",
-            differences=weights_out.differences,
-        ),
-        trainable=trainable,
+    facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],
-        rule=settings["merge"],
-        update_policy=app.update_policy,
-        outer=settings["outer"],
-        codec=settings["codec"].name,
-        weights_out=weights_out,
-        balance=app.balance,
-        merge_metrics=MetricMerge(app),
-        reporter=Reporter(app, progress.records, settings["batch_size"]),
-        **{name: settings[name] for name in NUMBERS},
+        trainable=trainable,
+        batch_size=settings["batch_size"],
+        seed=settings["seed"],
+        update_policy=settings["update_policy"],
+        grows=not fixed,
     )
+    states = SlotStates(
+        app._run,
+        crew,
+        progress.states,
+        settings["codec"],
+        optimizers=settings["optimizer_state"] == "kept",
+        differences=weights_out.differences,
+    )
+    reporter = Reporter(app, progress.records, settings["batch_size"])
+    exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states)
+    return Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)

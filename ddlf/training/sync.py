@@ -13,116 +13,38 @@ is lost is computed again by another one, from the same weights, indices, optimi
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ddlf.algorithms.partition import equal_sizes, partition, sizes_by_speed, smooth_speed
-from ddlf.record import RoundRecord
-from ddlf.roles.task import Reply
-from ddlf.training.gather import gather
-from ddlf.training.slots import end_all, run_slot
-
-if TYPE_CHECKING:
-    from ddlf.training.slots import Job
+from ddlf.algorithms.merge import Mean, Rule
+from ddlf.algorithms.outer import OuterOptimizer, Subtract
+from ddlf.training.run import Run
 
 
-async def train(job: Job) -> list[RoundRecord]:
-    """Train until ``master_epochs`` are over or the app says that it has converged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronous:
+    """All slots train from the same weights; their updates become one.
 
     Args:
-        job: The app, its cluster, where to start from and the settings of the run. ``job.progress`` holds the result.
-
-    Returns:
-        A record for each round.
+        merge: How the updates of a round become one.
+        outer: How that changes the weights.
+        balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
     """
-    progress = job.progress
-    progress.begin_sync()
-    schedule = progress.epochs
-    progress.state = progress.state or {"outer": job.outer.init(progress.weights)}
-    reporting: asyncio.Task[bool] | None = None
-    for number, epochs in list(enumerate(schedule))[progress.round :]:
-        begin = time.perf_counter()
-        out, back = job.bytes_moved()
-        lost = job.crew.losses
-        job.crew.begin_round()
-        job.grow(number)
-        partitions = partition(await job.order(number), _sizes(job, progress.speeds))
-        carry = partial(_carry, job, number, epochs, partitions)
-        tasks = [asyncio.ensure_future(carry(slot)) for slot in range(job.slots)]
-        try:
-            # Everything here happens while the workers compute.
-            if reporting is not None and await reporting:  # it waits for the test of the round before
-                await end_all(tasks)
-                break
-            if number + 1 < len(schedule):
-                await job.order(number + 1)
-            gathered = await gather(job, tasks, carry)
-        except BaseException:
-            await end_all(tasks)
-            raise
-        outer, progress.weights = job.outer.update(
-            progress.state["outer"], progress.weights, gathered.merged, job.trainable
-        )
-        progress.state = {"outer": outer}
-        for slot, result in gathered.results.items():
-            job.states.left(result)
-            speed = result.samples * epochs / max(result.compute_s, 1e-9)
-            progress.speeds[slot] = smooth_speed(progress.speeds[slot], speed)
-            progress.ledger.add(partitions[slot], epochs, result.fed)
-        for slot, weights in job.weights_out.held.items():
-            job.states.holds(slot, weights)
-        progress.round = number + 1
-        progress.version += 1
-        end = time.perf_counter()
-        results = list(gathered.results.values())
-        slowest = max(result.elapsed_s for result in results)
-        compute = max(result.compute_s for result in results)
-        moved = job.bytes_moved()
-        record = RoundRecord(
-            round=number + 1,
-            rounds=len(schedule),
-            version=progress.version,
-            epochs=epochs,
-            samples=sum(result.samples for result in results),
-            seconds=end - begin,
-            compute_s=compute,
-            transfer_s=max(result.elapsed_s - result.compute_s for result in results),
-            merge_s=end - gathered.arrived,
-            wait_s=sum(slowest - result.elapsed_s for result in results) / len(results),
-            bytes_out=moved[0] - out,
-            bytes_back=moved[1] - back,
-            error=sum(result.codec_error for result in results) / len(results),
-            slots=job.slots,
-            workers=tuple(result.worker for result in results),
-            verdicts=gathered.verdicts,
-            lost=job.crew.losses - lost,
-            metrics=job.merge_metrics([(result.metrics, result.samples, result.counted) for result in results]),
-        )
-        progress.records.append(record)
-        reporting = job.reporter.report(progress.weights, validate=True, last=number + 1 == len(schedule))
-        await job.keep()
-        if not job.reporter.is_testing and await reporting:
-            break
-    if reporting is not None:
-        await reporting
-    await job.stop_workers()
-    return progress.records
 
+    merge: Rule = field(default_factory=Mean)
+    outer: OuterOptimizer = field(default_factory=Subtract)
+    balance: str = "equal"
 
-async def _carry(
-    job: Job, number: int, epochs: int, partitions: Sequence[Any], slot: int, avoid: frozenset[int] = frozenset()
-) -> Reply:
-    work = partial(run_slot, job, slot, number, epochs, partitions[slot], job.progress.weights)
-    result: Reply = await job.crew.carry(slot, number, work, avoid=avoid)
-    return result
+    backups: ClassVar[bool] = True
+    """Whether a slot that takes much longer than the others of its round is given to a second worker, too."""
 
-
-def _sizes(job: Job, speeds: Sequence[float | None]) -> list[int]:
-    """Samples of each slot: equal, or such that slots of these speeds end together."""
-    measured = [speed for speed in speeds if speed is not None]
-    if job.balance == "equal" or len(measured) < job.slots:
-        return equal_sizes(job.samples, job.slots)
-    return sizes_by_speed(job.samples, measured, minimum=min(job.batch_size, job.samples // job.slots))
+    async def train(self, run: Run) -> None:
+        """Train until all rounds are over or the run is to end."""
+        run.state.setdefault("outer", self.outer.init(run.weights))
+        async for round in run.rounds(self.balance):
+            merge = self.merge.start(len(round.tasks), run.weights, run.facts.names)
+            replies = await run.all(round.tasks, into=merge)
+            run.state["outer"], weights = self.outer.update(
+                run.state["outer"], run.weights, merge.result(), run.facts.trainable
+            )
+            await run.commit(weights, replies)

@@ -119,6 +119,18 @@ def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent
     assert bits(merge.result()) == bits(weighted_mean(updates, [1, 1]))
 
 
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
+def test_slots_that_are_left_out_change_no_bit_of_the_merge_of_the_others(name, order):
+    updates, counts = updates_of(5), [1, 20, 300, 7, 9]
+    merge = MERGE.read(name).start(5, like=updates[0])
+    for slot in order:
+        merge.leave_out(slot) if slot in (0, 3) else merge.add(slot, updates[slot], counts[slot])
+    others = [1, 2, 4]
+    expected = merged(MERGE.read(name), [updates[slot] for slot in others], [counts[slot] for slot in others])
+    assert bits(merge.result()) == bits(expected)
+
+
 def test_missing_slots_are_named():
     merge = RunningMerge(4, like=updates_of(1)[0])
     merge.add(2, updates_of(1)[0], 1)

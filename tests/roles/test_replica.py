@@ -43,6 +43,8 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed
     return Task(
         slot=slot,
         round=round,
+        slots=1,
+        version=0,
         first_epoch=round * epochs,
         epochs=epochs,
         batch_size=16,

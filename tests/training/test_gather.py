@@ -20,21 +20,25 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
         others_than=lambda workers: len(workers) < 2,
     )
     like = [np.zeros(2, np.float32)]
-    progress = SimpleNamespace(weights=like, round=3, slot_rounds=[])
-    job = SimpleNamespace(crew=crew, progress=progress, rule=MERGE.read("mean"), names=["a"], update_policy="clip")
+    facts = SimpleNamespace(names=["a"], update_policy="clip")
+    run = SimpleNamespace(crew=crew, facts=facts, weights=like, verdicts=[])
     verdicts = iter([("reject", "clip", "reject"), ("reject", "clip", "accept"), ("reject", "clip", "accept")])
 
-    def judged(job, results):
+    def judged(run, replies):
         actions = next(verdicts)
         return {slot: Verdict(slot=slot + 1, action=action, reason="why") for slot, action in enumerate(actions)}
 
-    async def result(worker):
-        return SimpleNamespace(update=[np.ones(2, np.float32)], samples=1, worker=worker)
+    tasks = [SimpleNamespace(slot=slot, round=3) for slot in range(3)]
 
-    monkeypatch.setattr(gather, "verdict_of", judged)
-    tasks = [asyncio.ensure_future(result(worker)) for worker in (1, 2, 3)]
-    gathered = await gather.gather(job, tasks, lambda slot, avoid: result(7 + slot))
+    async def reply(task, worker):
+        return SimpleNamespace(task=task, slot=task.slot, update=[np.full(2, worker, "f4")], samples=1, worker=worker)
+
+    monkeypatch.setattr(gather, "verdicts_on", judged)
+    carrying = [asyncio.ensure_future(reply(task, worker)) for worker, task in enumerate(tasks, 1)]
+    merge = MERGE.read("mean").start(3, like)
+    fit = await gather.gather(run, tasks, carrying, lambda task, avoid: reply(task, 7 + task.slot), merge)
     assert told == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
     assert distrusted == [(0, 1), (2, 3), (0, 7)]
-    assert set(gathered.results) == {1, 2}
-    assert len(gathered.verdicts) == 4
+    assert [reply.slot for reply in fit] == [1, 2]
+    assert merge.result()[0].tolist() == [5.5, 5.5], "of workers 2 and 9"
+    assert len(run.verdicts) == 4

@@ -12,7 +12,7 @@ import pytest
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.testing import in_process_cluster
 from ddlf.training.opening import Opening
-from ddlf.training.slots import Job
+from ddlf.training.run import Run
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
 
@@ -220,12 +220,12 @@ async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
 
 
 async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr("ddlf.training.slots.STOP_S", 0.1)
+    monkeypatch.setattr("ddlf.training.run.STOP_S", 0.1)
     async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
-        job = Job.__new__(Job)
-        job.cluster = cluster
+        run = Run.__new__(Run)
+        run._cluster = cluster
         cluster.machine(2).cut_off()
-        await asyncio.wait_for(job.stop_workers(), PATIENCE_S)
+        await asyncio.wait_for(run.stop_workers(), PATIENCE_S)
 
 
 async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_began():

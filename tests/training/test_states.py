@@ -213,7 +213,7 @@ async def test_an_exact_codec_pays_what_the_one_before_owed():
 def asked_for(number, state=None):
     """A task of the first slot."""
     return Task(
-        slot=0, round=number, first_epoch=number, epochs=1, batch_size=1, seed=0, indices=np.arange(1), weights=None,
+        slot=0, round=number, slots=1, version=0, first_epoch=number, epochs=1, batch_size=1, seed=0, indices=np.arange(1), weights=None,
         codec="int8", keep=("optimizer", RESIDUAL, HELD), back=("optimizer",), state=state,
     )  # fmt: skip
 

@@ -1,0 +1,386 @@
+"""What a training algorithm is handed: a run, whose slots carry tasks and whose weights it commits. Runs on the master.
+
+An algorithm sees tasks and replies, never workers. Who carries a slot, is lost, slow or distrusted; which samples were trained on; what is recorded,
+stored, tested and shown: all that is behind the run, for every algorithm alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.merge import Merge
+from ddlf.algorithms.partition import Indices, partition, smooth_speed
+from ddlf.cluster.cluster import Cluster
+from ddlf.events import SlotsChanged
+from ddlf.record import RoundRecord
+from ddlf.roles import replica
+from ddlf.roles.metrics import MetricMerge
+from ddlf.roles.task import Reply, Task
+from ddlf.training.arrivals import Arrivals
+from ddlf.training.crew import Crew
+from ddlf.training.exchange import Exchange
+from ddlf.training.gather import gather
+from ddlf.training.keeper import Keeper
+from ddlf.training.parts import Parts
+from ddlf.training.progress import Progress
+from ddlf.training.reporting import Reporter
+
+Weights = list[np.ndarray[Any, Any]]
+
+STOP_S = 2.0
+"""How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
+
+
+class Ended(Exception):
+    """Raised by ``Run.all`` where the run ends for a reason that was known only when its round had begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What does not change in a run.
+
+    Args:
+        samples: n, in the data set of every node.
+        names: Paths of the weights.
+        trainable: Whether each weight is trained; the others are averaged plainly.
+        batch_size: Samples in a batch of each worker.
+        seed: Seed of the partitions and of everything random on the workers.
+        update_policy: What to do with an update that looks wrong.
+        grows: Whether workers that come meanwhile get slots of their own.
+    """
+
+    samples: int
+    names: list[str]
+    trainable: list[bool]
+    batch_size: int
+    seed: int
+    update_policy: str
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of all slots.
+
+    Args:
+        number: Its number, from 0.
+        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now.
+    """
+
+    number: int
+    tasks: list[Task]
+
+
+class Run:
+    """One training run, as an algorithm sees it.
+
+    Args:
+        facts: What does not change.
+        cluster: The cluster whose workers carry slots.
+        crew: These workers, as they come and go.
+        progress: What the run has come to.
+        exchange: Brings tasks to workers and replies back, with what slots leave.
+        merge_metrics: Makes one of the metrics of several slots.
+        reporter: Gives each record to the app's hooks.
+        keeper: Writes checkpoints, if any are wanted.
+
+    Attributes:
+        stopping: Whether it is to end: nothing that comes now counts any more.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        cluster: Cluster,
+        crew: Crew,
+        progress: Progress,
+        exchange: Exchange,
+        merge_metrics: MetricMerge,
+        reporter: Reporter,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.facts = facts
+        self.crew = crew
+        self.progress = progress
+        self.stopping = False
+        self.verdicts: list[str] = []  # on updates since the last commit that were not simply accepted
+        self.arrived = 0.0  # when the last update did
+        self.began: dict[int, float] = {}  # slot -> when its round did
+        self._cluster = cluster
+        self._exchange = exchange
+        self._parts = Parts(facts.samples, facts.seed)
+        self._merge_metrics = merge_metrics
+        self._reporter = reporter
+        self._keeper = keeper
+        self._before: tuple[int, int, int] | None = (
+            None  # bytes out, bytes back and losses before the round of all slots
+        )
+        self._reporting: asyncio.Task[bool] | None = None
+        self._arrivals: Arrivals | None = None
+
+    # -- for algorithms ----------------------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        """The global weights. Arrays in them are never changed in place: they may be on their way to a worker."""
+        return self.progress.weights
+
+    @property
+    def version(self) -> int:
+        """Commits so far."""
+        return self.progress.version
+
+    @property
+    def slots(self) -> int:
+        """K of the round that begins, or began last."""
+        return len(self.progress.states)
+
+    @property
+    def state(self) -> dict[str, Weights]:
+        """What the algorithm keeps between commits, by name. Every checkpoint has it; arrays in it are replaced, never changed in place."""
+        return self.progress.state
+
+    async def rounds(self, balance: str = "equal") -> AsyncIterator[Round]:
+        """The rounds that are left. Each begins when the one before was committed.
+
+        Args:
+            balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
+        """
+        progress = self.progress
+        progress.begin_sync()
+        while progress.round < len(progress.epochs) and not self.stopping:
+            number, begin = progress.round, time.perf_counter()
+            self._before = (*self._bytes_moved(), self.crew.losses)
+            self.crew.begin_round()
+            self.grow(number)
+            self.began = dict.fromkeys(range(self.slots), begin)
+            sizes = self._parts.sizes(self.slots, progress.speeds if balance == "speed" else (), self.facts.batch_size)
+            parts = partition(await self._parts.order(number), sizes)
+            yield Round(number=number, tasks=[self.task(slot, number, part) for slot, part in enumerate(parts)])
+
+    async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
+        """Have tasks carried, all at once.
+
+        Args:
+            tasks: At most one for each slot.
+            into: Takes their updates as they come, by their places in ``tasks``; those that do not count are left out of it.
+
+        Returns:
+            Replies whose updates count, in the order of the tasks.
+
+        Raises:
+            BadUpdate: An update cannot be used (policy ``"stop"``), or none can.
+            Ended: The run is to end without them.
+        """
+        carrying = [asyncio.ensure_future(self._again(task)) for task in tasks]
+        try:
+            # Everything here happens while the workers compute.
+            if self._reporting is not None and await self._reporting:  # it waits for the test of the round before
+                self.stopping = True
+                raise Ended
+            if self.progress.round + 1 < len(self.progress.epochs):
+                await self._parts.order(self.progress.round + 1)
+            return await gather(self, tasks, carrying, self._again, into)
+        except BaseException:
+            await end_all(carrying)
+            raise
+
+    def arrivals(self) -> AsyncIterator[Reply]:
+        """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at."""
+        self.progress.begin_async()
+        self._arrivals = Arrivals(self)
+        return self._arrivals.replies()
+
+    async def commit(self, weights: Weights, replies: Sequence[Reply], **shown: float) -> bool:
+        """Make these the global weights.
+
+        Args:
+            weights: New arrays.
+            replies: What they came of, at least one.
+            shown: Numbers by name for the record, beside the metrics of training.
+
+        Returns:
+            Whether the run is known to end here.
+        """
+        progress = self.progress
+        progress.weights = weights
+        self._note(replies)
+        progress.version += 1
+        progress.records.append(self._record(replies, shown))
+        self.verdicts = []
+        # As often as all samples were trained on, the validation data is evaluated.
+        reporting = self._reporter.report(
+            weights,
+            validate=self._arrivals is None or progress.version % self.slots == 0,
+            last=progress.is_complete,
+        )
+        keeping = self._keeper.keep(progress, self._exchange.states) if self._keeper is not None else None
+        if self._arrivals is not None:
+            self._arrivals.committed(replies, reporting, keeping)
+            return self.stopping
+        self._reporting = reporting
+        if keeping is not None:
+            await keeping
+        if not self._reporter.is_testing:
+            self.stopping = await reporting
+        return self.stopping
+
+    @property
+    def converged(self) -> bool:
+        """Whether the app has said so."""
+        return self._reporter.converged
+
+    # -- for who starts it ---------------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Wait for the last test, and end what workers still train."""
+        if self._reporting is not None:
+            await self._reporting
+        if self._arrivals is None or not self.stopping:
+            await self.stop_workers()
+
+    async def close(self) -> None:
+        """End all that still goes on, however the run has ended."""
+        try:
+            if self._arrivals is not None:
+                await self._arrivals.close()
+        finally:
+            await self._reporter.close()
+
+    async def keep_last(self) -> None:
+        """Fetch what workers still hold of slots, and write what is not written yet."""
+        try:
+            self.progress.states = await self._exchange.states.all()
+        finally:
+            try:
+                await self._exchange.states.close()
+            finally:
+                if self._keeper is not None:
+                    await self._keeper.last(self.progress)
+
+    # -- for its parts ---------------------------------------------------------------------------------------------------
+
+    async def part(self, slot: int, number: int) -> Indices:
+        """A slot's part of the samples in a round, from 0, as equal as can be. All slots shuffle alike, so the parts are disjoint and complete."""
+        order = await self._parts.order(number)
+        return partition(order, self._parts.sizes(self.progress.slots_in(number)))[slot]
+
+    def task(self, slot: int, number: int, indices: Indices) -> Task:
+        """What a slot does in a round, from 0, with its part of the samples and the weights of now."""
+        progress = self.progress
+        return Task(
+            slot=slot,
+            round=number,
+            slots=progress.slots_in(number),
+            first_epoch=progress.starts[number],
+            epochs=progress.epochs[number],
+            batch_size=self.facts.batch_size,
+            seed=self.facts.seed,
+            indices=indices,
+            weights=progress.weights,
+            version=progress.version,
+        )
+
+    async def carry(
+        self, slot: int, number: int, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
+    ) -> Reply:
+        """Have a slot's round carried by some worker, by another one if that is lost.
+
+        Args:
+            slot: Which, from 0.
+            number: Number of its round, from 0.
+            make: Makes the task, anew for each worker.
+            avoid: Workers that are not to carry it, as long as there is another one.
+        """
+        reply: Reply = await self.crew.carry(slot, number, partial(self._exchange.send, make), avoid=avoid)
+        return reply
+
+    def grow(self, number: int) -> range:
+        """Have as many slots as there are workers from a round on, if they may become more; they never become fewer.
+
+        Args:
+            number: Of a round, from 0, that no slot has begun.
+
+        Returns:
+            The new slots. Each begins with nothing left from before.
+        """
+        before, workers = self.slots, min(self.crew.size, self.facts.samples)
+        if not self.facts.grows or workers <= before:
+            return range(0)
+        self.progress.slots_from.append((number, workers))
+        self.progress.states += [{} for _ in range(before, workers)]
+        self.progress.speeds += [None] * (workers - before)
+        self.crew.emit(SlotsChanged(round=number + 1, slots=workers))
+        return range(before, workers)
+
+    async def stop_workers(self) -> None:
+        """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
+        await self._cluster.options(on_error="return", timeout_s=STOP_S).run_method(replica.stop_training)
+
+    async def _again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
+        return await self.carry(task.slot, task.round, lambda: task, avoid)
+
+    def _note(self, replies: Sequence[Reply]) -> None:
+        """Take note of what rounds have left whose updates count."""
+        progress = self.progress
+        self._exchange.count(replies, whole_round=self._arrivals is None)
+        for reply in replies:
+            task = reply.task
+            progress.ledger.add(task.indices, task.epochs, reply.fed)
+            if self._arrivals is not None:
+                progress.slot_rounds[task.slot] = task.round + 1
+            else:
+                speed = reply.samples * task.epochs / max(reply.compute_s, 1e-9)
+                progress.speeds[task.slot] = smooth_speed(progress.speeds[task.slot], speed)
+        progress.round += self._arrivals is None
+
+    def _record(self, replies: Sequence[Reply], shown: dict[str, float]) -> RoundRecord:
+        end = time.perf_counter()
+        first = replies[0].task
+        slowest = max(reply.elapsed_s for reply in replies)
+        out, back, recomputed = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies), 0
+        if self._before is not None:  # whatever else moved in this round, too
+            moved = *self._bytes_moved(), self.crew.losses
+            out, back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
+        metrics = self._merge_metrics([(reply.metrics, reply.samples, reply.counted) for reply in replies])
+        return RoundRecord(
+            round=first.round + 1,
+            rounds=len(self.progress.epochs),
+            slot=None if self._arrivals is None else first.slot + 1,
+            version=self.version,
+            staleness=self.version - 1 - min(reply.task.version for reply in replies),
+            epochs=first.epochs,
+            samples=sum(reply.samples for reply in replies),
+            seconds=end - min(self.began[reply.slot] for reply in replies),
+            compute_s=max(reply.compute_s for reply in replies),
+            transfer_s=max(reply.elapsed_s - reply.compute_s for reply in replies),
+            merge_s=end - self.arrived,
+            wait_s=sum(slowest - reply.elapsed_s for reply in replies) / len(replies),
+            bytes_out=out,
+            bytes_back=back,
+            error=sum(reply.codec_error for reply in replies) / len(replies),
+            slots=first.slots,
+            workers=tuple(reply.worker for reply in replies),
+            verdicts=tuple(dict.fromkeys(self.verdicts)),
+            lost=recomputed,
+            metrics=metrics | shown,
+        )
+
+    def _bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received so far, by all workers."""
+        workers = self._cluster.workers
+        return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
+
+
+async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
