@@ -10,7 +10,6 @@ This file imports pydantic and yaml (150 ms): import it only when a configuratio
 """
 
 import difflib
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from pydantic_core import ErrorDetails
 from ddlf.config.addresses import find_config, quote
 from ddlf.config.models import (
     MAX_WORKERS,
-    TIMES,
     ClusterConfig,
     RunConfig,
     SecurityConfig,
@@ -199,14 +197,7 @@ def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
         with suppress(ValidationError):  # has been reported with its position
             workers[index] = WorkerAddress.model_validate(entry)
     run = document.data.get("run")
-    min_workers = run.get("min_workers") if isinstance(run, dict) else None
-    times: dict[str, float | None] = dict.fromkeys(TIMES)
-    if isinstance(run, dict):
-        for name in TIMES:
-            value = run.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-                times[name] = value
-    return contradictions(workers, len(entries), min_workers if type(min_workers) is int else None, times)
+    return contradictions(workers, len(entries), run if isinstance(run, dict) else {})
 
 
 def _unknown_key(where: Where) -> str:

@@ -1,5 +1,6 @@
 """What cluster.yaml may say, as pydantic models, and its JSON Schema. Importing pydantic takes 100 ms."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -199,9 +200,7 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        times = {name: getattr(self.run, name) for name in TIMES}
-        found = contradictions(dict(enumerate(self.workers)), len(self.workers), self.run.min_workers, times)
-        for _, sentence in found:
+        for _, sentence in contradictions(dict(enumerate(self.workers)), len(self.workers), dict(self.run)):
             raise ConfigError(sentence)
         return self
 
@@ -227,15 +226,14 @@ TIMES = ("heartbeat_s", "suspect_after_s", "dead_after_s")
 
 
 def contradictions(
-    workers: Mapping[int, WorkerAddress], listed: int, min_workers: int | None, times: Mapping[str, float | None]
+    workers: Mapping[int, WorkerAddress], listed: int, run: Mapping[str, Any]
 ) -> Iterator[tuple[Where, str]]:
     """Yield what is wrong between values that are right by themselves: the place, and a sentence.
 
     Args:
         workers: The workers that are right by themselves, by their index in the file.
         listed: How many workers the file lists, right or wrong.
-        min_workers: ``run.min_workers``, if it is given and right by itself.
-        times: Those of ``TIMES`` that are given and right by themselves.
+        run: The section of that name, whose values may be wrong by themselves.
     """
     addresses: dict[tuple[str, int], int] = {}
     names: dict[str, int] = {}
@@ -246,9 +244,11 @@ def contradictions(
         if worker.name is not None and (first := names.setdefault(worker.name, index)) != index:
             where = ("workers", index, "name")
             yield where, f"workers[{first}] and workers[{index}] have the same name, {quote(worker.name)}"
-    if min_workers is not None and min_workers > listed:
+    min_workers = run.get("min_workers")
+    if type(min_workers) is int and min_workers > listed:
         yield ("run", "min_workers"), f"min_workers is {min_workers}, but workers lists only {listed}"
+    right = {name: run[name] for name in TIMES if type(run.get(name)) in (int, float) and 0 < run[name] < math.inf}
     try:
-        Timing.of(**times)
+        Timing.of(**{name: right.get(name) for name in TIMES})
     except ConfigError as error:
         yield ("run", error.message.split()[0]), error.message
