@@ -74,7 +74,8 @@ def train(workload: Workload) -> tuple[Weights, Weights]:
 
 def int8_codes(update: Weights) -> bytes:
     """What travels of an update with DDLF's int8 codec."""
-    from ddlf.algorithms.codec import CODEC, encode_update
+    from ddlf.algorithms.codec import CODEC
+    from ddlf.algorithms.encoding import encode_update
 
     encoded, _ = encode_update(CODEC.read("int8"), update, [False] * len(update))
     return b"".join(array.tobytes() for payload in encoded["payloads"] for array in payload.values())

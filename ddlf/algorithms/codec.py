@@ -1,54 +1,27 @@
-"""Make updates and weights smaller for the network. Encoding runs in the sender, decoding in the receiver.
+"""Make a tensor smaller for the network. Encoding runs in the sender, decoding in the receiver.
 
-A codec turns one float32 tensor into a payload, a small dict of arrays, and back. ``encode_update`` applies one to all
-tensors of a model, ``encode_delta`` to what changed in the weights since a worker last got them. What these two return
-consists of dict, list, str and arrays only, so it travels as it is.
+A codec turns one float32 tensor into a payload, a small dict of arrays, and back; ``encoding.py`` applies it to a model's. A codec that rounds small
+values to zero is *biased*: round after round, it would never let them through, so what it lost is added to the next tensor (error feedback).
 
-Rules that hold for every codec:
-
-- **Error feedback.** A codec that rounds small values to zero, round after round, never lets them through (it is
-  *biased*). The sender therefore adds what was lost to the next tensor:
-  ``p = x + e``, send ``c = C(p)``, ``e <- p - D(c)``.
-  The sum of all decoded tensors is then the sum of all tensors up to the last ``e``. (BytePS; Karimireddy et al. 2019,
-  arXiv:1901.09847.)
-- **Exact where it matters.** Tensors that the caller marks (BatchNorm statistics), other types than float32 (counters),
-  and tensors below 1 KiB, where nothing is gained, travel raw.
-- **No number is made up.** A tensor with a NaN, an infinity or a value beyond the codec's range travels raw too, so
-  that the receiver can count and report such values. A codec used alone decodes them to NaN or infinity, never to a
-  finite number.
+No number is made up: a NaN, an infinity or a value beyond the codec's range decodes to NaN or infinity, never to a finite number.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, frexp, inf, isfinite, prod, sqrt
-from typing import Any, ClassVar, TypedDict
+from math import ceil, frexp, inf, isfinite, prod
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
-Tensor = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
 Payload = dict[str, Tensor]
-
-RAW_BELOW_BYTES = 1024
-"""Smaller tensors travel raw: a few biases are no traffic, but a wrong bias hurts. (hivemind does the same.)"""
-
-
-class EncodedUpdate(TypedDict):
-    """A model's tensors as they travel: a plain dict at run time.
-
-    ``payloads`` has one entry per tensor: ``{"raw": array}``, or the payload of the codec that ``codec`` names. Shapes
-    do not travel, since the receiver has the same model, and takes memory by its own shapes only.
-    """
-
-    codec: str
-    payloads: list[Payload]
 
 
 class Codec(Named, ABC):
@@ -91,7 +64,7 @@ class Codec(Named, ABC):
             The payload, and ``tensor + error - decoded`` if the codec is biased, else None. The error is zero where the
             tensor is not finite: such a value is reported once, not added to every later tensor.
         """
-        whole = tensor if error is None else _add(tensor, error)
+        whole = tensor if error is None else added(tensor, error)
         payload = self.pack(whole)
         if not self.biased:
             return payload, None
@@ -380,176 +353,10 @@ class Outward(Named):
         return "delta:" * self.delta + str(self.codec)
 
 
-def encode_update(
-    codec: Codec,
-    tensors: Sequence[Tensor],
-    lossless: Sequence[bool],
-    errors: Sequence[Float32s | None] | None = None,
-) -> tuple[EncodedUpdate, list[Float32s | None]]:
-    """Encode all tensors of an update, or of weights on their way to a worker.
-
-    The errors belong to one slot's stream of updates: keep the returned ones once the master has merged the update, and
-    start from None when the stream starts anew. Weights are sent without errors, since each sending replaces the one
-    before.
-
-    Args:
-        codec: For every tensor that need not travel raw.
-        tensors: One array per tensor. The result may share their memory.
-        lossless: Per tensor, whether it must travel exactly, as BatchNorm statistics must.
-        errors: What the previous call returned, or None at first.
-
-    Returns:
-        What travels, and per tensor what was lost (None: nothing).
-
-    Raises:
-        ConfigError: The lists differ in length.
-    """
-    errors = [None] * len(tensors) if errors is None else errors
-    _check_lengths(len(tensors), lossless, errors)
-    payloads: list[Payload] = []
-    lost: list[Float32s | None] = []
-    for tensor, exact, error in zip(tensors, lossless, errors, strict=True):
-        whole = tensor if error is None else _add(tensor, error)
-        if _travels_raw(codec, whole, exact):
-            payload, rest = _raw(whole), None
-        else:
-            payload, rest = codec.encode(whole)
-        payloads.append(payload)
-        lost.append(rest)
-    return {"codec": codec.name, "payloads": payloads}, lost
-
-
-def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor]:
-    """Decode what ``encode_update`` made.
-
-    Args:
-        encoded: As it arrived. The result may share its memory.
-        like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
-
-    Returns:
-        One array per tensor.
-
-    Raises:
-        ConfigError: The update does not fit ``like``, or is malformed.
-    """
-    try:
-        used, payloads = CODEC.read(encoded["codec"]), list(encoded["payloads"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"not an encoded update: {type(encoded).__name__}") from error
-    _check_lengths(len(like), payloads)
-    tensors: list[Tensor] = []
-    for i, (payload, expected) in enumerate(zip(payloads, like, strict=True)):
-        try:
-            tensors.append(_decode(used, payload, expected))
-        except ConfigError as error:
-            hint = "create the same model on the master and on every worker"
-            raise ConfigError(f"tensor {i}: {error}", hint=hint) from error
-    return tensors
-
-
-def encode_delta(
-    new: Sequence[Tensor], base: Sequence[Tensor], codec: Codec, lossless: Sequence[bool]
-) -> tuple[EncodedUpdate, list[Tensor]]:
-    """Encode the weights as their difference to those that a worker holds.
-
-    The master keeps, per worker, exactly what that worker holds after decoding (``held``), and passes it as the next
-    ``base``. What the codec lost is then part of the next difference: it is sent later and never adds up, and no error
-    feedback is needed.
-
-    Args:
-        new: The weights that the worker should have, one array per tensor.
-        base: What it holds.
-        codec: For the differences. With ``Float32`` the weights themselves travel, so that they arrive exactly.
-        lossless: Per tensor, whether its new value must arrive exactly.
-
-    Returns:
-        What travels, and ``held``, what the worker will hold after ``apply_delta(base, encoded)``: the same bits.
-
-    Raises:
-        ConfigError: The lists differ in length.
-    """
-    _check_lengths(len(new), base, lossless)
-    payloads: list[Payload] = []
-    for tensor, old, exact in zip(new, base, lossless, strict=True):
-        if _travels_raw(codec, tensor, exact) or not _in_range(codec, delta := _add(tensor, -old)):
-            payloads.append(_raw(tensor))
-        else:
-            payloads.append(codec.pack(delta))
-    encoded: EncodedUpdate = {"codec": codec.name, "payloads": payloads}
-    return encoded, apply_delta(base, encoded)
-
-
-def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
-    """Return the weights that a worker holds after an encoded difference arrived.
-
-    Args:
-        base: What it held. Not modified.
-        encoded: From ``encode_delta`` with the same ``base``. The result may share its memory.
-
-    Returns:
-        One array per tensor: the raw value where it travelled raw, else ``base + decoded``.
-
-    Raises:
-        ConfigError: The difference does not fit ``base``, or is malformed.
-    """
-    decoded = decode_update(encoded, like=base)
-    return [
-        tensor if "raw" in payload else np.add(old, tensor, out=tensor)
-        for old, tensor, payload in zip(base, decoded, encoded["payloads"], strict=True)
-    ]
-
-
-def relative_error(exact: Sequence[Tensor], decoded: Sequence[Tensor]) -> float:
-    """Return ``norm(exact - decoded) / norm(exact)`` (L2 over all float tensors together); 0 if both norms are 0."""
-    floats = [(x, y) for x, y in zip(exact, decoded, strict=True) if is_float(x)]
-    difference = sum(_squared_norm(np.subtract(x, y, dtype=np.float64)) for x, y in floats)
-    size = sum(_squared_norm(x.astype(np.float64)) for x, _ in floats)
-    if size == 0:
-        return inf if difference else 0.0
-    return sqrt(difference / size)
-
-
-def _add(x: Float32s, y: Float32s) -> Float32s:
+def added(x: Float32s, y: Float32s) -> Float32s:
     """Return ``x + y`` as an array even if 0-d. Overflow gives an infinity, which is then reported as such."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(x + y)
-
-
-def _squared_norm(x: npt.NDArray[np.float64]) -> float:
-    return float(np.vdot(x, x))
-
-
-def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
-    return (
-        exact
-        or tensor.dtype != np.float32
-        or tensor.nbytes < RAW_BELOW_BYTES
-        or isinstance(codec, Float32)
-        or not _in_range(codec, tensor)
-    )
-
-
-def _raw(tensor: Tensor) -> Payload:
-    """Return the payload of a tensor that travels exactly. (Subtracting 0-d arrays gives NumPy scalars, not arrays.)"""
-    return {"raw": np.asarray(tensor)}
-
-
-def _in_range(codec: Codec, tensor: Tensor) -> bool:
-    """Whether the codec keeps every value. False for NaN and infinity, since every comparison with NaN is false."""
-    return bool(tensor.max() <= codec.largest and tensor.min() >= -codec.largest)
-
-
-def _decode(codec: Codec, payload: Payload, expected: Tensor) -> Tensor:
-    if not (isinstance(payload, dict) and all(isinstance(array, np.ndarray) for array in payload.values())):
-        raise ConfigError("malformed payload: expected a dict of arrays")
-    if "raw" in payload:
-        raw = payload["raw"]
-        if raw.shape != expected.shape or raw.dtype != expected.dtype:
-            raise ConfigError(f"expected {expected.dtype} {expected.shape}, got {raw.dtype} {raw.shape}")
-        return raw
-    if expected.dtype != np.float32:
-        raise ConfigError(f"expected {expected.dtype} to travel raw")
-    return codec.decode(payload, expected.shape)
 
 
 def _values(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tensor:
@@ -559,8 +366,3 @@ def _values(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tens
         found = "nothing" if array is None else f"{array.dtype} {array.shape}"
         raise ConfigError(f"malformed payload: expected {np.dtype(dtype)} ({size},) as {key!r}, got {found}")
     return array
-
-
-def _check_lengths(tensors: int, *others: Sequence[Any]) -> None:
-    if any(len(other) != tensors for other in others):
-        raise ConfigError(f"expected one entry for each of {tensors} tensors, got {[len(other) for other in others]}")

@@ -20,73 +20,39 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import logging
 import os
-import re
 import secrets
 import shutil
-import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddlf.checkpoints import journal, tensors
-from ddlf.checkpoints.durable import (
-    MAX_SEALED_BYTES,
-    damaged,
-    explained,
-    free_bytes,
-    no_space,
-    seal,
-    sync,
-    unseal,
-    write_new,
+from ddlf.checkpoints.contents import (
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    ROUND,
+    Checkpoint,
+    File,
+    Manifest,
+    check,
+    is_checkpoint,
+    read_files,
+    read_manifest,
 )
+from ddlf.checkpoints.durable import damaged, explained, free_bytes, no_space, seal, sync, write_new
 from ddlf.checkpoints.journal import JOURNAL, Extent, Journal
 from ddlf.checkpoints.ownership import Ownership
 from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from ddlf.record import RoundRecord
 from ddlf.version import __version__
 
-FORMAT = 2  # 1 had all records among the facts, and other names for what slots and the algorithm left
-MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
-MANIFEST = "manifest.json"
-REPLACED = ".replaced"
 WRITING, REMOVING = ".writing-", ".removing-"
 
-_ROUND = re.compile(r"round-(\d{6,})")
-_GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_FILE = re.compile(_GROUP.pattern + r"\.safetensors")
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
-    """The state of a training after a round.
-
-    Args:
-        round: Rounds completed.
-        arrays: File -> name -> array, as ``{"weights": {"dense/kernel": ...}, "ledger": {...}}``. Types, shapes, bits and order come back
-            the same; a big-endian array comes back little-endian with the same values.
-        facts: Whatever else is needed to go on: settings, seed, versions. Plain JSON data with text keys; tuples are refused, since they
-            would come back as lists. NaN and infinities are allowed.
-        records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
-        extent: Of a loaded one, how much of the journal belongs to it.
-        problem: Of a loaded one, why it has no records although it should; empty when it has.
-    """
-
-    round: int
-    arrays: Mapping[str, Mapping[str, tensors.Array]]
-    facts: Mapping[str, Any]
-    records: Sequence[RoundRecord] = ()
-    extent: Extent = field(default_factory=Extent)
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +72,6 @@ class Entry:
     bytes: int
     complete: bool
     problem: str = ""
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    name: str
-    bytes: int
-    sha256: str
-    arrays: list[str]  # in their order, which the file itself does not keep
-
-
-class _Manifest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    format: int
-    ddlf: str
-    round: int
-    epoch: int  # of the writer
-    files: list[_File]
-    records: Extent = Extent()
-    facts: dict[str, Any]
 
 
 class CheckpointFolder:
@@ -205,7 +150,7 @@ class CheckpointFolder:
         On failure:
             Nothing of it stays, the checkpoints before are whole, and ``save`` may be called again.
         """
-        _check(checkpoint)
+        check(checkpoint)
         groups = {group: tensors.plain(arrays) for group, arrays in checkpoint.arrays.items()}
         lines = journal.spelled(checkpoint.records)
         need = sum(array.nbytes for arrays in groups.values() for array in arrays.values()) + sum(map(len, lines))
@@ -246,8 +191,8 @@ class CheckpointFolder:
             sync(path)
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files.append(_File(name=path.name, bytes=path.stat().st_size, sha256=digest, arrays=list(arrays)))
-        manifest = _Manifest(
+            files.append(File(name=path.name, bytes=path.stat().st_size, sha256=digest, arrays=list(arrays)))
+        manifest = Manifest(
             format=FORMAT,
             ddlf=__version__,
             round=checkpoint.round,
@@ -292,7 +237,7 @@ class CheckpointFolder:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             elif name.startswith(".owner.json-"):
                 (self.path / name).unlink(missing_ok=True)
-            elif name.endswith(REPLACED) and _ROUND.fullmatch(name.removesuffix(REPLACED)):
+            elif name.endswith(REPLACED) and ROUND.fullmatch(name.removesuffix(REPLACED)):
                 if (self.path / name.removesuffix(REPLACED)).exists():
                     self._remove(name)
                 else:
@@ -305,7 +250,7 @@ class CheckpointFolder:
             if newer <= number:
                 return
             with contextlib.suppress(CheckpointCorrupt):
-                self._read(self.path / name)
+                read_files(self.path / name)
                 raise CheckpointError(
                     f"{self.path / name} is of a later round than {number}, which is to be saved",
                     hint="use another folder, or remove the later checkpoints",
@@ -316,7 +261,7 @@ class CheckpointFolder:
         epochs = [0]
         for _, name in self._candidates():
             with contextlib.suppress(CheckpointError):
-                epochs.append(self._manifest(self.path / name).epoch)
+                epochs.append(read_manifest(self.path / name).epoch)
         return max(epochs)
 
     # Reading
@@ -375,7 +320,7 @@ class CheckpointFolder:
             CheckpointError: It does not exist, cannot be read, or was written by a newer DDLF.
         """
         folder = self.path / path
-        manifest, contents = self._read(folder)
+        manifest, contents = read_files(folder)
         arrays = {}
         for file in manifest.files:
             where = folder / file.name
@@ -403,26 +348,18 @@ class CheckpointFolder:
         """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
         found = []
         for number, name in self._candidates():
+            total, problem = _weight(self.path / name), ""
             try:
-                manifest, _ = self._read(self.path / name)
+                manifest, _ = read_files(self.path / name)
             except CheckpointError as error:
-                found.append(
-                    Entry(name=name, round=number, bytes=_weight(self.path / name), complete=False, problem=str(error))
-                )
+                problem = str(error)
             else:
                 total = sum(file.bytes for file in manifest.files)
-                found.append(Entry(name=name, round=number, bytes=total, complete=True))
-        found += [
-            Entry(
-                name=name,
-                round=None,
-                bytes=_weight(self.path / name),
-                complete=False,
-                problem="its writer was interrupted",
-            )
-            for name in self._listing()
-            if name.startswith((WRITING, REMOVING))
-        ]
+            found.append(Entry(name=name, round=number, bytes=total, complete=not problem, problem=problem))
+        for name in self._listing():
+            if name.startswith((WRITING, REMOVING)):
+                total, problem = _weight(self.path / name), "its writer was interrupted"
+                found.append(Entry(name=name, round=None, bytes=total, complete=False, problem=problem))
         return found
 
     def _listing(self) -> list[str]:
@@ -436,90 +373,10 @@ class CheckpointFolder:
         """Number and name of every checkpoint, newest first. One that is being replaced comes after the one that replaces it."""
         found = []
         for name in self._listing():
-            match = _ROUND.fullmatch(name.removesuffix(REPLACED))
+            match = ROUND.fullmatch(name.removesuffix(REPLACED))
             if match and match[0] == f"round-{int(match[1]):06d}":
                 found.append((int(match[1]), not name.endswith(REPLACED), name))
         return [(number, name) for number, _, name in sorted(found, reverse=True)]
-
-    def _manifest(self, folder: Path) -> _Manifest:
-        file = folder / MANIFEST
-        if not folder.is_dir():
-            raise CheckpointError(f"no checkpoint {folder}", hint="name a folder like round-000012")
-        content = unseal(_read_file(file, limit=MAX_SEALED_BYTES), file)
-        version, writer = content.get("format"), content.get("ddlf")
-        if type(version) is int and version > FORMAT:
-            raise CheckpointError(
-                f"{folder} was written by DDLF {writer} in format {version}, this is DDLF {__version__} with format {FORMAT}",
-                hint="update DDLF here",
-            )
-        try:
-            manifest = _Manifest.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise damaged(file, f"the entries of format {FORMAT}", f"{where}: {first['msg']}") from error
-        names = [entry.name for entry in manifest.files]
-        for name in names:
-            if not _FILE.fullmatch(name):
-                raise damaged(
-                    file,
-                    "names of files beside it",
-                    repr(name),
-                    text=f"{file} names a file outside the checkpoint: {name!r}",
-                )
-        if len(set(names)) < len(names):
-            raise damaged(file, "every file once", "one twice")
-        called = _ROUND.fullmatch(folder.name.removesuffix(REPLACED))
-        if called and int(called[1]) != manifest.round:
-            raise damaged(
-                folder, f"round {manifest.round}, as its manifest says", f"round {int(called[1])} in its name"
-            )
-        return manifest
-
-    def _read(self, folder: Path) -> tuple[_Manifest, dict[str, bytes]]:
-        """A checkpoint's files, after every byte was checked."""
-        with explained(folder, "read"):
-            manifest = self._manifest(folder)
-            present = {name for name in os.listdir(folder) if not name.startswith(".")} - {MANIFEST}
-            for name in sorted(present - {file.name for file in manifest.files}):
-                raise damaged(folder / name, "no such file", "one that the manifest does not name")
-            contents = {}
-            for file in manifest.files:
-                path = folder / file.name
-                data = _read_file(path, limit=file.bytes)
-                if len(data) != file.bytes:
-                    raise damaged(path, f"{file.bytes:,} bytes", f"{len(data):,} bytes")
-                digest = hashlib.sha256(data).hexdigest()
-                if digest != file.sha256:
-                    raise damaged(path, f"SHA-256 {file.sha256}", f"SHA-256 {digest}")
-                contents[file.name] = data
-            return manifest, contents
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is itself a checkpoint, under whichever name."""
-    return (path / MANIFEST).exists()
-
-
-def _read_file(path: Path, *, limit: int) -> bytes:
-    """The bytes of a regular file.
-
-    Raises:
-        CheckpointCorrupt: It is missing, no regular file, longer than the limit, or the disk cannot read it.
-    """
-    try:
-        what = path.stat()
-        if not stat.S_ISREG(what.st_mode):  # a pipe would let us wait for ever
-            raise damaged(path, "a file", "something else")
-        if what.st_size > limit:
-            raise damaged(path, f"at most {limit:,} bytes", f"{what.st_size:,} bytes")
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise damaged(path, "a file", f"one that the disk cannot read ({error.strerror})") from error
 
 
 def _weight(folder: Path) -> int:
@@ -529,37 +386,3 @@ def _weight(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.stat().st_size
     return total
-
-
-def _check(checkpoint: Checkpoint) -> None:
-    """Refuse what would not come back the same.
-
-    Raises:
-        CheckpointError: The round is negative, a group's name is no file name, or facts are not plain JSON.
-    """
-    if type(checkpoint.round) is not int or checkpoint.round < 0:
-        raise CheckpointError(f"a checkpoint cannot be of round {checkpoint.round!r}")
-    for group in checkpoint.arrays:
-        if not _GROUP.fullmatch(group):
-            raise CheckpointError(
-                f"{group!r} cannot name a file of a checkpoint", hint="use small letters, digits and _"
-            )
-    _check_facts(dict(checkpoint.facts), "facts")
-
-
-def _check_facts(value: Any, where: str, depth: int = 0) -> None:
-    if depth > MAX_DEPTH:
-        raise CheckpointError(f"facts are nested more than {MAX_DEPTH} deep, at {where[:60]}...")
-    if type(value) is dict:
-        for key, inner in value.items():
-            if type(key) is not str:
-                raise CheckpointError(f"{where} has the key {key!r}, which is no text", hint="use text keys")
-            _check_facts(inner, f"{where}[{key!r}]", depth + 1)
-    elif type(value) is list:
-        for number, inner in enumerate(value):
-            _check_facts(inner, f"{where}[{number}]", depth + 1)
-    elif value is not None and type(value) not in (bool, int, float, str):
-        raise CheckpointError(
-            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON does not give back as it was",
-            hint="use numbers, text, lists and dicts, or put it among the arrays",
-        )

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import CODEC, EncodedUpdate, apply_delta, decode_update, encode_update, relative_error
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import EncodedUpdate, apply_delta, decode_update, encode_update, relative_error
 from ddlf.errors import ConfigError
 
 Weights = list[np.ndarray[Any, Any]]

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddlf.algorithms.codec import decode_update
+from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import AppMissing, ProtocolError
 
 Weights = list[np.ndarray[Any, Any]]

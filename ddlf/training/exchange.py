@@ -1,7 +1,7 @@
 """Tasks on their way to workers, and replies on their way back. Runs on the master; ``ddlf.roles.exchange`` is the worker's end.
 
-The codecs are in ``ddlf.algorithms.codec``; here is what the master remembers of each slot between rounds: for a delta exactly what the slot's worker
-holds, so that another worker can be given the same.
+The codecs are applied in ``ddlf.algorithms.encoding``; here is what the master remembers of each slot between rounds: for a delta exactly what the
+slot's worker holds, so that another worker can be given the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import EncodedUpdate, Float32, Outward, encode_delta, encode_update
+from ddlf.algorithms.codec import Float32, Outward
+from ddlf.algorithms.encoding import EncodedUpdate, encode_delta, encode_update
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.roles import replica
 from ddlf.roles.task import Reply, Task

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.checkpoints.contents import Checkpoint
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
 from ddlf.record import RoundRecord

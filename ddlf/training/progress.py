@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.checkpoints.checkpoint import Checkpoint
+from ddlf.checkpoints.contents import Checkpoint
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState

@@ -17,7 +17,8 @@ from typing import Any
 
 from ddlf.algorithms.codec import Outward
 from ddlf.algorithms.named import Named
-from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder, is_checkpoint
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.roles.describe import describe, describe_optimizer

@@ -14,12 +14,8 @@ from ddlf.algorithms.codec import (
     Float32,
     Int8,
     TopK,
-    apply_delta,
-    decode_update,
-    encode_delta,
-    encode_update,
-    relative_error,
 )
+from ddlf.algorithms.encoding import apply_delta, decode_update, encode_delta, encode_update, relative_error
 from ddlf.errors import ConfigError
 
 CODECS = [Float32(), Float16(), BFloat16(), Int8(), Int8(block=4096), Int8(block=3), TopK(), TopK(fraction=1)]
@@ -405,7 +401,7 @@ def test_a_value_beyond_the_range_of_a_codec_arrives_exactly():
 def test_codecs_keep_to_their_size_and_error(code, payload, error):
     tensors = [np.float32(np.random.default_rng(1).standard_t(4, 60_000))]
     encoded, _ = encode_update(code, tensors, [False])
-    sent = sum(array.nbytes for payload in encoded["payloads"] for array in payload.values())
+    sent = sum(array.nbytes for one in encoded["payloads"] for array in one.values())
     assert sent == pytest.approx(payload * 240_000, rel=0.002)
     assert relative_error(tensors, decode_update(encoded, like=tensors)) <= error
 

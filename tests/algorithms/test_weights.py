@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.check import judge, norm, scaled
-from ddlf.algorithms.codec import Float32, decode_update, encode_delta, encode_update, relative_error
+from ddlf.algorithms.codec import Float32
+from ddlf.algorithms.encoding import decode_update, encode_delta, encode_update, relative_error
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.algorithms.weights import difference, is_float

@@ -209,6 +209,9 @@ def test_a_round_before_the_newest_is_not_saved_unseen(folder):
     with pytest.raises(CheckpointError, match=r"round-000009 is of a later round than 5"):
         folder.save(of(5))
     assert listed(folder) == ["round-000009"]
+    shutil.rmtree(folder.path / "round-000009")
+    folder.save(of(5))
+    assert listed(folder) == ["round-000005"]
 
 
 def test_training_goes_on_from_before_a_damaged_checkpoint_and_replaces_it(folder):

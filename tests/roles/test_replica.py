@@ -5,7 +5,8 @@ import importlib
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import CODEC, encode_update
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import encode_update
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
@@ -66,7 +67,7 @@ def carried(replica, slot, round):
 
 
 def arrays(reply, like):
-    from ddlf.algorithms.codec import decode_update
+    from ddlf.algorithms.encoding import decode_update
 
     return decode_update(reply.update, like)
 

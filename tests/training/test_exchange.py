@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import decode_update
+from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import ConfigError
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.training.exchange import WeightsOut
