@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 from ddlf.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ddlf.app import IApp
-    from ddlf.cluster.cluster import Cluster
-    from ddlf.cluster.proxy import ProxyWorker
-    from ddlf.config.cluster_file import read_config
-    from ddlf.data.datasets import load_cifar10, load_mnist
-    from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, RemoteError, RequestTimeout, WorkerLost
-    from ddlf.iworker import IWorker
-    from ddlf.script import main, run
-    from ddlf.wire.messages import Request, Response
-    from ddlf.worker.methods import concurrent
-    from ddlf.worker.worker import Worker
+    from ddlf.app import IApp as IApp
+    from ddlf.cluster.cluster import Cluster as Cluster
+    from ddlf.cluster.proxy import ProxyWorker as ProxyWorker
+    from ddlf.config.cluster_file import read_config as read_config
+    from ddlf.data.datasets import load_cifar10 as load_cifar10
+    from ddlf.data.datasets import load_mnist as load_mnist
+    from ddlf.errors import DDLFError as DDLFError
+    from ddlf.errors import ExecutorCrashed as ExecutorCrashed
+    from ddlf.errors import LeaseError as LeaseError
+    from ddlf.errors import RemoteError as RemoteError
+    from ddlf.errors import RequestTimeout as RequestTimeout
+    from ddlf.errors import WorkerLost as WorkerLost
+    from ddlf.iworker import IWorker as IWorker
+    from ddlf.script import main as main
+    from ddlf.script import run as run
+    from ddlf.wire.messages import Request as Request
+    from ddlf.wire.messages import Response as Response
+    from ddlf.worker.methods import concurrent as concurrent
+    from ddlf.worker.worker import Worker as Worker
 
 _HOMES = {
     "ddlf.app": ("IApp",),
@@ -38,27 +46,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Cluster",
-    "DDLFError",
-    "ExecutorCrashed",
-    "IApp",
-    "IWorker",
-    "LeaseError",
-    "ProxyWorker",
-    "RemoteError",
-    "Request",
-    "RequestTimeout",
-    "Response",
-    "Worker",
-    "WorkerLost",
-    "concurrent",
-    "load_cifar10",
-    "load_mnist",
-    "main",
-    "read_config",
-    "run",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

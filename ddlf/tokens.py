@@ -24,7 +24,6 @@ from ddlf.errors import AuthError
 MIN_TOKEN_CHARACTERS = 32
 MAX_FILE_BYTES = 4096  # two tokens of 256 bits need 88
 
-
 _TOKEN = re.compile(rb"[!-~]+")  # printable ASCII without spaces: url-safe, hexadecimal and base64 tokens
 _FROM_ENVIRONMENT: dict[str, str] = {}  # what $DDLF_TOKEN held before it was removed: later calls must find it too
 

@@ -24,15 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median, median_high, median_low
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import BadUpdate, ConfigError
 
-Tensor = npt.NDArray[Any]
 Action = Literal["accept", "clip", "reject"]
 
 POLICIES = ("stop", "reject", "clip")

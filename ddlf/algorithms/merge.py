@@ -20,17 +20,14 @@ Each rule is a value whose ``start`` gives the merge of one round, which takes u
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlf.algorithms.check import fault
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
-
-Tensor = npt.NDArray[Any]
 
 
 def weighted_mean(updates: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> list[Tensor]:

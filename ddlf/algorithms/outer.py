@@ -15,16 +15,14 @@ integers or booleans stay as they are on the master.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
-Tensor = npt.NDArray[Any]
 State = list[Tensor]
 
 

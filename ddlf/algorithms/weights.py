@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Tensor = npt.NDArray[Any]
+Weights = list[np.ndarray[Any, Any]]
 
 
 def is_float(tensor: Tensor) -> bool:

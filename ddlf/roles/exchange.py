@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import EncodedUpdate, apply_delta, decode_update, encode_update, relative_error
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 
-Weights = list[np.ndarray[Any, Any]]
 Residual = list[Any]
 """What a codec still owes of a slot's updates, for each tensor; None where nothing."""
 

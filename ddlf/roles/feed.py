@@ -104,7 +104,6 @@ class ArrayFeed:
         self.dataset = Batches(workers=0)
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """See ``Feed``."""
         self._order = order
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 def read_optimizer(model: Any) -> Weights:

@@ -15,9 +15,9 @@ from typing import Any, Self
 import numpy as np
 
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
 
-Weights = list[np.ndarray[Any, Any]]
 SlotState = dict[str, list[Any]]
 """Groups of arrays by name; None in the place of an array says that there is nothing for this tensor."""
 

@@ -9,12 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddlf.testing.cluster import FaultyCluster, Machine
-    from ddlf.testing.fake_run import FakeCluster, FakeRun, FakeWorker
-    from ddlf.testing.in_process import in_process_cluster
-    from ddlf.testing.local import local_cluster
-    from ddlf.testing.network import Fault, FaultProxy
-    from ddlf.testing.plan import FaultPlan, Injection
+    from ddlf.testing.cluster import FaultyCluster as FaultyCluster
+    from ddlf.testing.cluster import Machine as Machine
+    from ddlf.testing.fake_run import FakeCluster as FakeCluster
+    from ddlf.testing.fake_run import FakeRun as FakeRun
+    from ddlf.testing.fake_run import FakeWorker as FakeWorker
+    from ddlf.testing.in_process import in_process_cluster as in_process_cluster
+    from ddlf.testing.local import local_cluster as local_cluster
+    from ddlf.testing.network import Fault as Fault
+    from ddlf.testing.network import FaultProxy as FaultProxy
+    from ddlf.testing.plan import FaultPlan as FaultPlan
+    from ddlf.testing.plan import Injection as Injection
 
 _HOME = {
     "FakeCluster": "fake_run",
@@ -30,19 +35,7 @@ _HOME = {
     "local_cluster": "local",
 }
 
-__all__ = [
-    "FakeCluster",
-    "FakeRun",
-    "FakeWorker",
-    "Fault",
-    "FaultPlan",
-    "FaultProxy",
-    "FaultyCluster",
-    "Injection",
-    "Machine",
-    "in_process_cluster",
-    "local_cluster",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.record import History
@@ -27,8 +27,6 @@ from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.wire.messages import Request
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 class FakeRun(IApp):
@@ -227,7 +225,6 @@ class FakeCluster:
         return len(self.workers)
 
     def options(self, **_: Any) -> FakeCluster:
-        """See ``Cluster``."""
         return self
 
     async def run_method(self, *_: Any) -> list[None]:

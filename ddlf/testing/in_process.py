@@ -154,7 +154,6 @@ class InProcessExecutor(ExecutorProcess):
         task.add_done_callback(self._serving.discard)
 
     def grant(self, lease: bytes) -> None:
-        """See ``ExecutorProcess``."""
         super().grant(lease)
         if self._executor is not None:
             self._executor.end_sessions_without_lease()
@@ -178,7 +177,6 @@ class InProcessExecutor(ExecutorProcess):
         self.kill()
 
     async def end(self) -> None:
-        """See ``ExecutorProcess``."""
         self.kill()
         await asyncio.gather(*self._serving, return_exceptions=True)
         await super().end()
@@ -208,18 +206,15 @@ class InProcessMachine(Machine):
         return self._daemon.executor.kill()
 
     async def restart(self) -> None:
-        """See ``Machine``."""
         self._refuse("restarted")
 
     def freeze(self, part: Part = "both") -> None:
-        """See ``Machine``."""
         self._refuse("frozen")
 
     def thaw(self) -> None:
         """See ``Machine``."""
 
     async def slow(self, factor: float, seconds: float | None = None) -> None:
-        """See ``Machine``."""
         self._refuse("slowed")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -274,7 +269,6 @@ class InProcessWorkers(LocalWorkers):
         return (await self.start())[index]
 
     async def stop(self) -> None:
-        """See ``LocalWorkers``."""
         machines, daemons, running = self.machines, self._daemons, self._running
         self.machines, self._daemons, self._running = [], [], []
         for machine in machines:

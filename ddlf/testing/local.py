@@ -75,7 +75,6 @@ class ProcessMachine(Machine):
                 yield process
 
     def kill(self, part: Part = "executor") -> bool:
-        """See ``Machine``."""
         killed = False
         for process in self._parts(part):
             with contextlib.suppress(*_gone()):
@@ -84,18 +83,15 @@ class ProcessMachine(Machine):
         return killed
 
     async def restart(self) -> None:
-        """See ``Machine``."""
         await self._workers.restart(self.number)
 
     def freeze(self, part: Part = "both") -> None:
-        """See ``Machine``."""
         for process in self._parts(part):
             with contextlib.suppress(*_gone()):
                 process.suspend()
                 self._frozen.append(process)
 
     def thaw(self) -> None:
-        """See ``Machine``."""
         frozen, self._frozen = self._frozen, []
         for process in frozen:
             with contextlib.suppress(*_gone()):
@@ -184,7 +180,6 @@ class ProcessWorkers(LocalWorkers):
         return (await self.start())[index]
 
     async def stop(self) -> None:
-        """See ``LocalWorkers``."""
         machines, self.machines = self.machines, []
         for machine in machines:
             machine.thaw()  # a frozen process does not end when told to

@@ -60,8 +60,6 @@ class _Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(_Fault):
-    """See ``FaultPlan.kill``."""
-
     part: Part = "executor"
     back_after_s: float | None = None
 
@@ -74,8 +72,6 @@ class Kill(_Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang(_Fault):
-    """See ``FaultPlan.hang``."""
-
     seconds: float
     part: Part = "both"
 
@@ -85,8 +81,6 @@ class Hang(_Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(_Fault):
-    """See ``FaultPlan.slow``."""
-
     factor: float
     seconds: float | None = None
 
@@ -96,8 +90,6 @@ class Slow(_Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition(_Fault):
-    """See ``FaultPlan.partition``."""
-
     seconds: float
     direction: Direction | None = None
 
@@ -107,8 +99,6 @@ class Partition(_Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset(_Fault):
-    """See ``FaultPlan.reset``."""
-
     async def act(self, machine: Machine) -> None:
         assert machine.proxy is not None
         machine.proxy.reset()
@@ -116,8 +106,6 @@ class Reset(_Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong(_Fault):
-    """See ``FaultPlan.wrong_update``."""
-
     kind: WrongKind
 
 

@@ -157,7 +157,7 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def auth_key(token: bytes) -> bytes:
-    """The HMAC key made from a token, so that the token itself is used for nothing else."""
+    """The HMAC key made from a token: never the token itself, or the key of a later protocol."""
     return hmac.digest(token, b"ddlf auth key v1", hashlib.sha256)
 
 

@@ -216,7 +216,6 @@ class ExecutorProcess:
         )
 
     async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
-        """See ``Daemon.preload``."""
         reason = await self._forks.preload(modules)
         await self.settled.wait()
         process = self._process
@@ -298,7 +297,6 @@ class ExecutorProcess:
                 self._channel.send(LEASE_CHANGED)
 
     async def cancel(self, id: int, grace_s: float) -> str:
-        """See ``Daemon.cancel``."""
         self.activity.ask_end(id)
         if not self._runs(id):
             return "idle"

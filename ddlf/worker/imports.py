@@ -74,7 +74,6 @@ class MasterFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``."""
         if not self.enabled():
             return None
         parent = fullname.rpartition(".")[0]

@@ -276,7 +276,6 @@ class Forks:
         return None if self._template is None else await self._template.fork(environment, *descriptors)
 
     async def preload(self, modules: tuple[str, ...]) -> str:
-        """See ``Template.preload``."""
         if not can_fork():
             return "executors are forked on Linux only, and not with DDLF_FORK=0"
         if self._template is not None and self._template.ended:

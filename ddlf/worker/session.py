@@ -96,7 +96,6 @@ class Session:
             self._calls.cancel(call)
 
     def keep_answers(self) -> None:
-        """See ``Asker``."""
         self._connection.detach()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -148,7 +147,6 @@ class Session:
         return refusal
 
     def answer(self, call: Call, response: Response) -> None:
-        """See ``Asker``."""
         self._answer(call.id, response)
 
     def _answer(self, id: int, response: Response) -> None:

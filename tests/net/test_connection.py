@@ -14,10 +14,10 @@ import pytest
 from ddlf.errors import FrameTooLarge, ProtocolError
 from ddlf.net.admission import Budget
 from ddlf.net.connection import Connection
-from ddlf.net.memory import socket_pair
 from ddlf.wire.frame import PREFIX, Frame, Limits, encode_frame
 from ddlf.wire.values import dumps, loads
 from tests.patience import PATIENCE_S
+from tests.sockets import socket_pair
 from tests.tls import encrypted_pair
 
 LIMITS = Limits()

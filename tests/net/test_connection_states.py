@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ddlf.errors import FrameTooLarge
 from ddlf.net.admission import RECEIVING
 from ddlf.net.connection import Connection
-from ddlf.net.memory import socket_pair
 from ddlf.wire.frame import Limits
 from tests.patience import PATIENCE_S
+from tests.sockets import socket_pair
 
 LIMITS = Limits(max_body_bytes=4 * 1024**2)
 SIZES = st.sampled_from([0, 1, 100, 16 * 1024, 16 * 1024 + 1, 40_000, 1_000_000, 3_000_000])

@@ -13,9 +13,9 @@ from ddlf.errors import AuthError, ConnectError, VersionError
 from ddlf.net import dial as dial_module
 from ddlf.net.dial import dial, open_socket
 from ddlf.net.listen import answer, listening_socket
-from ddlf.net.memory import socket_pair
 from ddlf.net.stream import receive_exactly
 from ddlf.wire.handshake import PREAMBLE, Role, Verdict, WorkerHandshake, short_answer
+from tests.sockets import socket_pair
 
 TOKEN = b"t" * 43
 LIMIT = 1024**2

@@ -10,9 +10,9 @@ from ddlf.errors import AuthError, ConfigError, ListenError, ProtocolError, Vers
 from ddlf.net import listen
 from ddlf.net.dial import shake_hands
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
-from ddlf.net.memory import socket_pair
 from ddlf.net.stream import receive_exactly
 from ddlf.wire.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict
+from tests.sockets import socket_pair
 
 TOKEN, OTHER = b"t" * 43, b"o" * 43
 LIMIT = 1024**2

@@ -10,7 +10,6 @@ import pytest
 
 from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.net.connection import Connection
-from ddlf.net.memory import socket_pair
 from ddlf.wire.code import CodeSender, load_result
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Kind, Request
@@ -19,6 +18,7 @@ from ddlf.worker.calls import Call
 from ddlf.worker.executor import Executor
 from ddlf.worker.methods import concurrent
 from tests.patience import PATIENCE_S
+from tests.sockets import socket_pair
 
 LIMITS = Limits()
 

@@ -1,6 +1,6 @@
 """Two ends in one process behave as two ends of a network."""
 
-from ddlf.net.memory import socket_pair
+from tests.sockets import socket_pair
 
 
 async def test_what_one_end_sends_the_other_receives_and_neither_blocks():

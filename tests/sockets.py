@@ -1,4 +1,4 @@
-"""Two connected ends inside one process, without a port. For tests, of DDLF and of its users."""
+"""Two connected ends inside one process, without a port."""
 
 from __future__ import annotations
 
