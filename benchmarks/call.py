@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.echo import LENGTH
-from ddlf.cluster.proxy import Channel, ProxyWorker
+from ddlf.cluster.proxy import ProxyWorker
 from ddlf.net.buffers import POOL
+from ddlf.net.channel import Channel
+from ddlf.net.connection import Connection
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Request
-from ddlf.wire.values import refuse_loading
 from ddlf.worker.activity import Activity
 from ddlf.worker.executor import Executor
 
@@ -64,8 +67,8 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
         executor = Executor(Path(folder) / "session", Path(folder) / "persist", Activity(page))
         serving = asyncio.create_task(executor.serve(right, Limits(), Limits()))
         proxy = ProxyWorker("127.0.0.1", 1, b"")
-        proxy._data = Channel(refuse_loading, proxy._on_event, proxy._on_data_end)  # without the handshake and a daemon
-        proxy._data.open(left, Limits(), Limits(), POOL.take)
+        stream = partial(Connection, left, limits=Limits(), allocate=POOL.take)
+        proxy._link.data = Channel(proxy._link, stream, itertools.count(1))  # without the handshake and a daemon
         await proxy.rpc(Request("connect", guest=True))  # without a daemon nobody gives leases
         await proxy.add_method(echo)
 
@@ -80,7 +83,7 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
             "DDLF, one at a time": await processor_us(calls, repeats, one_at_a_time),
             f"DDLF, {IN_FLIGHT} in flight": await processor_us(calls // IN_FLIGHT * IN_FLIGHT, repeats, in_flight),
         }
-        proxy._data.connection.close()
+        proxy._link.data.stream.close()
         await serving
     return found
 

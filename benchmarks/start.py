@@ -109,9 +109,9 @@ def memory(workers: int) -> dict[str, float]:
 
     async def measure() -> float:
         cluster = Cluster.local(workers)
-        cluster.expect(*PRELOADED)
+        await cluster.connect(modules=PRELOADED)
         async with cluster:
-            await cluster.preload(*PRELOADED)
+            await asyncio.gather(*(worker.preload(*PRELOADED) for worker in cluster.workers))
             await cluster.run_method(import_them, names=list(PRELOADED))
             return sum(
                 int(line.split()[1])

@@ -217,8 +217,7 @@ class IApp(Settings):
         """Connect to the workers. Safe to call again."""
         if self.cluster is None:
             self.cluster = default_cluster()
-        self.cluster.expect(*PRELOADED)
-        await self.cluster.connect()
+        await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:
         """Leave the workers; they keep their data for the next run. Safe to call again."""

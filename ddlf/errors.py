@@ -207,6 +207,7 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
         exit_code_of_process: Its exit code, None when a signal ended it.
         signal: The name of that signal, as ``"SIGSEGV"``, or None.
         stderr_tail: The last lines it wrote to its standard error.
+        pid: Its process id, if the worker says so.
         gave_up: Whether its daemon ended it, since a request that was cancelled did not end.
         begun: The highest number of a request that can have begun in it.
     """
@@ -215,6 +216,7 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
     exit_code_of_process: int | None = None
     signal: str | None = None
     stderr_tail: str = ""
+    pid: int | None = None
     gave_up: bool = False
     begun: int = 2**64
 

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import DDLFError
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.tokens import new_token
 from ddlf.worker.daemon import Daemon, Options
@@ -73,3 +75,11 @@ async def connected(port: int, **options: Any) -> AsyncIterator[ProxyWorker]:
         yield worker
     finally:
         await worker.close()
+
+
+async def preload(cluster: Cluster, *modules: str) -> None:
+    """Let the executors of all workers come with modules imported; a lost worker is no error here."""
+    outcomes = await asyncio.gather(*(worker.preload(*modules) for worker in cluster.workers), return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None and not isinstance(outcome, DDLFError):
+            raise outcome

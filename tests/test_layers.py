@@ -10,8 +10,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddlf"
 MAX_LINES = 400
 LONGER = {
-    "ddlf/cluster/cluster.py",
-    "ddlf/cluster/proxy.py",
     "ddlf/roles/replica.py",
     "ddlf/training/crew.py",
 }

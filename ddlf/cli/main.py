@@ -216,23 +216,21 @@ def _read_secret() -> str:
     return getpass.getpass("token (it does not show): ")
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
+def _cluster(options: argparse.Namespace, *, guest: bool = True) -> Cluster:
+    """The workers that the options name; a guest asks those, too, that another master has."""
     from ddlf.cluster.cluster import Cluster
     from ddlf.config.addresses import parse_address
 
-    if options.hosts:
-        addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        cluster = Cluster(
-            [host for host, _ in addresses],
-            [port for _, port in addresses],
-            token_file=options.token_file,
-            insecure_plaintext=options.insecure_plaintext,
-        )
-    else:
-        cluster = Cluster.from_config(options.config, token_file=options.token_file)
-    for worker in cluster.workers:
-        worker.guest = True  # also those are asked that another master has
-    return cluster
+    if not options.hosts:
+        return Cluster.from_config(options.config, token_file=options.token_file, guest=guest)
+    addresses = [parse_address(part) for part in options.hosts.split(",") if part]
+    return Cluster(
+        [host for host, _ in addresses],
+        [port for _, port in addresses],
+        token_file=options.token_file,
+        insecure_plaintext=options.insecure_plaintext,
+        guest=guest,
+    )
 
 
 async def _status(options: argparse.Namespace) -> int:
@@ -284,7 +282,7 @@ async def _bench(options: argparse.Namespace) -> int:
 
 async def _stop(options: argparse.Namespace) -> int:
     """End workers, or what they run: all of them, or none while one is in use."""
-    from ddlf.cluster.proxy import master_name
+    from ddlf.cluster.claim import master_name
     from ddlf.errors import LeaseError
 
     workers = _cluster(options).workers
@@ -310,10 +308,7 @@ async def _stop(options: argparse.Namespace) -> int:
 async def _clean(options: argparse.Namespace) -> int:
     from ddlf.cli.clean import clean
 
-    workers = _cluster(options).workers
-    for worker in workers:
-        worker.guest = False  # what is freed must be nobody else's
-    return await clean(workers, options)
+    return await clean(_cluster(options, guest=False).workers, options)  # what is freed must be nobody else's
 
 
 async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:

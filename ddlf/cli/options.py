@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag is not None)
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*OF_SETTINGS, "save")
-OF_A_CLUSTER = ("config", "local", "hosts", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results")
+OF_A_CLUSTER = (
+    *("config", "local", "hosts", "launcher", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results"),
+)
 
 
 def add_options(parser: Parser) -> None:
@@ -27,6 +29,9 @@ def add_options(parser: Parser) -> None:
     one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
     one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
     one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers")
+    one.add_argument(
+        "--launcher", metavar="NAME[:TEXT]", help="start workers with the launcher of an installed package"
+    )
     where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     where.add_argument("--takeover", action="store_true", help="take workers and checkpoints from another master")
@@ -128,4 +133,4 @@ def new_workers(options: argparse.Namespace) -> bool:
     """Whether a run starts its workers itself."""
     from ddlf.config.addresses import find_config
 
-    return bool(options.local) or not (options.hosts or find_config(options.config))
+    return bool(options.local) or not (options.hosts or options.launcher or find_config(options.config))

@@ -10,7 +10,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,11 +102,9 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
             check_path(options.save)
         await app._check()
     say(f"cluster   {described}")
-    if is_app:
-        cluster.expect(*PRELOADED)
-        if new_workers(options):  # the workers' template imports it now, too
-            asyncio.get_running_loop().run_in_executor(None, import_keras)
-    await _connect(cluster, options.wait, say)
+    if is_app and new_workers(options):  # the workers' template imports it now, too
+        asyncio.get_running_loop().run_in_executor(None, import_keras)
+    await _connect(cluster, options.wait, say, PRELOADED if is_app else ())
     try:
         if not is_app:
             await target(cluster, **arguments)
@@ -185,14 +183,14 @@ def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     return f"after this {one}{saved}. Ctrl-C again stops {at_once}"
 
 
-async def _connect(cluster: Cluster, wait_s: float | None, say: Say) -> None:
+async def _connect(cluster: Cluster, wait_s: float | None, say: Say, modules: Sequence[str]) -> None:
     """Connect; while all workers that are missing are used by another master, try again if that is wanted."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (wait_s or 0.0)
     told = ""
     while True:
         try:
-            await cluster.connect()
+            await cluster.connect(modules=modules)
             return
         except LeaseError as error:
             left = deadline - loop.time()
@@ -223,6 +221,16 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
             pickle_results=options.pickle_results,
         )
         return cluster, f"--hosts ({_workers(cluster.N)})"
+    if options.launcher:
+        from ddlf.launch.launcher import installed
+
+        cluster = Cluster(
+            installed(options.launcher),
+            token_file=options.token_file,
+            takeover=options.takeover,
+            pickle_results=options.pickle_results,
+        )
+        return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if not options.local:
         from ddlf.config.addresses import find_config
         from ddlf.config.cluster_file import load_config

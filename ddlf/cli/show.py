@@ -42,7 +42,7 @@ def show(options: argparse.Namespace) -> int:
 
 def _rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """Name, value and origin of each setting: those of the app, then what the cluster file says about the cluster itself."""
-    path = None if options.local or options.hosts else find_config(options.config)
+    path = None if options.local or options.hosts or options.launcher else find_config(options.config)
     lines = lines_of_run(path) if path else {}
     origins = {name: where for name, _, where in told(type(app), options)}
     for name in SETTINGS:

@@ -188,7 +188,7 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
     Raises:
         ConfigError: A parameter is no attribute of the app, or has another type; the cluster file cannot be used.
     """
-    if not (options.local or options.hosts):
+    if not (options.local or options.hosts or options.launcher):
         from ddlf.config.addresses import find_config
 
         if path := find_config(options.config):

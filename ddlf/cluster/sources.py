@@ -5,15 +5,25 @@ Nothing is imported to answer, and a name leads nowhere else: its parts are iden
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from ddlf.errors import DDLFError
 from ddlf.wire.code import is_installed
+from ddlf.wire.values import dumps
+
+log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 256 * 1024**2
 """Of a data file: what is larger is data for ``DDLF_DATA`` or an argument."""
+PIECE_BYTES = 256 * 1024
+"""Of an answer on the control connection, on which heartbeats must not wait."""
 MAX_FILES = 10_000
 """Of a folder. The script's may be somebody's home."""
 
@@ -40,6 +50,24 @@ class Sources:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._given: set[str] = set()
+
+    async def give(
+        self, ask: Callable[..., Awaitable[Any]], worker: str, id: int, what: str, name: str, file: str
+    ) -> None:
+        """Answer a question through ``ask``, in pieces; what cannot be read is not there."""
+        answer: Any = None
+        try:
+            answer = await asyncio.to_thread(self.answer, what, name, file)
+        except (OSError, ValueError) as error:  # a folder that may not be read, a name that is no path
+            log.warning("%s asked for %s %s, which cannot be read: %s", worker, what, name[:80], error)
+        data = dumps(answer)[0]
+        rest = memoryview(len(data).to_bytes(8, "little") + bytes(data))
+        with contextlib.suppress(DDLFError):  # it has gone meanwhile
+            while True:
+                piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
+                await ask("give", id, bytes(piece), not rest)
+                if not rest:
+                    return
 
     def answer(self, what: str, name: str, file: str = "") -> Any:
         """What the worker gets; None if there is no such thing, or it may not have it.

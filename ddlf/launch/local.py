@@ -11,10 +11,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from ddlf.errors import ConnectError
+from ddlf.errors import ConfigError, ConnectError
+from ddlf.launch.launcher import Address, Launcher
 from ddlf.tokens import Tokens, new_token
 from ddlf.worker.process import Template, can_fork, child_environment
 
@@ -28,73 +29,57 @@ MAX_STARTS = 3
 T = TypeVar("T")
 
 
-class LocalWorkers:
-    """Some workers of one run.
+class Local(Launcher):
+    """New workers on this machine, which share a throw-away token with this process.
 
     Args:
-        n: How many.
-
-    Attributes:
-        tokens: The throw-away token they share with this process.
-        modules: What their executors are to come with, imported, when that is known before they start.
+        n: How many, 1 to 1,024.
     """
 
+    revives = True
+
     def __init__(self, n: int) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
+            raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
-        self.modules: tuple[str, ...] = ()
-        self._n = n
+        self.addresses = [("127.0.0.1", 0)] * n
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
-        self._ports: list[int] = []
         self._started: list[asyncio.subprocess.Process] = []  # all that may still run
         self._starting: set[asyncio.Task[Any]] = set()
         self._start_lock = asyncio.Lock()
         self._locks = [asyncio.Lock() for _ in range(n)]
 
-    async def start(self) -> list[int]:
-        """Start them all at once and return their ports. Safe to call again, also at the same time.
-
-        Raises:
-            ConnectError: One did not start; the text has what it wrote. Or ``stop`` was called meanwhile.
-        """
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """See ``Launcher``. The error's text has what the worker wrote."""
         async with self._start_lock:
             if not self._processes:
                 try:
-                    started = await self._unless_stopped(self._start_all())
+                    started = await self._unless_stopped(self._start_all(tuple(modules)))
                 except BaseException:  # also when the caller is cancelled: nothing is left running
                     await self._end_all()
                     raise
                 self._processes = [process for process, _ in started]
-                self._ports = [port for _, port in started]
-            return self._ports
+                self.addresses = [("127.0.0.1", port) for _, port in started]
+            return self.addresses
 
-    async def _start_all(self) -> list[tuple[asyncio.subprocess.Process, int]]:
-        self._template = self._template or start_template(self.modules)
-        outcomes = await asyncio.gather(*(self._start_one() for _ in range(self._n)), return_exceptions=True)
+    async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
+        self._template = self._template or start_template(modules)
+        outcomes = await asyncio.gather(*(self._start_one() for _ in self.addresses), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
-    async def revive(self, index: int) -> int:
-        """Start one again if it has ended.
-
-        Args:
-            index: Of its port in what ``start`` returned.
-
-        Returns:
-            Its port, which is another one then.
-
-        Raises:
-            ConnectError: It did not start, or they were all ended with ``stop``.
-        """
+    async def revive(self, index: int) -> Address:
+        """See ``Launcher``; a worker that is started again has another port."""
         if not self._processes:
             raise ConnectError("the local workers were ended", hint="connect the cluster again")
         async with self._locks[index]:
             if await self.how_ended(index) is not None:
                 process, port = await self._unless_stopped(self._start_one())
-                self._processes[index], self._ports[index] = process, port
-            return self._ports[index]
+                self._processes[index], self.addresses[index] = process, ("127.0.0.1", port)
+            return self.addresses[index]
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, T]) -> T:
         """Start something, which ``stop`` can end."""
@@ -160,18 +145,13 @@ class LocalWorkers:
         return process, json.loads(line) if line else {}
 
     async def how_ended(self, index: int) -> int | None:
-        """The exit code of a worker's daemon, negative for a signal; None while it runs.
-
-        Args:
-            index: Of its port in what ``start`` returned.
-        """
+        """See ``Launcher``; the process is the daemon's."""
         with contextlib.suppress(TimeoutError, IndexError):
             async with asyncio.timeout(EXIT_NEWS_S):
                 return await self._processes[index].wait()
         return None
 
     async def stop(self) -> None:
-        """End them all and wait until they have, also those that are being started. Safe to call again."""
         starting = list(self._starting)
         for task in starting:
             task.cancel()
@@ -212,7 +192,7 @@ SET_BY_IMPORTS = frozenset(
 def start_template_early(modules: tuple[str, ...]) -> None:
     """Start the template of the local workers that this process is likely to start, before it does anything that takes long.
 
-    ``LocalWorkers.start`` takes it if the environment is still the same. ``end_early_template`` ends it if nobody took it.
+    ``Local.start`` takes it if the environment is still the same. ``end_early_template`` ends it if nobody took it.
     """
     global _early
     if can_fork() and _early is None:

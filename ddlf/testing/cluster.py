@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol, cast
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
-from ddlf.launch.local import LocalWorkers
-from ddlf.liveness import Timing
 from ddlf.testing.network import Direction, FaultProxy, Kind
 
 Part = Literal["executor", "daemon", "both"]
@@ -87,7 +85,9 @@ class Machine(ABC):
             self.proxy.heal()
 
 
-class _Local(Protocol):
+class Harmable(Protocol):
+    """What a launcher of workers that can be harmed has besides."""
+
     machines: Sequence[Machine]
 
 
@@ -95,19 +95,14 @@ class FaultyCluster(Cluster):
     """A ``Cluster`` of workers on this machine, each of which can be harmed. Make it with ``local_cluster`` or ``in_process_cluster``.
 
     Args:
-        workers: Makes what starts and ends the workers.
-        n: How many.
-        dead_after_s: As in ``Cluster``.
+        launcher: Starts and ends the workers; its ``machines`` harm them.
+        options: As in ``Cluster``.
     """
-
-    def __init__(self, workers: Callable[[int], LocalWorkers], n: int, dead_after_s: float | None = None) -> None:
-        self._setup_local(workers, n, None, False, Timing.of(None, None, dead_after_s))
 
     @property
     def machines(self) -> list[Machine]:
         """All of them, in the order of the workers; there are none before ``connect``."""
-        assert self._local is not None
-        return list(self._local.machines)  # type: ignore[attr-defined]
+        return list(cast(Harmable, self._launcher).machines)
 
     def machine(self, number: int) -> Machine:
         """That of worker ``number``, from 1."""

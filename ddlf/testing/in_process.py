@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from ddlf.errors import ConfigError
-from ddlf.launch.local import LocalWorkers
+from ddlf.launch.launcher import Address
+from ddlf.launch.local import Local
 from ddlf.net.listen import answer
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
@@ -55,7 +56,7 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
         async with in_process_cluster(3) as cluster:
             assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
     """
-    return FaultyCluster(lambda count: InProcessWorkers(count, proxied=proxied), n, dead_after_s)
+    return FaultyCluster(InProcessWorkers(n, proxied=proxied), dead_after_s=dead_after_s)
 
 
 class OwnClasses:
@@ -109,13 +110,14 @@ class InProcessExecutor(ExecutorProcess):
     """An executor that is no process."""
 
     _executor: Executor | None = None
+    _serving: set[asyncio.Task[None]] = set()  # noqa: RUF012 - of one that has not started
 
     async def _start(self) -> None:
         self.restarts += 1
         self._served = False
         self._killed = asyncio.Event()
         self._sockets: list[socket.socket] = []
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving = set()
         # The page through a view of its own, as a process has it: what it remembers of the page is the executor's.
         self._executor = Executor(
             self._session_dir,
@@ -221,7 +223,7 @@ class InProcessMachine(Machine):
         raise ConfigError(f"worker {self.number} is in this process and cannot be {what}", hint="use local_cluster")
 
 
-class InProcessWorkers(LocalWorkers):
+class InProcessWorkers(Local):
     """Starts and ends them, and the proxies before them.
 
     Attributes:
@@ -235,40 +237,37 @@ class InProcessWorkers(LocalWorkers):
         self._running: list[asyncio.Task[None]] = []
         self.machines: list[InProcessMachine] = []
 
-    async def start(self) -> list[int]:
-        """See ``LocalWorkers``; the ports are those of the proxies, if there are any."""
-        if self.machines:
-            return self._ports
-        try:
-            for number in range(1, self._n + 1):
-                await self._start_in_process(number)
-        except BaseException:
-            await self.stop()
-            raise
-        self._ports = [
-            machine.proxy.port if machine.proxy else daemon.port
-            for machine, daemon in zip(self.machines, self._daemons, strict=True)
-        ]
-        return self._ports
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """See ``Local``; the addresses are those of the proxies, if there are any."""
+        async with self._start_lock:
+            if not self.machines:
+                try:
+                    await self._unless_stopped(self._start_in_process())
+                except BaseException:
+                    await self._end_all()
+                    raise
+            return self.addresses
 
-    async def _start_in_process(self, number: int) -> None:
-        daemon = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=self.tokens.all, state_dir=None))
-        self._daemons.append(daemon)
-        self.machines.append(machine := InProcessMachine(number, daemon))
-        ready = asyncio.Event()
-        self._running.append(asyncio.get_running_loop().create_task(daemon.run(ready.set)))
-        await ready.wait()
-        if self._proxied:
-            machine.proxy = FaultProxy("127.0.0.1", daemon.port, seed=number)
-            await machine.proxy.start()
+    async def _start_in_process(self) -> None:
+        for index in range(len(self.addresses)):
+            daemon = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=self.tokens.all, state_dir=None))
+            self._daemons.append(daemon)
+            self.machines.append(machine := InProcessMachine(index + 1, daemon))
+            ready = asyncio.Event()
+            self._running.append(asyncio.get_running_loop().create_task(daemon.run(ready.set)))
+            await ready.wait()
+            if self._proxied:
+                machine.proxy = FaultProxy("127.0.0.1", daemon.port, seed=machine.number)
+                await machine.proxy.start()
+            self.addresses[index] = "127.0.0.1", machine.proxy.port if machine.proxy else daemon.port
 
-    async def revive(self, index: int) -> int:
-        """See ``LocalWorkers``; what the test killed is dead until the test starts it again."""
+    async def revive(self, index: int) -> Address:
+        """See ``Local``; what the test killed is dead until the test starts it again."""
         if not self.machines:
             return await super().revive(index)
         return (await self.start())[index]
 
-    async def stop(self) -> None:
+    async def _end_all(self) -> None:
         machines, daemons, running = self.machines, self._daemons, self._running
         self.machines, self._daemons, self._running = [], [], []
         for machine in machines:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddlf.errors import ConfigError, ConnectError
-from ddlf.launch.local import LocalWorkers
+from ddlf.launch.launcher import Address
+from ddlf.launch.local import Local
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
 from ddlf.worker.process import executor_name
@@ -38,7 +39,7 @@ def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | No
             cluster.machine(2).kill()                # kill -9 of the executor
             cluster.machine(3).proxy.partition()     # silence
     """
-    return FaultyCluster(lambda count: ProcessWorkers(count, proxied=proxied), n, dead_after_s)
+    return FaultyCluster(ProcessWorkers(n, proxied=proxied), dead_after_s=dead_after_s)
 
 
 class ProcessMachine(Machine):
@@ -118,7 +119,7 @@ class ProcessMachine(Machine):
                     await asyncio.sleep(PERIOD_S / factor)
 
 
-class ProcessWorkers(LocalWorkers):
+class ProcessWorkers(Local):
     """Starts and ends the processes, and the proxies before them.
 
     Attributes:
@@ -133,26 +134,26 @@ class ProcessWorkers(LocalWorkers):
 
     def port(self, number: int) -> int:
         """Where the daemon of worker ``number`` listens."""
-        return self._ports[number - 1]
+        return self.addresses[number - 1][1]
 
     def process(self, number: int) -> asyncio.subprocess.Process:
         """The daemon of worker ``number``."""
         return self._processes[number - 1]
 
-    async def start(self) -> list[int]:
-        """See ``LocalWorkers``; the ports are those of the proxies, if there are any."""
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """See ``Local``; the addresses are those of the proxies, if there are any."""
         _check_psutil()
-        ports = await super().start()
+        addresses = await super().start(modules)
         if not self.machines:
             self._state = tempfile.TemporaryDirectory(prefix="ddlf-state-")
-            self.machines = [ProcessMachine(number, self) for number in range(1, len(ports) + 1)]
+            self.machines = [ProcessMachine(number, self) for number in range(1, len(addresses) + 1)]
             if self._proxied:
-                for machine, port in zip(self.machines, ports, strict=True):
-                    machine.proxy = FaultProxy("127.0.0.1", port, seed=machine.number)
+                for machine in self.machines:
+                    machine.proxy = FaultProxy("127.0.0.1", self.port(machine.number), seed=machine.number)
                     await machine.proxy.start()
-        return [
-            machine.proxy.port if machine.proxy else port for machine, port in zip(self.machines, ports, strict=True)
-        ]
+        if not self._proxied:
+            return addresses
+        return [("127.0.0.1", machine.proxy.port) for machine in self.machines if machine.proxy is not None]
 
     async def restart(self, number: int) -> None:
         """Start a worker again on its port; one that still runs is killed first."""
@@ -164,7 +165,7 @@ class ProcessWorkers(LocalWorkers):
         # A worker with a port of its own would keep its state in the user's folder.
         for pause_s in (*PORT_TAKEN_S, None):
             try:
-                started, _ = await self._start_one(self._ports[number - 1], "--state-dir", self._state.name)
+                started, _ = await self._start_one(self.port(number), "--state-dir", self._state.name)
             except ConnectError:
                 if pause_s is None:
                     raise
@@ -173,8 +174,8 @@ class ProcessWorkers(LocalWorkers):
                 self._processes[number - 1] = started
                 return
 
-    async def revive(self, index: int) -> int:
-        """See ``LocalWorkers``; what the test killed is dead until the test starts it again."""
+    async def revive(self, index: int) -> Address:
+        """See ``Local``; what the test killed is dead until the test starts it again."""
         if not self.machines:
             return await super().revive(index)
         return (await self.start())[index]

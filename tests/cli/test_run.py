@@ -230,7 +230,7 @@ def test_results_of_any_kind_can_be_allowed_for_every_kind_of_cluster(
     monkeypatch.setenv("DDLF_TOKEN_FILE", str(token_file))
     add_options(parser := Parser())
     cluster, _ = resolve_cluster(parser.parse_args(arguments))
-    assert [worker.pickle_results for worker in cluster.workers] == [True]
+    assert [worker._link.session["pickle_results"] for worker in cluster.workers] == [True]
 
 
 def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, start_worker, tmp_path):

@@ -17,6 +17,7 @@ import pytest
 
 import ddlf
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.link import Link
 from ddlf.errors import (
     AuthError,
     ConfigError,
@@ -271,7 +272,7 @@ async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
 async def test_what_one_master_sent_need_not_be_there_for_another(cluster):
     assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
     first = cluster.workers[0]
-    other = ddlf.ProxyWorker(first.host, first.port, first._token, guest=True)
+    other = ddlf.ProxyWorker(first.host, first.port, first._link.token, guest=True)
     await other.connect()
     assert await other.run_method(without_self, a=2) == (2, 1)
     await other.close()
@@ -635,18 +636,18 @@ async def test_a_connect_that_fails_leaves_open_what_was_open(start_worker, toke
 async def test_a_worker_that_dies_while_it_is_connected_to_is_tried_again(start_worker, token_file, monkeypatch, part):
     started = [start_worker()]
     port = started[0].port
-    usual, dialled = ddlf.ProxyWorker._dial_executor, []
+    usual, dialled = Link._dial_executor, []
 
     async def dial(self, timeout_s):
         dialled.append(self)
         if len(dialled) == 1 and part == "executor":
-            os.kill((await self.status())["executor_pid"], signal.SIGKILL)
+            os.kill((await self.ask("status"))["executor_pid"], signal.SIGKILL)
         elif len(dialled) == 1:
             started[0].end(signal.SIGKILL)
             started.append(start_worker(port=port))
         return await usual(self, timeout_s)
 
-    monkeypatch.setattr(ddlf.ProxyWorker, "_dial_executor", dial)
+    monkeypatch.setattr(Link, "_dial_executor", dial)
     async with Cluster(["127.0.0.1"], port, token_file=token_file) as cluster:
         assert await cluster.run_method(without_self, a=1) == [(1, 1)]
 
@@ -671,7 +672,7 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         with pytest.raises(
             ConnectError, match=r"busy with 'run_code' since \d+ s; wait, or end it with: ddlf stop --res"
         ):
-            await ddlf.ProxyWorker("127.0.0.1", worker.port, first.workers[0]._token, guest=True).connect()
+            await ddlf.ProxyWorker("127.0.0.1", worker.port, first.workers[0]._link.token, guest=True).connect()
         call.cancel()
 
 

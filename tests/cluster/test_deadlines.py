@@ -30,7 +30,7 @@ async def without_data_connection(cluster):
     worker, proxy = cluster.workers[0], cluster.machine(1).proxy
     proxy.partition(kind="data")
     proxy.reset(kind="data")
-    await until(lambda: not worker._data.is_open)
+    await until(lambda: worker._link.data is None)
     return worker, proxy
 
 
@@ -100,7 +100,7 @@ async def test_a_retried_request_that_ran_once_says_so_also_when_another_master_
     proxy.partition()
     proxy.reset()
     await until(lambda: not worker.connected and daemon.status()["lease"] is None)
-    other = ProxyWorker("127.0.0.1", daemon.port, worker._token)
+    other = ProxyWorker("127.0.0.1", daemon.port, worker._link.token)
     await other.connect()
     proxy.heal()
     with pytest.raises(LeaseError, match=r"leased by|was taken over by") as raised:
@@ -114,11 +114,11 @@ async def test_a_request_that_cannot_be_sent_ends_with_one_error_and_leaves_no_o
     futures = []
 
     def send(*_):
-        futures.extend(worker._data.pending.values())
-        worker._drop(WorkerLost("gone"))
+        futures.extend(worker._link.data.pending.values())
+        worker._link.drop(WorkerLost("gone"))
         raise ConnectionResetError("reset")
 
-    worker._data.connection.send = send
+    worker._link.data.stream.send = send
     with pytest.raises(WorkerLost) as raised:
         await cluster.run_code("1")
     assert raised.value.may_have_run is False

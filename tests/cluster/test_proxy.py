@@ -89,13 +89,13 @@ async def test_bytes_are_counted_over_all_connections(worker):
 
 async def test_a_proxy_says_who_it_is(worker):
     assert repr(worker) == f"ProxyWorker(worker 1 (127.0.0.1:{worker.port}))"
-    assert worker._token.decode() not in repr(vars(worker).keys()) + repr(worker)
+    assert worker._link.token.decode() not in repr(worker) + repr(worker._link)
     assert worker.facts["pid"] == (await worker.status())["executor_pid"]
 
 
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
     monkeypatch.setattr("sys.version_info", FakeVersion())
-    other = ProxyWorker(worker.host, worker.port, worker._token, guest=True)
+    other = ProxyWorker(worker.host, worker.port, worker._link.token, guest=True)
     with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 there"):
         await other.connect()
     assert not other.connected
@@ -132,7 +132,7 @@ async def test_an_address_where_nobody_is_says_what_to_do(host, text):
 
 
 async def test_before_connect_nothing_was_started(worker):
-    other = ProxyWorker(worker.host, worker.port, worker._token)
+    other = ProxyWorker(worker.host, worker.port, worker._link.token)
     with pytest.raises(WorkerLost, match="not connected yet; connect first") as caught:
         await other.ping()
     assert not caught.value.may_have_run

@@ -28,7 +28,7 @@ def claim_elsewhere(worker):
     """Try to get the worker with an event loop of one's own, in another thread; returns what came of it."""
 
     async def claim():
-        other = ProxyWorker(worker.host, worker.port, worker._token)
+        other = ProxyWorker(worker.host, worker.port, worker._link.token)
         try:
             await other.connect_control()
         except LeaseError as error:

@@ -262,7 +262,7 @@ async def test_a_master_that_sleeps_through_a_takeover_is_told_so_and_gets_nothi
     _, port = workers.start()
     async with another_master(workers, port, 0.5, 3600) as old:
         looker = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
-        await looker.connect()
+        await looker.connect_control()  # the executor may be busy already
         await busy(looker)
         await looker.close()
         stop(old.pid)
@@ -348,9 +348,9 @@ async def test_a_request_with_the_key_of_another_lease_is_refused(workers):
         worker = cluster.workers[0]
         other = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
         await other.connect_control()
-        other.guest = False  # it has a connection, and a key that nobody granted
-        for key in (bytes(24), bytes(16), b"x" * 24, worker._session + bytes(8)):
-            other._session, other.epoch = key[:16], int.from_bytes(key[16:], "little")
+        other._link.claim.guest = False  # it has a connection, and a key that nobody granted
+        for key in (bytes(24), bytes(16), b"x" * 24, worker._link.claim.master_id + bytes(8)):
+            other._link.claim.master_id, other._link.claim.epoch = key[:16], int.from_bytes(key[16:], "little")
             with pytest.raises(LeaseError, match="does not have the worker"):
                 await other.run_method(add, 1, 2)
         await other.close()
@@ -373,7 +373,7 @@ async def test_the_same_master_may_come_back_after_its_connection_was_reset(work
         await worker.rpc(Request("set_variable", "v", 7))
         call = asyncio.ensure_future(worker.run_method(spin))
         await busy(worker)
-        worker._control.connection.abort()
+        worker._link.control.stream.abort()
         with pytest.raises(WorkerLost):
             await asyncio.wait_for(call, PATIENCE_S)
         await worker.reconnect(20)
@@ -479,7 +479,7 @@ async def test_a_master_that_sends_and_never_reads_costs_the_worker_no_more_than
         await worker.run_method(ones, size)
         executor = psutil.Process((await worker.status())["executor_pid"])
         before = executor.memory_info().rss
-        connection = worker._data.connection
+        connection = worker._link.data.stream
         connection.pause_reading()
         calls = [asyncio.ensure_future(worker.run_method(ones, size)) for _ in range(count)]
         largest = 0

@@ -5,6 +5,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.launch import local
 from ddlf.worker.process import Template
+from tests.daemons import preload
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -28,8 +29,8 @@ async def test_workers_take_it(early):
     pid = early()
     async with Cluster.local(1) as cluster:
         assert local._early is None
-        assert cluster._local._template._process.pid == pid
-        await cluster.preload(MODULE)
+        assert cluster._launcher._template._process.pid == pid
+        await preload(cluster, MODULE)
 
 
 async def test_one_that_cannot_be_asked_for_anything_is_not_left_behind(monkeypatch, descendants):
@@ -45,14 +46,14 @@ async def test_what_importing_a_backend_sets_makes_no_difference(early, monkeypa
     pid = early()
     monkeypatch.setenv("TF2_BEHAVIOR", "1")
     async with Cluster.local(1) as cluster:
-        assert cluster._local._template._process.pid == pid
+        assert cluster._launcher._template._process.pid == pid
 
 
 async def test_workers_start_another_one_when_the_environment_has_changed_since(early, monkeypatch):
     pid = early()
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     async with Cluster.local(1) as cluster:
-        assert cluster._local._template._process.pid != pid
+        assert cluster._launcher._template._process.pid != pid
         assert await cluster.run_code("import os; os.environ['KERAS_BACKEND']") == ["jax"]
 
 

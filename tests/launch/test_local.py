@@ -13,7 +13,7 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConnectError, WorkerLost
-from ddlf.launch.local import LocalWorkers
+from ddlf.launch.local import Local
 from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening
 
@@ -159,7 +159,7 @@ async def kill_daemon(worker):
 
 
 async def test_a_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, leftovers):
-    usual, killed = LocalWorkers._try_to_start, []
+    usual, killed = Local._try_to_start, []
 
     async def try_to_start(self, *arguments):
         if not killed:
@@ -169,7 +169,7 @@ async def test_a_worker_that_is_killed_while_it_starts_is_started_again(monkeypa
             return process, {}
         return await usual(self, *arguments)
 
-    monkeypatch.setattr(LocalWorkers, "_try_to_start", try_to_start)
+    monkeypatch.setattr(Local, "_try_to_start", try_to_start)
     async with Cluster.local(2) as cluster:
         assert len(await cluster.run_method(process_id)) == 2
     assert leftovers() == ([], [])
@@ -264,7 +264,7 @@ async def test_local_workers_end_with_their_master_however_it_ends(number, lefto
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process():
-    workers = LocalWorkers(1)
+    workers = Local(1)
     try:
         await workers.start()
         starting = asyncio.ensure_future(workers._start_one())

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from ddlf.cluster.proxy import HEARTBEAT_ID
+from ddlf.cluster.channels import HEARTBEAT_ID
 from ddlf.errors import NotPicklable, ProtocolError, WorkerLost
 from ddlf.net.dial import dial
 from ddlf.wire.code import CodeSender
@@ -289,9 +289,9 @@ SAY = (
 async def test_B83_an_answer_that_nobody_waits_for_is_ignored(running, serves_others):
     async with connected(running.port) as master:
         await master.run_code(SAY.format(int(Kind.RESULT)))
-        connection = master._data.connection
+        connection = master._link.data.stream
         assert await master.run_code("1 + 1") == 2
-        assert master._data.connection is connection
+        assert master._link.data.stream is connection
 
 
 async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_others):
@@ -312,9 +312,9 @@ async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_
 async def test_an_event_of_a_newer_worker_is_ignored(running, serves_others):
     async with connected(running.port) as master:
         await master.run_code(SAY.format(int(Kind.EVENT)).replace("'', [b'\\xc0']", "'sang', []"))
-        connection = master._data.connection
+        connection = master._link.data.stream
         assert await master.run_code("1 + 1") == 2
-        assert master._data.connection is connection
+        assert master._link.data.stream is connection
 
 
 @pytest.mark.parametrize("facts", ["None", "7", "{'chain': []}", "{'chain': [['ValueError']]}"])

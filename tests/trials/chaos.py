@@ -398,7 +398,7 @@ class Chaos:
         """Another master, while this one has the worker, is refused."""
         if not worker.connected:
             return
-        other = ProxyWorker(worker.host, worker.port, worker._token)
+        other = ProxyWorker(worker.host, worker.port, worker._link.token)
         try:
             await other.connect_control(timeout_s=2)
         except (LeaseError, ConnectError, WorkerLost, RequestTimeout):
@@ -424,7 +424,9 @@ class Chaos:
                 await asyncio.sleep(0.3)  # what was asked for and not started must not start now
             except (DDLFError, TimeoutError, AssertionError) as error:
                 self.history.notes.append(f"worker {worker.id} is not usable afterwards: {error!r}")
-            remembered = [len(channel.pending) for channel in (worker._control, worker._data) if channel is not None]
+            remembered = [
+                len(channel.pending) for channel in (worker._link.control, worker._link.data) if channel is not None
+            ]
             if any(remembered):
                 self.history.notes.append(f"{sum(remembered)} requests to worker {worker.id} are still remembered")
 

@@ -83,12 +83,12 @@ async def busy(worker: ProxyWorker) -> None:
 async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None]:
     """Kill a process of the worker; returns when the master knew, and the signal that it was told."""
     if situation == "idle":
-        news = worker._exit_news
-        news.clear()
+        standing = worker._link.standing
+        standing.news.clear()
         begin = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(news.wait(), 30)
-        return time.perf_counter() - begin, worker._exit.error.signal if worker._exit else None
+        await asyncio.wait_for(standing.news.wait(), 30)
+        return time.perf_counter() - begin, standing.crash.signal if standing.crash else None
     if situation == "busy":
         call = asyncio.ensure_future(worker.run_method(spin))
         await busy(worker)

@@ -436,7 +436,7 @@ def loop_and_clean_up(self):
 
 async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(cluster):
     worker = cluster.workers[0]
-    secret = worker._token.decode()
+    secret = worker._link.token.decode()
     process = psutil.Process((await worker.status())["executor_pid"])
     for one in (process, process.parent()):
         assert secret not in " ".join(one.cmdline())

@@ -18,7 +18,7 @@ from ddlf.errors import ExecutorCrashed, RemoteError, WorkerLost
 from ddlf.worker import template
 from ddlf.worker.activity import Activity
 from ddlf.worker.process import UNKNOWN, Template
-from tests.daemons import connected
+from tests.daemons import connected, preload
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
@@ -75,9 +75,9 @@ def where(module):
 
 async def test_all_local_workers_have_a_module_from_one_import():
     cluster = Cluster.local(3)
-    cluster.expect(MODULE)
+    await cluster.connect(modules=[MODULE])
     async with cluster:
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         rows = await cluster.run_method(where, module=MODULE)
         (parent,) = {parent for _, parent, _ in rows}
         assert {imported_in for *_, imported_in in rows} == {parent}
@@ -93,7 +93,7 @@ async def test_calls_in_a_fork_copy_nothing_of_the_modules_that_it_shares():
         return len([vars(module) for module in list(sys.modules.values())])
 
     async with Cluster.local(1) as cluster:
-        await cluster.preload(MANY)
+        await preload(cluster, MANY)
         await cluster.run_method(private_mb)
         (before,) = await cluster.run_method(private_mb)
         await cluster.run_method(look_at_all)
@@ -104,7 +104,7 @@ async def test_calls_in_a_fork_copy_nothing_of_the_modules_that_it_shares():
 async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
     async with Cluster.local(1) as cluster:
         (before,) = await cluster.status()
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         ((pid, parent, imported_in),) = await cluster.run_method(where, module=MODULE)
         assert (imported_in, pid != before["executor_pid"]) == (parent, True)
         (after,) = await cluster.status()
@@ -112,7 +112,7 @@ async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
 
 
 async def test_a_killed_executor_is_back_without_an_import(cluster):
-    await cluster.preload(MODULE)
+    await preload(cluster, MODULE)
     await cluster.workers[0].restart()  # it may have been used before
     pid, _, imported_in = await cluster.workers[0].run_method(where, MODULE)
     assert imported_in
@@ -141,22 +141,22 @@ async def test_an_executor_that_may_hold_something_is_not_replaced(use):
     async with Cluster.local(1) as cluster:
         await use(cluster)
         (before,) = await cluster.status()
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         assert (await cluster.status())[0]["executor_pid"] == before["executor_pid"]
 
 
 async def test_hosted_methods_are_there_after_the_replacement():
     async with Cluster.local(1) as cluster:
         await cluster.add_method(where)
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         ((_, parent, imported_in),) = await cluster.run("where", module=MODULE)
         assert imported_in == parent
 
 
 async def test_more_modules_can_be_wanted_later():
     async with Cluster.local(1) as cluster:
-        await cluster.preload(MODULE)
-        await cluster.preload(MODULE, f"{MODULE}_2")
+        await preload(cluster, MODULE)
+        await preload(cluster, MODULE, f"{MODULE}_2")
         ((_, parent, imported_in),) = await cluster.run_method(where, module=f"{MODULE}_2")
         assert imported_in == parent
         ((_, _, before),) = await cluster.run_method(where, module=MODULE)
@@ -209,7 +209,7 @@ async def test_an_open_accelerator_makes_a_fork_unsafe(monkeypatch):
 async def test_without_a_template_executors_are_processes_of_their_own(monkeypatch):
     monkeypatch.setenv("DDLF_FORK", "0")
     async with Cluster.local(1) as cluster:
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         (status,) = await cluster.status()
         ((_, parent, _),) = await cluster.run_method(where, module=MODULE)
         assert parent == status["pid"]
@@ -223,7 +223,7 @@ async def test_workers_go_on_when_their_template_is_killed(descendants):
         )
         process.kill()
         assert await cluster.get_variable("kept") == ["A", "B"]
-        await cluster.preload(MODULE)
+        await preload(cluster, MODULE)
         with pytest.raises(ExecutorCrashed, match="has ended, and so has the process that could say how"):
             await cluster.workers[0].run_code("import os; os._exit(3)")
         assert await cluster.workers[0].run_code("1 + 1") == 2
@@ -245,10 +245,10 @@ async def test_an_import_that_is_killed_is_not_held_against_the_next_one(tmp_pat
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     async with Cluster.local(1) as cluster:
-        await cluster.preload("killed_once")
+        await preload(cluster, "killed_once")
         assert (await cluster.run_method(where, module="killed_once"))[0][2] is None
         await cluster.workers[0].restart()
-        await cluster.preload("killed_once")
+        await preload(cluster, "killed_once")
         assert (await cluster.run_method(where, module="killed_once"))[0][2]
 
 
@@ -393,9 +393,9 @@ async def test_a_closed_cluster_leaves_no_process_also_while_the_template_import
     (tmp_path / "imports_for_ever.py").write_text("import time\ntime.sleep(1000)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     cluster = Cluster.local(1)
-    cluster.expect("imports_for_ever")
+    await cluster.connect(modules=["imports_for_ever"])
     async with cluster:
-        preloading = asyncio.ensure_future(cluster.preload("imports_for_ever"))
+        preloading = asyncio.ensure_future(preload(cluster, "imports_for_ever"))
         assert await cluster.run_code("1 + 1") == [2]  # nobody waits for an import that he does not need
     await asyncio.gather(preloading, return_exceptions=True)
     assert descendants() == []

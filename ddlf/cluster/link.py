@@ -1,0 +1,378 @@
+"""The way to one worker: its two connections, from the first dial to the reason of their end. Runs on the master.
+
+*Control* leads to the daemon, which always answers, and *data* to the executor, which runs the methods. When data ends, control says why; when
+control ends or falls silent, both do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ddlf.cluster.channels import ControlChannel, DataChannel
+from ddlf.cluster.claim import Claim, master_name
+from ddlf.cluster.pulse import Pulse
+from ddlf.cluster.sources import Sources
+from ddlf.cluster.standing import EVENTS, Standing, of_start
+from ddlf.errors import (
+    ConnectError,
+    DDLFError,
+    LeaseError,
+    ProtocolError,
+    RequestFailed,
+    RequestTimeout,
+    VersionError,
+)
+from ddlf.liveness import Liveness, Timing
+from ddlf.net.channel import Channel, said
+from ddlf.net.connection import Connection
+from ddlf.net.deadline import Deadline
+from ddlf.net.dial import dial
+from ddlf.net.silence import end_when_silent
+from ddlf.net.tls import Security
+from ddlf.wire.code import load_result
+from ddlf.wire.frame import CONTROL_LIMITS, Frame, Limits
+from ddlf.wire.handshake import Role
+from ddlf.wire.messages import Request
+from ddlf.wire.values import loads, refuse_loading
+
+CONNECT_TIMEOUT_S = 10.0
+BUSY_RETRY_S = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, repr=False)
+class Link:
+    """The connections of one master to one worker.
+
+    Args:
+        session: What an executor is told when a session begins: id, N, threads, share, pickle_results. The next ``connect`` tells what has changed.
+        claim: To the worker.
+        others: As those of ``ProxyWorker``.
+
+    Attributes:
+        standing: Whether it is open, and if not, why.
+        control: The connection to the daemon, while there is one.
+        data: The connection to the executor, while there is one.
+        facts: What the executor said of itself.
+    """
+
+    host: str
+    port: int
+    token: bytes
+    session: dict[str, Any]
+    max_message_bytes: int
+    security: Security
+    timing: Timing
+    claim: Claim
+    called: str
+    how_ended: Callable[[], Awaitable[int | None]]
+    revive: Callable[[], Awaitable[tuple[str, int]]] | None
+    replay: Callable[[int], list[Request]]
+
+    def __post_init__(self) -> None:
+        self.standing = Standing(self.how_ended)
+        self.control: ControlChannel | None = None
+        self.data: DataChannel | None = None
+        self.facts: dict[str, Any] = {}
+        self._first_id = 1
+        self._ids = itertools.count(1)
+        self.liveness: Liveness | None = None  # also of a connection that has ended
+        self._connecting = asyncio.Lock()
+        self._opening: asyncio.Task[DataChannel] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+        self._bytes_before = (0, 0)
+        self._told: dict[str, Any] = {}  # the session, as the executor knows it
+        self._replayed_to = ""  # the executor that has what ``replay`` returned
+        self._sources = Sources()
+
+    @property
+    def name(self) -> str:
+        """The worker, as errors show it."""
+        return f"worker {self.session['id']} ({self.label})"
+
+    @property
+    def label(self) -> str:
+        """The worker's name in cluster.yaml, else its address."""
+        return self.called or f"{self.host}:{self.port}"
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the worker's last sign of life; None before the first connection."""
+        return None if self.liveness is None else self.liveness.silent_s(asyncio.get_running_loop().time())
+
+    @property
+    def bytes_carried(self) -> tuple[int, int]:
+        """Sent and received on all data connections so far."""
+        sent, received = self._bytes_before
+        stream = self.data and self.data.stream
+        return (sent + stream.bytes_sent, received + stream.bytes_received) if stream else (sent, received)
+
+    # -- control ----------------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float) -> None:
+        """Open what is not open."""
+        async with self._connecting:
+            await self._open_control(timeout_s)
+            await self._open_data(timeout_s)
+
+    async def connect_control(self, timeout_s: float) -> None:
+        """Open control, if it is not."""
+        if self.control is None:
+            async with self._connecting:
+                await self._open_control(timeout_s)
+
+    async def _open_control(self, timeout_s: float) -> None:
+        if self.control is not None:
+            return
+        self.standing.reopen()
+        if self.revive is not None:
+            self.host, self.port = await self.revive()
+        sock, hello = await self._dial(Role.CONTROL, timeout_s)
+        end_when_silent(sock, self.timing.dead_after_s)
+        # Other numbers each time: the daemon may still be ending what it finds of those before.
+        self._first_id = secrets.randbits(48) + 1
+        self._ids = itertools.count(self._first_id)
+        theirs = Limits(max_body_bytes=hello.max_message_bytes)
+        control = ControlChannel(
+            self, partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=theirs), self._ids, self.timing
+        )
+        try:
+            await self._claim_worker(control, timeout_s)
+            self.standing.check_not_closed(self.name)  # meanwhile
+        except BaseException:
+            control.stream.close()
+            raise
+        self.standing.open()
+        if control.stream.closed:
+            self.standing.lose()
+            return
+        self.control, self.liveness = control, control.liveness
+        pulse = None if self.claim.guest else Pulse(self._dial_for_pulse, self.claim.master_id, self.timing.heartbeat_s)
+        control.begin_heartbeats(pulse, partial(self.drop, abort=True))
+
+    async def _claim_worker(self, control: ControlChannel, timeout_s: float) -> None:
+        try:
+            granted = await control.call(self.claim.request(self._first_id, self.timing), Deadline(timeout_s))
+            self.claim.epoch = granted["epoch"]
+        except LeaseError as error:
+            if f"leased by {master_name()} " in error.message:
+                error.hint = "this process has it already: close its other cluster, or name the worker once"
+            raise
+
+    async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Exchange a request with the daemon."""
+        return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
+
+    def _open_to_ask(self) -> ControlChannel:
+        if self.control is not None:
+            return self.control
+        raise self.standing.refusal(self.name)
+
+    async def _dial(self, role: Role, timeout_s: float) -> Any:
+        try:
+            return await dial(
+                self.host,
+                self.port,
+                role,
+                self.token,
+                max_message_bytes=self.max_message_bytes,
+                timeout_s=timeout_s,
+                security=self.security,
+            )
+        except DDLFError as error:
+            error.worker = error.worker or f"worker {self.session['id']}"
+            raise
+
+    async def _dial_for_pulse(self) -> Any:
+        sock, _ = await self._dial(Role.CONTROL, self.timing.dead_after_s)
+        return sock
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    async def reach(self, request: Request, deadline: Deadline) -> DataChannel:
+        """The data connection, opened again if it is not there: once for all that wait for it, and on when one of them gives up."""
+        if self.data is not None:
+            return self.data
+        self._open_to_ask()
+        if self._opening is None or self._opening.done():
+            self._opening = self.spawn(self._open_data_again())
+            # It may be that nobody asks.
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        opening = self._opening
+        await asyncio.wait([opening], timeout=deadline.left_s())
+        if not opening.done():
+            text = f"{said(request)!r} could not be sent within {deadline.timeout_s:g} s"
+            raise RequestTimeout(text, worker=self.name, may_have_run=False)
+        if opening.cancelled():
+            raise self.standing.closed_here(self.name, may_have_run=False)
+        if error := opening.exception():
+            error = copy.copy(error)  # each gets its own: who handles one may add to it
+            if isinstance(error, RequestFailed):
+                error.may_have_run = False
+            raise error
+        return opening.result()
+
+    async def _open_data_again(self) -> DataChannel:
+        async with self._connecting:
+            return await self._open_data(CONNECT_TIMEOUT_S)
+
+    async def _open_data(self, timeout_s: float) -> DataChannel:
+        if self.data is not None:
+            if self._told != self.session:  # the cluster has grown
+                await self._begin_session(self.data, timeout_s)
+            return self.data
+        self._open_to_ask()
+        crash_before = self.standing.crash
+        sock, hello = await self._dial_executor(timeout_s)
+        from ddlf.net.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
+
+        limits, theirs = Limits(max_body_bytes=self.max_message_bytes), Limits(max_body_bytes=hello.max_message_bytes)
+        self.data = data = DataChannel(
+            self,
+            partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take),
+            self._ids,
+            load_result if self.session["pickle_results"] else refuse_loading,
+        )
+        data.crash_before = crash_before
+        try:
+            await self._begin_session(data, timeout_s)
+            if self.facts["executor"] != self._replayed_to:
+                self._check_python()
+                for request in self.replay(self.session["id"]):
+                    await data.call(request)
+                self._replayed_to = self.facts["executor"]
+        except BaseException:
+            data.stream.close()  # or the next request would use an executor without a session, or with half of what it must have
+            raise
+        return data
+
+    def _check_python(self) -> None:
+        mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if self.facts["python"].rsplit(".", 1)[0] != mine:
+            self.close()
+            raise VersionError(
+                f"runs Python {self.facts['python']}, the master {sys.version.split()[0]}",
+                worker=self.name,
+                hint=f"code can only be sent between equal minor versions: install {mine} there",
+            )
+
+    async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:
+        told = dict(self.session)
+        # A guest does not answer what is asked about modules.
+        session = Request("connect", **self.claim.key, **told, modules=not self.claim.guest)
+        try:
+            self.facts = await data.call(session, Deadline(timeout_s))
+        except LeaseError:
+            # A daemon that was started anew knows nobody, which this side may not have heard yet from its own connection.
+            if not self.claim.guest:
+                await self.ask("ping", timeout_s=timeout_s)
+            raise
+        data.pid = self.facts["pid"]
+        self._told = told
+
+    async def _dial_executor(self, timeout_s: float) -> Any:
+        deadline = Deadline(timeout_s)
+        while True:
+            crash_before = self.standing.crash
+            try:
+                return await self._dial(Role.DATA, timeout_s)
+            except ConnectError:
+                status = await self.ask("status", timeout_s=timeout_s)
+                if status["executor"] == "failed":
+                    raise of_start(status["last_exit"], self.name) from None
+                busy, is_over = status["busy"], deadline.left_s() == 0
+                if busy and not self.claim.guest and not is_over:
+                    # What a master before this one left running: its daemon ends that, some seconds after it was gone.
+                    await asyncio.sleep(BUSY_RETRY_S)
+                    continue
+                if busy:
+                    raise ConnectError(
+                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
+                        hint="wait, or end it with: ddlf stop --restart",
+                    ) from None
+                if is_over or (status["executor"] == "ready" and self.standing.crash is crash_before):
+                    raise
+                # It ended while it was dialled, or the next one takes long to start.
+
+    async def replace_executor(self, modules: list[str]) -> None:
+        """Let an executor that holds nothing make room for one that has imported the modules, unless it is asked something now."""
+        async with self._connecting:
+            if self.data is not None:
+                if self.data.pending:
+                    return
+                self.data.stream.close()
+            await self.ask("preload", modules, replace=True)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End both connections, for good; whoever connects after this is a new master."""
+        self.standing.close()
+        for task in list(self._background):
+            task.cancel()
+        self.drop(self.standing.closed_here(self.name))
+        self.claim.renew()
+
+    def drop(self, reason: DDLFError, *, abort: bool = False) -> None:
+        """End both connections, and all open requests with the same reason."""
+        for channel in (self.data, self.control):
+            if channel is not None:
+                channel.fail(reason)
+                (channel.stream.abort if abort else channel.stream.close)()
+
+    # What the channels tell, as their ``Owner``.
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something until it ends, or the link is closed."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def on_end(self, channel: Channel) -> None:
+        """See ``Owner``. What runs on data ends with control: without that a master does not have the worker."""
+        if channel is self.data:
+            self._bytes_before, self.data = self.bytes_carried, None
+        elif channel is self.control:
+            self.control = None
+            self.standing.lose()
+            if self.data is not None:
+                self.data.stream.close()
+
+    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
+        crash = await self.standing.of_executor(channel, reason) if isinstance(channel, DataChannel) else None
+        return crash or await self.standing.of_worker(reason, self.name, self.silent_s)
+
+    def on_cancel(self, channel: Channel, id: int) -> None:
+        """See ``Owner``. A method that awaits has heard it; one that blocks is interrupted by its daemon."""
+        if channel is self.data and self.control is not None:
+            self.spawn(self._interrupt(id))
+
+    async def _interrupt(self, id: int) -> None:
+        with contextlib.suppress(DDLFError, OSError):
+            await self.ask("cancel", id)
+
+    def on_event(self, frame: Frame) -> None:
+        if frame.name not in EVENTS:
+            return  # of a newer worker
+        facts = loads(frame.buffers)
+        try:
+            if frame.name == "wanted":
+                what, name, file = (str(facts[key]) for key in ("what", "name", "file"))
+                self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), what, name, file))
+                return
+            self.standing.heard(frame.name, facts, self.name, epoch=self.claim.epoch, first_id=self._first_id)
+            if frame.name == "lease_lost" and self.standing.lease is not None:
+                self.drop(self.standing.lease)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None

@@ -1,0 +1,179 @@
+"""Who is in a cluster: reaching the workers, numbering them, and going on without those that are missing. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
+from typing import Any
+
+from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
+from ddlf.errors import ConfigError, ConnectError, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
+from ddlf.launch.launcher import Launcher
+from ddlf.net.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+"""Between two attempts to connect to a worker that died while it was connected to."""
+
+
+class Members:
+    """The workers of a cluster and of all its views.
+
+    Args:
+        launcher: Where they come from.
+        workers: Their proxies, in order.
+        min_workers: How many are enough; None for all.
+        timeout_s: For the connection to each.
+
+    Attributes:
+        present: The workers that were reached, in the order of their numbers. It stays the same list.
+        missing: Those that were not.
+    """
+
+    def __init__(
+        self, launcher: Launcher, workers: list[ProxyWorker], min_workers: int | None, timeout_s: float
+    ) -> None:
+        self.launcher = launcher
+        self.present = workers
+        self.missing: list[ProxyWorker] = []
+        self._highest = 0  # number of a worker; 0 until ``connect`` has given them
+        self._min_workers = min_workers
+        self._timeout_s = timeout_s
+        self._lock = asyncio.Lock()
+        self._connecting: asyncio.Task[None] | None = None
+
+    @property
+    def known(self) -> list[ProxyWorker]:
+        """All, in the order of their numbers."""
+        return sorted([*self.present, *self.missing], key=attrgetter("id"))
+
+    async def connect(self, modules: Sequence[str]) -> None:
+        """See ``Cluster.connect``."""
+        async with self._lock:
+            self._connecting = asyncio.ensure_future(self._connect(modules))
+            try:
+                await self._connecting
+            except asyncio.CancelledError:
+                caller = asyncio.current_task()
+                if caller is not None and caller.cancelling():
+                    raise
+                raise ConnectError("the cluster was closed while it connected") from None
+            finally:
+                self._connecting = None
+
+    async def _connect(self, modules: Sequence[str]) -> None:
+        before = [worker for worker in self.known if worker.connected]
+        try:
+            await self.launcher.start(modules)
+            # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
+            await self._reach(self.known, ProxyWorker.connect_control)
+            self._give_numbers()
+            await self._reach(list(self.present), ProxyWorker.connect)
+        except BaseException:
+            await asyncio.gather(*(worker.close() for worker in self.known if worker not in before))
+            if not before:
+                await self.launcher.stop()
+            raise
+
+    async def _reach(self, known: list[ProxyWorker], connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        outcomes = await asyncio.gather(*(self._reach_one(worker, connect) for worker in known), return_exceptions=True)
+        self._check_reached(known, outcomes)
+
+    async def _reach_one(self, worker: ProxyWorker, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        """Connect to a worker, again if it dies in this moment: after its daemon was reached, or where it is started again."""
+        deadline = Deadline(self._timeout_s)
+        for attempt in itertools.count(1):
+            try:
+                await connect(worker, timeout_s=self._timeout_s)
+                return
+            except (WorkerLost, ConnectError, ExecutorCrashed):
+                was_reached = connect is ProxyWorker.connect or self.launcher.revives
+                is_away = not self.launcher.revives and not worker.connected
+                if not was_reached or (deadline.left_s() == 0 if is_away else attempt == MAX_ATTEMPTS):
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    def _give_numbers(self) -> None:
+        """Number the workers once, those that were reached first; later only how many there are can grow.
+
+        A number is for life: a worker that is away for a while comes back to its part of the data and to its own variables.
+        """
+        workers = [*self.present, *self.missing]
+        numbers = [worker.id for worker in workers] if self._highest else range(1, len(workers) + 1)
+        self._highest = max(self._highest, *itertools.islice(numbers, len(self.present)))
+        for worker, number in zip(workers, numbers, strict=True):
+            worker.renumber(number, self._highest)
+
+    def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
+        """Go on with the workers that were reached, if they are enough; else say which were not, and why."""
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        reached = [worker for worker, outcome in zip(known, outcomes, strict=True) if outcome is None]
+        for failure in failures:
+            if not isinstance(failure, DDLFError):
+                raise failure
+        if not failures:
+            self._keep(reached, [worker for worker in self.missing if worker not in reached])
+            return
+        rows = []
+        for worker, outcome in zip(known, outcomes, strict=True):
+            if isinstance(outcome, DDLFError):
+                outcome.worker = ""  # the row says which
+                where = worker.label
+                reason = str(outcome).removeprefix(where).lstrip(": ")
+                rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
+        used = sum(isinstance(failure, LeaseError) for failure in failures)
+        lost = len(failures) - used
+        are = "is" if used == 1 else "are"
+        problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
+        problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
+        text = "\n".join([f"{', and '.join(problems)}:", *rows])
+        if len(reached) >= (self._min_workers or len(known)):
+            log.warning("%s\ngoing on with %d workers", text, len(reached))
+            self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
+            return
+        error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
+        error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
+        raise error
+
+    def _keep(self, reached: Sequence[ProxyWorker], missing: Sequence[ProxyWorker]) -> None:
+        # In place: views over all workers share the lists.
+        self.present[:] = sorted(reached, key=attrgetter("id"))
+        self.missing[:] = sorted(dict.fromkeys(missing), key=attrgetter("id"))
+
+    def next_number(self, host: str, port: int) -> int:
+        """The number of a worker to be added.
+
+        Raises:
+            ConfigError: It is a member already.
+        """
+        for worker in self.known:
+            if (worker.host, worker.port) == (host, port):
+                raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
+        return self.known[-1].id + 1
+
+    async def add(self, worker: ProxyWorker) -> None:
+        """Connect to one more, and count it if that works."""
+        try:
+            await worker.connect(timeout_s=self._timeout_s)
+        except BaseException:
+            await worker.close()
+            raise
+        self.present.append(worker)
+        self._highest = worker.id
+
+    def take_in(self, worker: ProxyWorker) -> None:
+        """Count a missing worker that has been reached now among the others."""
+        if worker in self.missing:
+            self._keep([*self.present, worker], [other for other in self.missing if other is not worker])
+
+    async def close(self) -> None:
+        """Leave the workers, and end those that the launcher has started."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        async with self._lock:
+            await asyncio.gather(*(worker.close() for worker in self.known))
+            await self.launcher.stop()
