@@ -136,7 +136,7 @@ async def test_an_error_in_the_app_on_the_workers_comes_once_with_its_file_and_l
     assert "test_app.py" in str(failed.value)
     assert 'raise KeyError("layers")' in str(failed.value)
     assert failed.value.worker.startswith("worker ")
-    assert len(await app(two_workers).train_model()) == 2
+    assert len(await app(two_workers, Quick).train_model()) == 2
 
 
 async def test_a_saved_model_loads_again_and_the_file_appears_complete_or_not_at_all(two_workers, tmp_path):
@@ -168,7 +168,7 @@ async def test_a_saved_model_that_carries_code_is_refused(two_workers, tmp_path)
 
 
 async def test_no_test_data_is_an_error_with_advice(two_workers):
-    class WithoutTest(Blobs):
+    class WithoutTest(Quick):
         async def load_dataset(self):
             self.x_train, self.y_train = blobs(20)
 

@@ -2,16 +2,15 @@
 
 import hashlib
 import os
+import signal
 import sys
-from functools import partial
 
 import pytest
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.testing import local_cluster
 from tests.training.models import Blobs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def app_on(cluster):
@@ -33,25 +32,22 @@ def origin():
     return os.getppid(), "tensorflow" in sys.modules or "jax" in sys.modules or "torch" in sys.modules
 
 
-def kill_after_the_first(machine, record):
-    if record.round == 1:
-        machine.kill()
+async def test_an_executor_that_is_killed_in_training_is_back_without_an_import_and_the_bits_are_the_same(two_workers):
+    def kill(record):
+        if record.round == 1:
+            os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
 
-
-async def test_an_executor_that_is_killed_in_training_is_back_without_an_import_and_the_bits_are_the_same():
     results = []
-    async with local_cluster(2) as cluster:
-        second = cluster.machine(2)
-        for kill in (False, True):
-            app = app_on(cluster)
-            if kill:
-                app.on_round = partial(kill_after_the_first, second)
-            await app.train_sync()
-            results.append(bits(app))
-        assert second.kill()  # also after the run
-        (ours, _), (theirs, imported) = await cluster.options(idempotent=True).run_method(origin)
-        assert ours == theirs
-        assert imported
+    for on_round in (lambda record: None, kill):
+        app = app_on(two_workers)
+        app.on_round = on_round
+        await app.train_sync()
+        results.append(bits(app))
+    await two_workers.connect()  # it may not be back yet
+    os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)  # also after the run
+    (ours, _), (theirs, imported) = await two_workers.options(idempotent=True).run_method(origin)
+    assert ours == theirs
+    assert imported
     assert results[0] == results[1]
 
 

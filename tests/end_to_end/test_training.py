@@ -120,7 +120,8 @@ def test_the_demo_reaches_its_accuracy_saves_the_model_and_leaves_no_process(env
     assert not started_with(environment)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment, number):
     process = subprocess.Popen(
         (*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "100000"),

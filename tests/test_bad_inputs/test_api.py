@@ -29,7 +29,7 @@ from ddlf.errors import (
 )
 from ddlf.wire import code
 from tests.patience import PATIENCE_S
-from tests.training.models import Blobs, app, small_model
+from tests.training.models import Blobs, Quick, app, small_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -484,17 +484,17 @@ async def test_B58_a_callback_that_raises_ends_training_with_its_own_line_and_th
     with pytest.raises(DDLFError, match="ArithmeticError: my callback") as refused:
         await Raising(two_workers).train_sync(master_epochs=1)
     assert 'raise ArithmeticError("my callback")' in str(refused.value)
-    assert len(await app(two_workers).train_sync(master_epochs=1)) == 1
+    assert len(await Quick(two_workers).train_sync(master_epochs=1)) == 1
 
 
 async def test_B58_an_on_round_that_raises_does_too(two_workers):
-    class Raising(Blobs):
+    class Raising(Quick):
         def on_round(self, record):
             raise ArithmeticError("my on_round")
 
     with pytest.raises(ArithmeticError, match="my on_round"):
         await Raising(two_workers).train_sync(master_epochs=2)
-    assert len(await app(two_workers).train_sync(master_epochs=1)) == 1
+    assert len(await Quick(two_workers).train_sync(master_epochs=1)) == 1
 
 
 async def test_B59_cancelling_twice_and_waiting_twice_are_harmless(cluster):

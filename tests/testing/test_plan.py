@@ -17,8 +17,8 @@ from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
+from tests.training.models import Quick, equal
 from tests.training.models import app as blobs_app
-from tests.training.models import equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -205,11 +205,16 @@ async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
                 await until(lambda: injection.done)
 
 
-async def test_training_with_killed_in_process_workers_ends_with_the_same_bits():
+@pytest.mark.parametrize(
+    "options",
+    [{"app_class": Quick}, pytest.param({"optimizer": "adam", "dropout": 0.3}, marks=pytest.mark.slow)],
+    ids=["quick", "states"],
+)
+async def test_training_with_killed_in_process_workers_ends_with_the_same_bits(options):
     runs = []
     for plan in (FaultPlan(), FaultPlan().kill(worker=2, at_round=1).kill(worker=1, at_round=3)):
         async with in_process_cluster(2) as cluster:
-            trained = blobs_app(cluster, optimizer="adam", dropout=0.3, master_epochs=4)
+            trained = blobs_app(cluster, master_epochs=4, **options)
             async with plan.on(trained) as injection:
                 await trained.train_sync()
             assert len(injection.done) == len(plan.faults)
@@ -220,12 +225,12 @@ async def test_training_with_killed_in_process_workers_ends_with_the_same_bits()
 
 async def test_a_wrong_update_in_training_is_found_where_the_plan_put_it():
     async with in_process_cluster(2) as cluster:
-        trained = blobs_app(cluster, master_epochs=4)
+        trained = blobs_app(cluster, Quick, master_epochs=4)
         with pytest.raises(DDLFError, match=r"worker 2.*nan|nan.*worker 2|worker 2.*NaN"):
             async with FaultPlan().wrong_update(worker=2, at_round=3, kind="nan").on(trained):
                 await trained.train_sync()
         assert len(trained.history) in (0, 2)
-        plain = blobs_app(cluster, master_epochs=4)  # the app before has left nothing behind
+        plain = blobs_app(cluster, Quick, master_epochs=4)  # the app before has left nothing behind
         await plain.train_sync()
 
 

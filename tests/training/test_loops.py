@@ -44,7 +44,7 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
             )
             self.model.compile(keras.optimizers.SGD(0.5), "categorical_crossentropy")
 
-    trained = App(cluster)
+    trained = App(cluster.options(workers=[1]))
     await trained.prepare()
     before = trained.model.get_weights()
     records = await getattr(trained, f"train_{mode}")(master_epochs=3)
@@ -83,7 +83,7 @@ def with_mask(**options):
 
 @both_modes
 async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, mode):
-    trained = with_mask()(cluster)
+    trained = with_mask()(cluster.options(workers=[1]))
     records = await getattr(trained, f"train_{mode}")(master_epochs=2)
     assert records[-1].loss < records[0].loss
     assert np.all(trained.model.layers[0].mask.numpy())
@@ -341,7 +341,7 @@ class Fewer(Blobs):
 
 @both_modes
 async def test_the_ledger_counts_what_an_own_train_gave_to_fit(cluster, mode):
-    trained = Fewer(cluster)
+    trained = Fewer(cluster.options(workers=[1]))
     trained.mode, trained.slots = mode, 2
     await trained.train_model()
     assert trained.ledger.counts.sum() == 2 * (51 + 51)  # of 102 and 101 samples, twice
@@ -369,6 +369,6 @@ async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
         def stop(self, epoch):
             self.model.stop_training = epoch == 1
 
-    trained = Stopping(cluster)
+    trained = Stopping(cluster.options(workers=[1]))
     await trained.train_sync()
     assert trained.ledger.is_exact(2)

@@ -13,7 +13,13 @@ from tests.training.models import WIDE, Quick, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "outer": Nesterov(learning_rate=0.7, momentum=0.9)}
+HARD = {
+    "optimizer": "adam",
+    "dropout": 0.3,
+    "norm": True,
+    "outer": Nesterov(learning_rate=0.7, momentum=0.9),
+    "slots": 2,
+}
 
 
 class Interrupted(Exception):
@@ -47,7 +53,7 @@ LOSSY = {
 @pytest.mark.parametrize(
     "options",
     [
-        HARD,
+        dict(HARD, workers=[1]),
         {"app_class": Quick, "slots": 3, "worker_epochs": 2},
         pytest.param({"slots": 3, "worker_epochs": 2, "optimizer": "adam"}, marks=pytest.mark.slow),
         *LOSSY.values(),
@@ -56,9 +62,10 @@ LOSSY = {
 )
 async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, options):
     options = {"master_epochs": 5, **options}
-    plain = app(two_workers, **options)
+    cluster = two_workers.options(workers=options.pop("workers", None))
+    plain = app(cluster, **options)
     records = await plain.train_model()
-    resumed = await interrupted_and_resumed(two_workers, tmp_path, 2, **options)
+    resumed = await interrupted_and_resumed(cluster, tmp_path, 2, **options)
     assert equal(resumed.model.get_weights(), plain.model.get_weights())
     for one, other in zip(resumed.optimizers, plain.optimizers, strict=True):
         assert equal(one, other)
@@ -69,7 +76,8 @@ async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, opti
 
 
 async def test_trained_again_an_app_ends_with_the_bits_of_one_training(two_workers):
-    whole, parts = app(two_workers, **HARD), app(two_workers, **HARD)
+    one_worker = two_workers.options(workers=[1])
+    whole, parts = app(one_worker, **HARD), app(one_worker, **HARD)
     await whole.train_sync(2)
     await parts.train_sync(1)
     await parts.train_sync(1)

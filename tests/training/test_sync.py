@@ -34,8 +34,8 @@ async def test_one_slot_equals_plain_fit(one_worker):
     assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
 
 
-async def test_two_workers_on_one_batch_each_equal_one_process_with_the_double_batch(two_workers):
-    trained = app(two_workers, master_epochs=4, samples=64, batch_size=32)
+async def test_two_slots_of_one_batch_each_equal_one_process_with_the_double_batch(one_worker):
+    trained = app(one_worker, slots=2, master_epochs=4, samples=64, batch_size=32)
     await trained.train_model()
     plain = small_model()
     plain.set_weights(await initial_weights())
@@ -45,8 +45,8 @@ async def test_two_workers_on_one_batch_each_equal_one_process_with_the_double_b
     assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
 
 
-async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(two_workers):
-    trained = app(two_workers, master_epochs=1)
+async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_worker):
+    trained = app(one_worker, slots=2, master_epochs=1)
     await trained.train_model()
     start = await initial_weights()
     x, y = blobs(203)
@@ -59,10 +59,10 @@ async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(two_
     assert distance(trained.model.get_weights(), total) < 1e-6
 
 
-async def test_the_same_seed_gives_the_same_bits_and_another_one_others(two_workers):
+async def test_the_same_seed_gives_the_same_bits_and_another_one_others(one_worker):
     runs = []
     for seed in (1, 1, 2):
-        trained = app(two_workers, seed=seed, dropout=0.3)
+        trained = app(one_worker, slots=2, seed=seed, dropout=0.3)
         await trained.train_sync(master_epochs=2, worker_epochs=1)
         runs.append(trained.model.get_weights())
     assert equal(runs[0], runs[1])
@@ -116,8 +116,8 @@ async def test_convergence_stops_training(two_workers):
     assert len(await trained.train_sync(master_epochs=50)) == 2
 
 
-async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_momentum(two_workers):
-    plain, momentum = app(two_workers, norm=True, master_epochs=1), app(two_workers, norm=True, master_epochs=1)
+async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_momentum(one_worker):
+    plain, momentum = (app(one_worker, slots=2, norm=True, master_epochs=1) for _ in range(2))
     momentum.outer = Nesterov(learning_rate=0.7, momentum=0.9)
     await plain.train_model()
     await momentum.train_model()
@@ -161,8 +161,8 @@ async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_
     assert abs(records[-1].loss - whole[-1].loss) < 0.02
 
 
-async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(two_workers):
-    trained = app(two_workers, master_epochs=4)
+async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(one_worker):
+    trained = app(one_worker, slots=2, master_epochs=4)
     trained.load_dataset, trained.create_model = two_input_data.__get__(trained), two_input_model.__get__(trained)
     records = await trained.train_model()
     assert records[-1].loss < records[0].loss
@@ -183,8 +183,8 @@ async def two_input_model(self):
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-async def test_mixed_precision_trains_and_weights_stay_float32(two_workers, precision):
-    trained = app(two_workers, precision=precision, master_epochs=3)
+async def test_mixed_precision_trains_and_weights_stay_float32(one_worker, precision):
+    trained = app(one_worker, slots=2, precision=precision, master_epochs=3)
     records = await trained.train_model()
     assert records[-1].loss < records[0].loss
     assert {array.dtype for array in trained.model.get_weights()} == {np.dtype("float32")}
