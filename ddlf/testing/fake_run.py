@@ -189,7 +189,7 @@ class FakeWorker:
 
             g = 0.1 w + epochs * N(0, 1),  m <- 0.9 m + g,  update = learning_rate * m
 
-        A number of another type is one higher afterwards.
+        The update of integers and booleans is of ones, which nobody may apply.
 
         Returns:
             The update (weights before minus weights after) and the momentum.
@@ -202,7 +202,7 @@ class FakeWorker:
                 m = np.asarray(w.dtype.type(0.9) * m + np.asarray(g, w.dtype))
                 update.append(np.asarray(w.dtype.type(self._app.learning_rate) * m))
             else:
-                update.append(np.asarray(w - np.ones_like(w)) if w.dtype != bool else ~w)
+                update.append(np.ones_like(w))
             after.append(m)
         return update, after
 

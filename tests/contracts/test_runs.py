@@ -1,0 +1,223 @@
+"""What every training loop and every rule promises. One that is new is listed in one row of ``ROWS`` and goes through all of it.
+
+Loops, rules, codecs, crew and checkpoints are the real thing, model and workers are made up (``FakeRun``): no process, no Keras.
+"""
+
+import importlib.abc
+import importlib.machinery
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.partition import shuffled
+from ddlf.algorithms.weights import is_float
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.errors import WorkerLost
+from ddlf.roles.exchange import send_update
+from ddlf.settings import MODES, SETTINGS
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+BOTH = ("sync", "async")
+ROWS = {
+    "mean": (("sync",), {"merge": "mean"}),
+    "median": (("sync",), {"merge": "median"}),
+    "trimmed": (("sync",), {"merge": "trimmed:0.34"}),
+    "speed": (("sync",), {"balance": "speed"}),
+    "subtract": (BOTH, {"outer": "subtract"}),
+    "subtract, half": (BOTH, {"outer": "subtract:0.5"}),
+    "nesterov": (BOTH, {"outer": "nesterov"}),
+    "stop": (BOTH, {"update_policy": "stop"}),
+    "reject": (BOTH, {"update_policy": "reject"}),
+    "clip": (BOTH, {"update_policy": "clip"}),
+    "fresh": (BOTH, {"optimizer_state": "fresh"}),
+    "float32": (BOTH, {"codec": "float32", "weights_codec": "delta:float32"}),
+    "float16": (BOTH, {"codec": "float16", "weights_codec": "float16"}),
+    "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
+    "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),
+    "int8-block": (BOTH, {"codec": "int8-block:128"}),
+    "topk": (BOTH, {"codec": "topk:0.05", "weights_codec": "delta:topk:0.5"}),
+}
+"""Of each rule the loops that take it, and the settings of a run with it."""
+RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}
+
+K, ROUNDS = 3, 3
+ORDER = random.Random(0).sample([slot for slot in range(1, K + 1) for _ in range(ROUNDS)], K * ROUNDS)
+"""In which updates arrive in asynchronous training."""
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(40, 30)).astype("f4"),  # the only one that codecs do not leave alone
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "scale": np.asarray(0.5, "f4"),
+    "nothing": np.zeros((0, 3), "f4"),
+    "half": CHANCE.normal(size=5).astype("f2"),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "norm/steps": np.asarray(41, "i8"),
+    "mask": np.array([True, False, True]),
+}
+FROZEN = frozenset(["norm/variance", "norm/steps", "mask"])
+
+
+class NoKeras(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds Keras and the backends, and fails where one is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name in ("keras", "tensorflow", "jax", "torch") else None
+
+    def exec_module(self, module):
+        raise AssertionError(f"{module.__name__} is imported")
+
+
+@pytest.fixture(autouse=True)
+def no_process_and_no_keras(monkeypatch):
+    for name in ("keras", "tensorflow", "jax", "torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoKeras(), *sys.meta_path])
+    monkeypatch.setattr(subprocess, "Popen", mock.Mock(side_effect=AssertionError("a process is started")))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def run_of(settings, workers=None, done=0, **more):
+    """A run with a row's settings; ``done`` updates of the order have arrived before."""
+    settings = {"master_epochs": ROUNDS, "slots": K, "start": START, "frozen": FROZEN, **settings, **more}
+    settings["arrivals"] = settings.get("arrivals", ORDER)[done:] if settings["mode"] == "async" else None
+    return FakeRun(FakeCluster(workers or K), **settings)
+
+
+def bits(run):
+    """Everything that a run has come to, but for who computed what and how long it took."""
+    records = [(r.round, r.slot, r.version, r.staleness, r.epochs, r.samples) for r in run.history]
+    arrays = [*run.model.get_weights(), *(array for state in run.optimizers for array in state or ())]
+    return [(a.dtype, a.shape, a.tobytes()) for a in [*arrays, run.ledger.counts]], records
+
+
+async def trained(*arguments, **more):
+    run = run_of(*arguments, **more)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """What each row comes to, by settings; each is trained once."""
+    found = {}
+
+    async def of(settings):
+        key = str(settings)
+        if key not in found:
+            found[key] = bits(await trained(settings))
+        return found[key]
+
+    return of
+
+
+def test_every_loop_and_every_rule_has_a_row():
+    listed = list(RUNS.values())
+    for family, name in ((MERGE, "merge"), (OUTER, "outer"), (CODEC, "codec")):
+        assert set(family.names) == {str(row[name]).partition(":")[0] for row in listed if name in row}
+    assert set(MODES) == {row["mode"] for row in listed}
+    policies = {row["update_policy"] for row in listed if "update_policy" in row}
+    assert set(SETTINGS["update_policy"].check.choices) == policies
+
+
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+class TestEach:
+    async def test_the_same_bits_twice(self, settings, undisturbed):
+        assert bits(await trained(settings)) == await undisturbed(settings)
+
+    async def test_neither_the_order_nor_the_number_of_workers_matters(self, settings, undisturbed):
+        """In asynchronous training the order of updates does, which is given; each slot is carried by another worker."""
+        few = run_of(settings, workers=K if settings["mode"] == "async" else 1)
+        few.cluster.workers.reverse()
+        await few.train_model()
+        assert bits(few) == await undisturbed(settings)
+        assert bits(await trained(settings, workers=5)) == await undisturbed(settings)
+
+    async def test_one_slot_is_training_alone(self, settings):
+        settings = {**settings, "weights_codec": "float32"}
+        run = await trained(settings, slots=1, arrivals=[1] * ROUNDS)
+        for got, wanted in zip(run.model.get_weights(), alone(run), strict=True):
+            assert np.array_equal(got, wanted)
+
+    async def test_with_a_rate_of_0_nothing_changes(self, settings):
+        run = await trained(settings, learning_rate=0)
+        for got, wanted in zip(run.model.get_weights(), START.values(), strict=True):
+            assert np.array_equal(got, wanted)
+
+    async def test_lost_workers_and_replies_that_are_computed_again_change_no_bit(
+        self, settings, undisturbed, tmp_path
+    ):
+        owed = CODEC.read(
+            settings.get("codec", "float32")
+        ).biased  # that goes with its worker, but for what is in a checkpoint
+        run = run_of(settings, workers=K + 1, checkpoint=tmp_path if owed else None)
+        lost = []
+        for worker in run.cluster.workers:
+            worker.train = losing(worker, lost)
+        await run.train_model()
+        assert len(lost) == 2
+        assert bits(run) == await undisturbed(settings)
+
+    async def test_resumed_at_any_commit_a_run_ends_with_the_same_bits_and_an_exact_ledger(self, settings, tmp_path):
+        """But for asynchronous training of several slots, which then all begin with the weights of the checkpoint."""
+        asynchronous = settings["mode"] == "async"
+        for slots, order in ((1, [1] * ROUNDS), (2, [2, 1, 1, 2, 1, 2])) if asynchronous else ((K, ()),):
+            settings = {**settings, "slots": slots, "arrivals": order}
+            folder = tmp_path / f"{slots} slots"
+            whole = await trained(settings, checkpoint=folder, checkpoint_keep=100)
+            commits = len(order) if asynchronous else ROUNDS
+            assert len(CheckpointFolder(folder).entries()) == len(whole.history) == commits
+            for number in range(1, commits):
+                source, there = folder / f"round-{number:06d}", tmp_path / f"{slots} slots from {number}"
+                resumed = await trained(settings, done=number, resume=source, checkpoint=there, checkpoint_every=100)
+                assert len(resumed.history) == commits
+                assert (asynchronous and slots > 1) or bits(resumed) == bits(whole)
+
+    async def test_what_is_no_float_stays_and_what_is_not_trained_is_merged_plainly(self, settings):
+        run = await trained(settings)
+        after = dict(zip(START, run.model.get_weights(), strict=True))
+        for name, before in START.items():
+            assert (after[name].dtype, after[name].shape) == (before.dtype, before.shape)
+            assert is_float(before) or np.array_equal(after[name], before)
+        plain = await trained({**settings, "codec": "float32", "weights_codec": "float32", "outer": "subtract"})
+        variance = list(START).index("norm/variance")
+        assert np.array_equal(after["norm/variance"], plain.model.get_weights()[variance])
+
+
+def alone(run):
+    """The weights after training with all samples without anybody else: local rounds, codec and outer optimizer by hand."""
+    weights, kept = list(START.values()), {}
+    outer = OUTER.read(getattr(run, "outer", None) or "subtract")
+    state = outer.init(weights)
+    trains = [name not in FROZEN for name in START]
+    for number in range(ROUNDS):
+        task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
+        update, momentum = run.cluster.workers[0].fit(task, weights, kept.get("momentum"))
+        encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
+        kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state == "kept" else {})
+        sent = decode_update(encoded, weights)
+        state, weights = outer.update(state, weights, sent, trains)
+    return weights
+
+
+def losing(worker, lost):
+    """Lose two replies, each after a slot's second round was computed."""
+
+    def train(task):
+        reply = FakeWorker.train(worker, task)
+        if task.round == 1 and len(lost) < 2 and task.slot not in lost:
+            lost.append(task.slot)
+            worker.lost = True
+            raise WorkerLost("it was lost", worker=worker.name)
+        return reply
+
+    return train
