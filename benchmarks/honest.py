@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.workload import Weights, Workload
 from ddlf.algorithms.check import Limits, cosines, judge, norm
-from ddlf.algorithms.merge import weighted_mean
+from ddlf.algorithms.merge import Mean, merged
 from ddlf.algorithms.partition import partition, shuffled
 
 SHARES = ((0.25, 0.25, 0.25, 0.25), (0.55, 0.35, 0.08, 0.02), (0.90, 0.07, 0.02, 0.01), (0.34, 0.33, 0.33))
@@ -52,8 +52,8 @@ def rounds(name: str, shares: tuple[float, ...], options: argparse.Namespace) ->
             after = model.get_weights()
             updates[slot] = [a - b for a, b in zip(weights, after, strict=True)], len(part)
         yield updates
-        merged = weighted_mean(*zip(*updates.values(), strict=True))
-        weights = [w - g for w, g in zip(weights, merged, strict=True)]
+        mean = merged(Mean(), *zip(*updates.values(), strict=True))
+        weights = [w - g for w, g in zip(weights, mean, strict=True)]
 
 
 def figures(updates: Round) -> Iterator[tuple[float, float, float, float]]:

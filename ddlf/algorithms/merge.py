@@ -30,32 +30,15 @@ from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
 
-def weighted_mean(updates: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> list[Tensor]:
-    """Merge the updates of one round: per tensor ``sum(n_j * g_j) / sum(n_j)`` over the slots ``j``.
-
-    See ``RunningMerge`` for the order and precision of the sum, for integer tensors and for what is refused.
-
-    Args:
-        updates: One update per slot, in slot order.
-        counts: Samples ``n_j`` that each slot trained on, each > 0.
-
-    Returns:
-        One new array per tensor, with the shapes and types of the updates.
+def merged(
+    by: "Rule", updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
+) -> list[Tensor]:
+    """Merge the updates of one round, which are all there; of each slot its update and the samples that it trained on, in slot order.
 
     Raises:
         ConfigError: There is no update, or there are not as many counts.
         BadUpdate: One does not fit.
-
-    Source:
-        FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
     """
-    return merged(Mean(), updates, counts)
-
-
-def merged(
-    by: "Rule", updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
-) -> list[Tensor]:
-    """Merge the updates of one round by any rule, see ``weighted_mean``."""
     if not updates or len(updates) != len(counts):
         raise ConfigError(f"need updates and as many sample counts, got {len(updates)} and {len(counts)}")
     merge = by.start(len(updates), like=updates[0])
@@ -239,7 +222,11 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean(Named):
-    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything."""
+    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything.
+
+    Source:
+        FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
+    """
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return RunningMerge(slots, like, names)

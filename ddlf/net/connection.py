@@ -157,11 +157,6 @@ class Connection:
             self._drained.append((self._bytes_queued - leave, waiter))
             await waiter
 
-    async def post(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
-        """``send``, then ``drain``."""
-        self.send(kind, id, name, buffers, extra)
-        await self.drain()
-
     def detach(self) -> None:
         """Copy what the kernel has not taken yet, so that the buffers may change before ``drain`` returns."""
         if self._queue:

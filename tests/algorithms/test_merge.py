@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -7,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import trim_mean
 
-from ddlf.algorithms.merge import MERGE, Mean, Median, RunningMerge, TrimmedMean, merged, weighted_mean
+from ddlf.algorithms.merge import MERGE, Mean, Median, RunningMerge, TrimmedMean, merged
 from ddlf.errors import BadUpdate, ConfigError
 
+weighted_mean = partial(merged, Mean())
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 
 

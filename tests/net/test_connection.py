@@ -34,6 +34,10 @@ class End:
         self.on_frame = lambda frame: None
         self.connection = Connection(sock, self._frame, self._end, **{"limits": LIMITS, **options})
 
+    async def post(self, *frame):
+        self.connection.send(*frame)
+        await self.connection.drain()
+
     def _frame(self, frame):
         self.frames.append(frame)
         self.news.set()
@@ -103,7 +107,7 @@ async def test_frames_arrive_whole_and_in_order_in_both_directions(ends):
 async def test_small_and_large_buffers_arrive_in_one_frame(ends):
     left, right = ends
     buffers = [b"tree", b"x" * 3 * MIB, b"", b"y" * 100, b"z" * 20_000]
-    await left.connection.post(1, 1, "run", buffers)
+    await left.post(1, 1, "run", buffers)
     (frame,) = await right.receive(1)
     assert [bytes(buffer) for buffer in frame.buffers] == buffers
 
@@ -111,7 +115,7 @@ async def test_small_and_large_buffers_arrive_in_one_frame(ends):
 async def test_thousands_of_buffers_arrive_in_one_frame(ends):
     left, right = ends
     buffers = [bytes([number % 256]) * 17_000 for number in range(2000)]
-    await left.connection.post(1, 1, "run", buffers)
+    await left.post(1, 1, "run", buffers)
     (frame,) = await right.receive(1)
     assert frame.buffers == buffers
 
@@ -136,7 +140,7 @@ async def test_every_byte_is_counted_on_both_sides(ends):
     total = 0
     for buffers in ([], [b"a"], [b"b" * 100_000], [b"c" * 5 * MIB, b"d"]):
         total += sum(len(piece) for piece in encode_frame(1, 1, "run", buffers, limits=LIMITS))
-        await left.connection.post(1, 1, "run", buffers)
+        await left.post(1, 1, "run", buffers)
     await right.receive(4)
     assert (left.connection.bytes_sent, left.connection.bytes_received) == (total, 0)
     assert (right.connection.bytes_sent, right.connection.bytes_received) == (0, total)
@@ -172,7 +176,7 @@ async def test_an_array_is_received_into_the_memory_that_it_keeps():
     left, right = socket_pair()
     sender, receiver = End(left), End(right, allocate=allocate)
     array = np.arange(MIB, dtype=np.float32)
-    await sender.connection.post(2, 1, "", dumps({"w": array, "small": np.arange(3)}))
+    await sender.post(2, 1, "", dumps({"w": array, "small": np.arange(3)}))
     (frame,) = await receiver.receive(1)
     value = loads(frame.buffers)
     assert [len(memory) for memory in made] == [array.nbytes]
@@ -276,7 +280,7 @@ async def test_a_peer_that_stops_reading_stops_a_sender_that_drains(raw):
     async def send_for_ever():
         nonlocal sent
         while True:
-            await end.connection.post(1, 1, "run", [b"x" * 100_000])
+            await end.post(1, 1, "run", [b"x" * 100_000])
             sent += 1
 
     task = asyncio.create_task(send_for_ever())
@@ -317,7 +321,7 @@ async def test_nothing_is_read_while_reading_is_paused(raw):
 async def test_a_paused_receiver_makes_the_sender_wait(ends):
     left, right = ends
     right.connection.pause_reading()
-    sending = asyncio.create_task(left.connection.post(1, 1, "run", [b"x" * 20 * MIB]))
+    sending = asyncio.create_task(left.post(1, 1, "run", [b"x" * 20 * MIB]))
     await settle()
     assert not sending.done()
     right.connection.resume_reading()
@@ -348,7 +352,7 @@ async def test_other_work_goes_on_while_a_large_message_comes(ends):
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    sending = asyncio.create_task(left.connection.post(1, 1, "run", [bytearray(64 * MIB)]))
+    sending = asyncio.create_task(left.post(1, 1, "run", [bytearray(64 * MIB)]))
     await right.receive(1)
     await sending
     counting.cancel()
@@ -491,7 +495,7 @@ async def test_sending_to_a_peer_that_has_gone_is_an_error_and_ends_the_connecti
     end.connection.pause_reading()  # so that nobody but the sender finds out
     other.close()
     with pytest.raises(ConnectionError):
-        await end.connection.post(1, 1, "run", [b"x" * size])
+        await end.post(1, 1, "run", [b"x" * size])
     assert end.connection.closed
     assert len(end.ends) == 1
     assert isinstance(end.ends[0], BrokenPipeError | ConnectionResetError)
@@ -499,7 +503,7 @@ async def test_sending_to_a_peer_that_has_gone_is_an_error_and_ends_the_connecti
 
 async def test_a_peer_that_goes_while_a_message_waits_is_an_error_for_those_who_drain(raw):
     end, other = raw
-    sending = asyncio.create_task(end.connection.post(1, 1, "run", [b"x" * 10 * MIB]))
+    sending = asyncio.create_task(end.post(1, 1, "run", [b"x" * 10 * MIB]))
     await settle()
     other.close()
     with pytest.raises(ConnectionError):
