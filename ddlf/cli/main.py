@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddlf.cli.options import add_options
+from ddlf.cli.options import add_options, named_cluster
 from ddlf.cli.parsing import Parser, addresses, number, reader_may_leave
 from ddlf.errors import DDLFError
 from ddlf.version import __version__
 
 if TYPE_CHECKING:
-    from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
 
 interrupts.imported()
@@ -216,26 +215,9 @@ def _read_secret() -> str:
     return getpass.getpass("token (it does not show): ")
 
 
-def _cluster(options: argparse.Namespace, *, guest: bool = True) -> Cluster:
-    """The workers that the options name; a guest asks those, too, that another master has."""
-    from ddlf.cluster.cluster import Cluster
-    from ddlf.config.addresses import parse_address
-
-    if not options.hosts:
-        return Cluster.from_config(options.config, token_file=options.token_file, guest=guest)
-    addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-    return Cluster(
-        [host for host, _ in addresses],
-        [port for _, port in addresses],
-        token_file=options.token_file,
-        insecure_plaintext=options.insecure_plaintext,
-        guest=guest,
-    )
-
-
 async def _status(options: argparse.Namespace) -> int:
     """Ask each daemon; a worker whose executor is busy answers too."""
-    workers = _cluster(options).workers
+    workers = named_cluster(options, guest=True).workers
     answers = await asyncio.gather(*(_ask(worker, "status", options.timeout) for worker in workers))
     if options.json:
         print(
@@ -277,7 +259,7 @@ def _describe(answer: Any) -> str:
 async def _bench(options: argparse.Namespace) -> int:
     from ddlf.cli.bench import bench
 
-    return await bench(_cluster(options), options)
+    return await bench(named_cluster(options, guest=True), options)
 
 
 async def _stop(options: argparse.Namespace) -> int:
@@ -285,7 +267,7 @@ async def _stop(options: argparse.Namespace) -> int:
     from ddlf.cluster.claim import master_name
     from ddlf.errors import LeaseError
 
-    workers = _cluster(options).workers
+    workers = named_cluster(options, guest=True).workers
     used = {} if options.force else await _used(workers, options.timeout)
     for worker, who in used.items():
         print(f"{worker.id:>3}  {worker.label:<21}  in use by {who}")
@@ -308,7 +290,7 @@ async def _stop(options: argparse.Namespace) -> int:
 async def _clean(options: argparse.Namespace) -> int:
     from ddlf.cli.clean import clean
 
-    return await clean(_cluster(options, guest=False).workers, options)  # what is freed must be nobody else's
+    return await clean(named_cluster(options).workers, options)  # what is freed must be nobody else's
 
 
 async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:

@@ -13,6 +13,7 @@ from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Whole
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
+    from ddlf.cluster.cluster import Cluster
 
 OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag is not None)
 """Options that set the app's attribute of the same name."""
@@ -134,3 +135,20 @@ def new_workers(options: argparse.Namespace) -> bool:
     from ddlf.config.addresses import find_config
 
     return bool(options.local) or not (options.hosts or options.launcher or find_config(options.config))
+
+
+def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
+    """The cluster of ``--hosts``, or of the cluster file.
+
+    Args:
+        options: As parsed.
+        more: As for ``Cluster``; a ``guest`` asks those workers, too, that another master has.
+    """
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.config.addresses import parse_address
+
+    if not options.hosts:
+        return Cluster.from_config(options.config, token_file=options.token_file, **more)
+    hosts, ports = zip(*(parse_address(part) for part in options.hosts.split(",") if part), strict=True)
+    plaintext = options.insecure_plaintext
+    return Cluster(hosts, ports, token_file=options.token_file, insecure_plaintext=plaintext, **more)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.options import check_app_options, check_cluster_options, new_workers
+from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
@@ -207,44 +207,23 @@ async def _connect(cluster: Cluster, wait_s: float | None, say: Say, modules: Se
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     """The cluster that the options name, and how to describe it."""
     from ddlf.cluster.cluster import Cluster
+    from ddlf.config.addresses import find_config
 
+    more = {"takeover": options.takeover, "pickle_results": options.pickle_results}
     if options.hosts:
-        from ddlf.config.addresses import parse_address
-
-        addresses = [parse_address(part) for part in options.hosts.split(",") if part]
-        cluster = Cluster(
-            [a for a, _ in addresses],
-            [p for _, p in addresses],
-            token_file=options.token_file,
-            insecure_plaintext=options.insecure_plaintext,
-            takeover=options.takeover,
-            pickle_results=options.pickle_results,
-        )
+        cluster = named_cluster(options, **more)
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if options.launcher:
         from ddlf.launch.launcher import installed
 
-        cluster = Cluster(
-            installed(options.launcher),
-            token_file=options.token_file,
-            takeover=options.takeover,
-            pickle_results=options.pickle_results,
-        )
+        cluster = Cluster(installed(options.launcher), token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
-    if not options.local:
-        from ddlf.config.addresses import find_config
+    if not options.local and (path := find_config(options.config)):
         from ddlf.config.cluster_file import load_config
 
-        path = find_config(options.config)
-        if path is not None:
-            cluster = Cluster.from_config(
-                path,
-                token_file=options.token_file,
-                takeover=options.takeover,
-                pickle_results=options.pickle_results,
-            )
-            name = load_config(path).name
-            return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
+        cluster = named_cluster(options, **more)
+        name = load_config(path).name
+        return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
     cores = os.cpu_count() or 1

@@ -12,7 +12,6 @@ from ddlf.roles import import_keras
 
 PROBE_SIZE = 512
 PROBE_S = 0.1
-WORTH_SAYING = 1.3
 
 
 def set_precision(name: str) -> None:

@@ -187,11 +187,10 @@ class InProcessExecutor(ExecutorProcess):
 class InProcessDaemon(Daemon):
     """A daemon whose executor is an object."""
 
-    executor: InProcessExecutor
+    process: InProcessExecutor
 
     def _make_process(self, state_dir: Path) -> ExecutorProcess:
-        self.executor = InProcessExecutor(self._options, self._folder.path, state_dir, self._announce, self.log)
-        return self.executor
+        return InProcessExecutor(self._options, self._folder.path, state_dir, self._announce, self.log)
 
 
 class InProcessMachine(Machine):
@@ -205,7 +204,7 @@ class InProcessMachine(Machine):
         """See ``Machine``; only of the executor."""
         if part != "executor":
             self._refuse("killed as a daemon")
-        return self._daemon.executor.kill()
+        return self._daemon.process.kill()
 
     async def restart(self) -> None:
         self._refuse("restarted")

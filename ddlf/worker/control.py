@@ -177,13 +177,13 @@ class Control:
         try:
             result: Any = None
             if frame.name == "cancel":
-                result = await self._daemon.cancel(*args, **kwargs)
+                result = await self._daemon.process.cancel(*args, **kwargs)
             elif frame.name == "preload":
                 result = await self._daemon.preload(*args, **kwargs)
             elif frame.name == "give":
                 await self._daemon.give(self, *args)
             else:
-                await self._daemon.restart(self._daemon.interfere(self, "restarted", **kwargs))
+                await self._daemon.process.restart(self._daemon.interfere(self, "restarted", **kwargs))
             self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
         except ConnectionError:
             return

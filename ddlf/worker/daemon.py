@@ -27,14 +27,12 @@ from ddlf.net.tls import Security, make_certificate, worker_tls
 from ddlf.wire.frame import MAX_BODY_BYTES
 from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.worker.control import Control
-from ddlf.worker.executor_process import ExecutorProcess
+from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess
 from ddlf.worker.folder import DaemonFolder, remove_abandoned
 from ddlf.worker.lease import Holder, Lease
 from ddlf.worker.questions import Questions
 from ddlf.worker.stopped import LOOK_S, StoppedFor
 
-CANCEL_GRACE_S = 5.0
-"""Between interrupt and kill for a method that is cancelled."""
 MODULE = re.compile(r"\w+(\.\w+)*")
 NO_DESCRIPTORS_S = 0.1
 """How long to leave newcomers to the kernel when this process has no descriptor for them."""
@@ -69,6 +67,9 @@ class Daemon:
     Args:
         options: How it was started.
         log: Takes a line for the person who looks at the terminal.
+
+    Attributes:
+        process: The executor's.
     """
 
     def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
@@ -91,10 +92,10 @@ class Daemon:
                 f"the state folder {options.state_dir} cannot be used: {error.strerror}",
                 hint="choose another with --state-dir",
             ) from None
-        self._process = self._make_process(state_dir)
+        self.process = self._make_process(state_dir)
         self._controls: set[Control] = set()
         self._questions = Questions()
-        self._process.on_question = lambda question, descriptor: self._questions.put(
+        self.process.on_question = lambda question, descriptor: self._questions.put(
             question, descriptor, self._holder.event if self._holder else None
         )
         self._lease = Lease()
@@ -141,9 +142,9 @@ class Daemon:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                forever = self._process.keep_running(), self._accept(), self._end_stopped_executors()
+                forever = self.process.keep_running(), self._accept(), self._end_stopped_executors()
                 running = [tasks.create_task(coroutine) for coroutine in forever]
-                waiting = tasks.create_task(self._process.settled.wait())
+                waiting = tasks.create_task(self.process.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
                 await self._stop.wait()
                 for task in (*running, waiting, *self._admission.tasks, *self._orphans):
@@ -152,7 +153,7 @@ class Daemon:
             self._listener.close()
             for control in list(self._controls):
                 control.close()
-            await self._process.end()
+            await self.process.end()
             self._folder.remove()
 
     async def _end_stopped_executors(self) -> None:
@@ -162,14 +163,14 @@ class Daemon:
             await asyncio.sleep(LOOK_S)
             if self._holder is None:
                 continue  # nobody waits for it
-            seconds = stopped.look(self._process.pid)
+            seconds = stopped.look(self.process.pid)
             if seconds >= self._holder.dead_after_s:
-                self._process.end_stopped(seconds)
+                self.process.end_stopped(seconds)
 
     @property
     def failure(self) -> str:
         """Why there is no executor and none will be started; empty while all is well."""
-        return self._process.given_up
+        return self.process.given_up
 
     def stop(self) -> None:
         """End ``run``."""
@@ -207,7 +208,7 @@ class Daemon:
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise ProtocolError(refusal)
                 if role is Role.DATA:
-                    await self._process.hand_over(sock, preamble, deadline)
+                    await self.process.hand_over(sock, preamble, deadline)
                     return
                 sock, _ = await answer(
                     sock,
@@ -246,7 +247,7 @@ class Daemon:
             self._holder = None
             self._questions.end()
             self._lease.release()
-            self._process.grant(b"")
+            self.process.grant(b"")
         if control.claimed and not self._stop.is_set():
             task = asyncio.get_running_loop().create_task(self._end_orphans(control.claimed, control.orphan_grace_s))
             self._orphans.add(task)
@@ -267,7 +268,7 @@ class Daemon:
         self._holder = control
         if before is not control:
             self._questions.end()
-        self._process.grant(self._lease.key)
+        self.process.grant(self._lease.key)
         if before is not None and before is not control:
             if before.master_id != master.master_id:
                 before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
@@ -284,58 +285,38 @@ class Daemon:
     async def _end_orphans(self, claimed: range, grace_s: float) -> None:
         # A few times: the executor may start a waiting request before it reads that the connection has ended.
         for _ in range(5):
-            running = self._process.activity.running()
+            running = self.process.activity.running()
             if running is not None and running.id in claimed:
-                await self._process.cancel(running.id, grace_s)
+                await self.process.cancel(running.id, grace_s)
             await asyncio.sleep(0.1)
 
     # -- the commands of a control connection -----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """What this worker is and does, as data."""
-        running = self._process.activity.running()
+        running = self.process.activity.running()
         return {
             "host": platform.node(),
             "pid": os.getpid(),
-            "executor_pid": self._process.pid,
-            "executor": self._process.state,
-            "restarts": self._process.restarts,
-            "last_exit": self._process.last_exit or None,
+            "executor_pid": self.process.pid,
+            "executor": self.process.state,
+            "restarts": self.process.restarts,
+            "last_exit": self.process.last_exit or None,
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
             "masters": len(self._controls),
-            "datasets": dict(zip(("count", "bytes"), self._process.activity.held, strict=True)),
-            "methods": self._process.methods,
+            "datasets": dict(zip(("count", "bytes"), self.process.activity.held, strict=True)),
+            "methods": self.process.methods,
             "lease": self._holder.facts(self._lease) if self._holder else None,
             "python": platform.python_version(),
             "tls": self.encrypts,
             "insecure_plaintext": self.insecure_plaintext,
         }
 
-    async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
-        """End a request that blocks the executor: SIGINT, and after the grace SIGKILL and a new executor.
-
-        Args:
-            id: Of the request.
-            grace_s: Between the two, in seconds.
-
-        Returns:
-            ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
-        """
-        return await self._process.cancel(id, grace_s)
-
     async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None:
         """Pass on what the executor asked for, from the master that has the worker."""
         if control is self._holder:
             await self._questions.give(id, piece, last)
-
-    async def restart(self, who: str) -> None:
-        """Start the executor anew, also one that was given up.
-
-        Args:
-            who: Who wants it, for people.
-        """
-        await self._process.restart(who)
 
     def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str:
         """Let somebody end what runs here, if nobody else's is or it is forced; then its master is told.
@@ -379,4 +360,4 @@ class Daemon:
             isinstance(name, str) and MODULE.fullmatch(name) for name in modules
         ):
             raise TypeError("preload takes a list of names of modules")
-        return await self._process.preload(tuple(modules), replace=replace)
+        return await self.process.preload(tuple(modules), replace=replace)

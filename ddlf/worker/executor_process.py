@@ -29,6 +29,8 @@ HAND_OVER = struct.Struct("<8sd")
 """What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
 LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 """Tells the executor to look at its page for who may ask it."""
+CANCEL_GRACE_S = 5.0
+"""Between interrupt and kill for a method that is cancelled."""
 MAX_START_FAILURES = 5
 """So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
 START_RETRY_S = 0.5
@@ -186,6 +188,9 @@ class ExecutorProcess:
         with theirs:
             descriptors = theirs.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
             self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(theirs)
+        security = self._options.security or Security()
+        # The worker's own certificate, then those of an organisation.
+        tls_files = self._certificate, security.tls_ca, security.tls_cert, security.tls_key
         settings = json.dumps(
             {
                 "name": self.name,
@@ -193,7 +198,7 @@ class ExecutorProcess:
                 "session_dir": str(self._session_dir),
                 "persist_dir": str(self._persist_dir),
                 "max_message_bytes": self._options.max_message_bytes,
-                "tls_files": [str(file) if file else None for file in self._tls_files()],
+                "tls_files": [str(file) if file else None for file in tls_files],
             }
         ).encode()
         loop = asyncio.get_running_loop()
@@ -228,16 +233,12 @@ class ExecutorProcess:
             await self.settled.wait()
         return {"reason": reason, "replaceable": replaceable}
 
-    def _tls_files(self) -> list[Path | None]:
-        """The worker's own certificate, then those of an organisation."""
-        security = self._options.security or Security()
-        return [self._certificate, security.tls_ca, security.tls_cert, security.tls_key]
-
     async def _wait(self) -> int:
         assert self._process is not None
         code = await self._process.wait()
         self._kill_group(also_ended=True)  # what user code started
-        self._release()
+        if isinstance(self._process, Forked):
+            self._process.release()
         self._close_channel()
         return code
 
@@ -296,7 +297,12 @@ class ExecutorProcess:
             with contextlib.suppress(OSError):  # it has ended; or so much waits for it that it will look anyway
                 self._channel.send(LEASE_CHANGED)
 
-    async def cancel(self, id: int, grace_s: float) -> str:
+    async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
+        """End a request that blocks the executor: SIGINT, and after the grace, in seconds, SIGKILL and a new executor.
+
+        Returns:
+            ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
+        """
         self.activity.ask_end(id)
         if not self._runs(id):
             return "idle"
@@ -325,7 +331,7 @@ class ExecutorProcess:
         return running is not None and running.id == id
 
     async def restart(self, who: str) -> None:
-        """Kill the process if there is one and wait for its end; ``keep_running`` starts another.
+        """Kill the process if there is one and wait for its end; ``keep_running`` starts another, also when it was given up.
 
         Args:
             who: Who wants it, for people.
@@ -358,7 +364,8 @@ class ExecutorProcess:
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
-            self._release()
+        if isinstance(self._process, Forked):
+            self._process.release()
         self._close_channel()
         await self._forks.close()
         if self._stderr is not None:
@@ -372,10 +379,6 @@ class ExecutorProcess:
         if self._process is not None and (also_ended or self._process.returncode is None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _release(self) -> None:
-        if isinstance(self._process, Forked):
-            self._process.release()
 
     def _close_channel(self) -> None:
         if self._channel is not None:

@@ -41,7 +41,7 @@ class Machines:
         self.tasks[number - 1] = asyncio.ensure_future(daemon.run())
 
     def crash(self, number):
-        assert self.daemons[number - 1].executor.kill()
+        assert self.daemons[number - 1].process.kill()
 
 
 def options(port):

@@ -367,13 +367,13 @@ async def test_even_when_the_template_was_killed_before(descendants):
 
 
 async def test_one_that_ended_is_let_go_of_when_the_next_one_starts(running):
-    executor = running.daemon._executor
-    assert await executor._preload((MODULE,)) == ""
-    ended = executor._template
+    forks = running.daemon.process._forks
+    assert await forks.preload((MODULE,)) == ""
+    ended = forks._template
     ended._process.kill()
     ended._process.wait(PATIENCE_S)
-    assert await executor._preload((MODULE,)) == ""
-    assert executor._template is not ended
+    assert await forks.preload((MODULE,)) == ""
+    assert forks._template is not ended
     assert ended.fileno() == -1
 
 

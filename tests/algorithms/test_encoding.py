@@ -1,0 +1,227 @@
+import math
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.codec import BFloat16, Float16, Float32, Int8, TopK
+from ddlf.algorithms.encoding import apply_delta, decode_update, encode_delta, encode_update, relative_error
+from ddlf.errors import ConfigError
+from tests.algorithms.test_codec import every_codec, lossy_codec
+
+
+def updates_of_a_cnn(rounds=1, seed=0):
+    """Updates with heavy tails in the shapes of a small CNN with BatchNorm and a counter."""
+    random = np.random.default_rng(seed)
+    shapes = [(3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,), (300, 64), (64,), ()]
+    for _ in range(rounds):
+        tensors = [np.asarray(random.laplace(scale=1e-3, size=shape), np.float32) for shape in shapes]
+        yield [*tensors, np.array([random.integers(100)], np.int64)]
+
+
+EXACT = [False, False, False, False, False, True, True, False]
+
+
+def data_only(value):
+    """Whether a value is made of what the wire carries exactly, by exact type."""
+    if type(value) in (dict, list, tuple):
+        return all(map(data_only, value.values() if type(value) is dict else value))
+    return type(value) in (str, int, float, np.ndarray)
+
+
+@every_codec
+def test_an_encoded_update_is_made_of_plain_data(code):
+    (tensors,) = updates_of_a_cnn()
+    encoded, _ = encode_update(code, tensors, EXACT)
+    assert data_only(encoded)
+
+
+@every_codec
+def test_statistics_counters_and_small_tensors_arrive_exactly(code):
+    (tensors,) = updates_of_a_cnn()
+    encoded, errors = encode_update(code, tensors, EXACT)
+    decoded = decode_update(encoded, like=tensors)
+    for i, (sent, arrived) in enumerate(zip(tensors, decoded, strict=True)):
+        assert (arrived.dtype, arrived.shape) == (sent.dtype, sent.shape)
+        if EXACT[i] or sent.dtype != np.float32 or sent.nbytes < 1024:
+            assert arrived.tobytes() == sent.tobytes()
+            assert errors[i] is None
+
+
+@every_codec
+def test_every_tensor_can_be_asked_to_arrive_exactly(code):
+    (tensors,) = updates_of_a_cnn()
+    encoded, errors = encode_update(code, tensors, [True] * len(tensors))
+    assert relative_error(tensors, decode_update(encoded, like=tensors)) == 0
+    assert errors == [None] * len(tensors)
+
+
+@every_codec
+def test_nothing_is_lost_over_many_rounds_but_the_last_error(code):
+    errors, sent, arrived = None, 0.0, 0.0
+    for tensors in updates_of_a_cnn(rounds=30):
+        encoded, errors = encode_update(code, tensors, EXACT, errors)
+        sent = sent + tensors[4].astype(np.float64)
+        arrived = arrived + decode_update(encoded, like=tensors)[4].astype(np.float64)
+    if code.biased:
+        arrived = arrived + errors[4]
+        np.testing.assert_allclose(arrived, sent, atol=1e-6)
+    else:
+        assert relative_error([sent], [arrived]) < 0.002
+
+
+@lossy_codec
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_broken_update_arrives_broken_and_leaves_no_trace(code, value):
+    (tensors,) = updates_of_a_cnn()
+    broken = [tensor.copy() for tensor in tensors]
+    broken[4][5, 6:9] = value
+    _, errors = encode_update(code, tensors, EXACT)
+    encoded, errors = encode_update(code, broken, EXACT, errors)
+    assert (~np.isfinite(decode_update(encoded, like=tensors)[4])).sum() == 3  # the right number for the report
+    encoded, _ = encode_update(code, tensors, EXACT, errors)
+    assert np.isfinite(decode_update(encoded, like=tensors)[4]).all()
+
+
+def test_a_value_beyond_the_range_of_a_codec_arrives_exactly():
+    tensors = [np.full(1000, 3.402e38, np.float32)]
+    encoded, _ = encode_update(Float16(), tensors, [False])
+    assert relative_error(tensors, decode_update(encoded, like=tensors)) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "payload", "error"),
+    [
+        (Float32(), 1, 0),
+        (Float16(), 1 / 2, 0.0003),
+        (BFloat16(), 1 / 2, 0.002),
+        (Int8(), 1 / 4, 0.1),
+        (Int8(block=4096), 1 / 4, 0.03),
+        (TopK(fraction=0.1), 0.15, 0.8),
+    ],
+)
+def test_codecs_keep_to_their_size_and_error(code, payload, error):
+    tensors = [np.float32(np.random.default_rng(1).standard_t(4, 60_000))]
+    encoded, _ = encode_update(code, tensors, [False])
+    sent = sum(array.nbytes for one in encoded["payloads"] for array in one.values())
+    assert sent == pytest.approx(payload * 240_000, rel=0.002)
+    assert relative_error(tensors, decode_update(encoded, like=tensors)) <= error
+
+
+def test_relative_error_is_the_norm_of_the_difference_over_the_norm():
+    assert (
+        relative_error([np.float32([3]), np.float32([4]), np.array([7])], [np.float32([3]), np.float32([1]), None])
+        == 0.6
+    )
+    assert relative_error([np.zeros(2)], [np.zeros(2)]) == 0
+    assert relative_error([np.zeros(2)], [np.ones(2)]) == math.inf
+
+
+LIKE = [np.zeros(400, np.float32), np.zeros(3, np.int64)]
+INTS = {"raw": np.zeros(3, np.int64)}
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        None,
+        {},
+        {"codec": 3, "payloads": []},
+        {"codec": "int8"},
+        {"codec": "int9", "payloads": [INTS, INTS]},
+        {"codec": "int8", "payloads": [INTS]},
+        {"codec": "int8", "payloads": [INTS, INTS]},
+        {"codec": "int8", "payloads": [{}, INTS]},
+        {"codec": "int8", "payloads": [7, INTS]},
+        {"codec": "int8", "payloads": [{"raw": [0.0] * 400}, INTS]},
+        {"codec": "int8", "payloads": [{"steps": "x", "scales": np.zeros(1, np.float32)}, INTS]},
+        {"codec": "int8", "payloads": [{"steps": np.zeros(400, np.int8), "scales": np.zeros(2, np.float32)}, INTS]},
+        {"codec": "int8", "payloads": [{"steps": np.zeros(399, np.int8), "scales": np.zeros(1, np.float32)}, INTS]},
+        {"codec": "int8", "payloads": [{"steps": np.zeros(400, np.uint8), "scales": np.zeros(1, np.float32)}, INTS]},
+        {
+            "codec": "topk",
+            "payloads": [{"places": np.full(4, 400, np.uint16), "values": np.zeros(4, np.float32)}, INTS],
+        },
+        {"codec": "topk", "payloads": [{"places": np.full(4, -1, np.int16), "values": np.zeros(4, np.float32)}, INTS]},
+        {"codec": "float32", "payloads": [{"values": np.zeros(400, np.float32)}, {"values": np.zeros(3, np.float32)}]},
+    ],
+)
+def test_a_malformed_update_is_refused(encoded):
+    with pytest.raises(ConfigError):
+        decode_update(encoded, like=LIKE)
+
+
+@pytest.mark.parametrize("wrong", [{"lossless": [False]}, {"errors": [None]}])
+def test_lists_of_different_length_are_refused(wrong):
+    arguments = {"codec": Int8(), "tensors": LIKE, "lossless": [False, False], "errors": None} | wrong
+    with pytest.raises(ConfigError):
+        encode_update(**arguments)
+
+
+# --- weights as differences -------------------------------------------------------------------------------------------
+
+
+def weights_in_training(rounds):
+    """Weights that move by one update per round."""
+    weights = [np.asarray(50 * tensor, tensor.dtype) for tensor in next(updates_of_a_cnn(seed=9))]
+    for update in updates_of_a_cnn(rounds):
+        weights = [w - g for w, g in zip(weights, update, strict=True)]
+        yield weights, update
+
+
+@lossy_codec
+def test_master_and_worker_hold_the_same_bits_and_do_not_drift_from_the_weights(code):
+    history = weights_in_training(50)
+    start, _ = next(history)
+    on_master = on_worker = start
+    behind = []
+    for new, update in history:
+        encoded, on_master = encode_delta(new, on_master, code, EXACT)
+        on_worker = apply_delta(on_worker, encoded)
+        assert [w.tobytes() for w in on_worker] == [w.tobytes() for w in on_master]
+        for i in (1, 3, 5, 6, 7):  # small, statistics, counter
+            assert on_worker[i].tobytes() == new[i].tobytes()
+        behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
+    if isinstance(code, TopK) and code.fraction < 1:
+        assert max(behind) < 50**0.5  # random updates wait their turn, and no more than that
+    else:
+        assert max(behind[25:]) <= 1.2 * max(behind[:25]) < 0.12  # part of one update, however many there were
+
+
+def test_differences_to_the_weights_sent_before_would_drift():
+    """Otherwise the test above would prove nothing: this is what happens when the master forgets what was lost."""
+    history = weights_in_training(50)
+    old, _ = next(history)
+    on_worker, behind = old, []
+    for new, update in history:
+        encoded, _held = encode_delta(new, old, Int8(), EXACT)
+        on_worker, old = apply_delta(on_worker, encoded), new
+        behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
+    assert behind[-1] > 4 * behind[0]
+
+
+def test_float32_weights_arrive_exactly():
+    history = weights_in_training(5)
+    held, _ = next(history)
+    for new, _ in history:
+        _, held = encode_delta(new, held, Float32(), EXACT)
+        assert [w.tobytes() for w in held] == [w.tobytes() for w in new]
+
+
+@lossy_codec
+def test_weights_recover_after_a_non_finite_value_was_sent(code):
+    (good,) = updates_of_a_cnn()
+    broken = [w.copy() for w in good]
+    broken[4][0, 0] = np.inf
+    _, held = encode_delta(broken, good, code, EXACT)
+    assert held[4][0, 0] == np.inf
+    _, held = encode_delta(good, held, code, EXACT)
+    assert np.array_equal(held[4], good[4])
+
+
+def test_the_weights_held_before_are_not_modified():
+    (base,) = updates_of_a_cnn(seed=1)
+    (new,) = updates_of_a_cnn(seed=2)
+    before = [w.tobytes() for w in base]
+    encoded, _ = encode_delta(new, base, Int8(), EXACT)
+    apply_delta(base, encoded)
+    assert [w.tobytes() for w in base] == before
