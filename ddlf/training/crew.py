@@ -1,13 +1,12 @@
 """The workers of one training run, which may come and go. Runs on the master.
 
-``Schedule`` decides which worker carries which slot; here that is done: workers are given the app and its data, requests are sent, losses noticed,
-lost workers connected again and opened anew. Training itself only says ``await crew.carry(slot, work)`` and gets the result, whoever carried it.
+``Schedule`` decides which worker carries which slot, ``Recovery`` brings workers in; here requests are sent, losses noticed, and all that is told.
+Training itself only says ``await crew.carry(slot, work)`` and gets the result, whoever carried it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
@@ -16,32 +15,15 @@ from weakref import WeakSet
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import (
-    AppMissing,
-    ClusterTooSmall,
-    ConnectError,
-    DDLFError,
-    ExecutorCrashed,
-    LeaseError,
-    RequestTimeout,
-    WorkerLost,
-)
+from ddlf.errors import ClusterTooSmall, DDLFError, ExecutorCrashed, LeaseError
+from ddlf.training.recovery import LOSS, Recovery
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
-
-log = logging.getLogger(__name__)
 
 WAIT_FOR_WORKERS_S = 60.0
 MAX_REJECTED = 3
-MAX_OPENINGS = 3
-"""A worker whose executor ends in so many openings in a row, or that has lost the app so often without carrying a slot, is out of the run."""
-RETRY_S = (0.2, 10.0)
-"""First and longest pause between two attempts to bring a worker back whose executor keeps ending."""
-LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)
 
 _training: WeakSet[ProxyWorker] = WeakSet()
 """Workers that a crew of this process has: each holds the app of one run."""
-_left: set[asyncio.Future[Any]] = set()
-"""Openings that go on although their run is over."""
 
 Work = Callable[[ProxyWorker, bool], Awaitable[Any]]
 """Carries a slot on a worker; the flag says whether that worker still holds what the slot's last round left there."""
@@ -75,7 +57,7 @@ class Crew:
         wait_s: float = WAIT_FOR_WORKERS_S,
     ) -> None:
         self._cluster = cluster
-        self._open_worker = open_worker
+        self._recovery = Recovery(self, open_worker, self._spawn)
         self.emit = emit
         self._wait_s = wait_s
         self._schedule = Schedule(backups=backups)
@@ -84,13 +66,13 @@ class Crew:
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker, its number of openings) that carried it last
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int]] = {}
         self._distrusted: Counter[int] = Counter()
-        self._tries: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
         self.fixed_slots: int | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._recoveries: dict[int, asyncio.Task[None]] = {}
-        self._opening: set[asyncio.Future[Any]] = set()
+        self._known_as: dict[
+            int, str
+        ] = {}  # what each worker is when it comes: "opened" at the beginning, "joined" or "back"
         self._waking: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._last_loss: Exception | None = None
@@ -121,14 +103,8 @@ class Crew:
         for handle in (self._waking, self._patience):
             if handle is not None:
                 handle.cancel()
-        tasks: list[asyncio.Future[Any]] = [*self._attempts.values(), *self._recoveries.values()]
-        if kind is not None and not issubclass(kind, Exception):
-            tasks += self._opening
-        else:
-            # To cancel them would cost those workers their executors, and the run is not theirs to hold up.
-            for opening in self._opening:
-                _left.add(opening)
-                opening.add_done_callback(_left.discard)
+        at_once = kind is not None and not issubclass(kind, Exception)
+        tasks = [*self._attempts.values(), *self._recovery.end(at_once=at_once)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,17 +128,13 @@ class Crew:
             await self._changed.wait()
         self._check()
         # In the order of the cluster, whichever was first: slots go to the same workers in each run.
-        opened = self._schedule.workers
-        for worker in sorted(opened, key=self._place):
+        for worker in sorted(self._schedule.workers, key=list(self._workers).index):
             self._schedule.apply(Lost(worker))
             self._schedule.apply(Ready(worker))
         self._begun = True
         held_back, self._held_back = self._held_back, []
         for event in held_back:
             self.emit(event)
-
-    def _place(self, worker: int) -> int:
-        return list(self._workers).index(worker)
 
     def begin_round(self) -> None:
         """Say that a round begins; workers that came meanwhile take part from here on."""
@@ -277,7 +249,7 @@ class Crew:
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 future.set_exception(error)
         else:
-            self._tries[number] = 0
+            self._recovery.served(number)
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 self._holds[slot] = holder
                 self.emit(events.SlotFinished(**self._of(slot), worker=number))
@@ -323,83 +295,48 @@ class Crew:
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         self.emit(events.WorkerLost(**self._of(slot), worker=worker.id, why=_first_line(error)))
-        if isinstance(error, AppMissing) and not self._may_try(worker):
-            self._put_out(worker, self._robbed(error))
-        else:
-            self._recoveries[worker.id] = self._spawn(self._bring_back(worker, "back"))
+        self._known_as[worker.id] = "back"
+        self._recovery.bring_back(worker, error)
 
-    def _may_try(self, worker: ProxyWorker) -> bool:
-        """Count a failed opening, or one that was undone before it served; whether there is to be another one."""
-        self._tries[worker.id] += 1
-        return self._tries[worker.id] < MAX_OPENINGS
+    def entered(self, worker: ProxyWorker) -> None:
+        """A worker has what the run needs."""
+        self._opened[worker.id] += 1
+        self._cluster.take_in(worker)
+        self._schedule.apply(Ready(worker.id))
+        self._settle(worker)
+        who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
+        if self._known_as[worker.id] == "back":
+            self.emit(events.WorkerReturned(**who))
+        elif self._known_as[worker.id] == "joined":
+            self.emit(events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
 
-    def _robbed(self, error: AppMissing) -> AppMissing:
-        return AppMissing(
-            f"{error.message}, for the {MAX_OPENINGS}rd time",
-            hint="something else gives it apps, or restarts it",
-            worker=error.worker,
-        )
+    def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
+        """A worker is not there yet; it is tried again."""
+        self._last_loss = error
+        if self._known_as[worker.id] == "opened":
+            self._known_as[worker.id] = "back"
+            self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=_first_line(error)))
+            self._settle(worker)
+        self.changed()
 
-    async def _bring_back(self, worker: ProxyWorker, kind: str) -> None:
-        pause = RETRY_S[0]
-        try:
-            while True:
-                opening: asyncio.Future[Any] | None = None
-                try:
-                    await worker.reconnect()
-                    opening = asyncio.ensure_future(self._open_worker(worker))
-                    self._opening.add(opening)
-                    opening.add_done_callback(self._opened_or_not)
-                    self._note_change()  # nobody waits in vain for a worker that loads its data
-                    await asyncio.shield(opening)
-                    break
-                except LeaseError:
-                    raise
-                except (*LOSS, RequestTimeout) as error:
-                    log.debug("%s is not there yet: %s", worker.name, error)
-                    self._last_loss = error
-                    undone = opening is not None and isinstance(error, AppMissing | ExecutorCrashed)
-                    if undone and not self._may_try(worker):
-                        raise self._robbed(error) if isinstance(error, AppMissing) else error from None
-                    if kind == "opened":
-                        kind = "back"
-                        self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=_first_line(error)))
-                        self._first[worker.id] = True
-                    self._note_change()
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, RETRY_S[1])
-        except LeaseError as error:
+    def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
+        """Go on without a worker. When none is left, its reason is why the run ends."""
+        self._settle(worker)
+        if isinstance(error, LeaseError):
             self.end(error)  # somebody else leads now: this master must not go on
-        except DDLFError as error:
-            self._put_out(worker, error)
-        else:
-            self._opened[worker.id] += 1
-            self._cluster.take_in(worker)
-            self._schedule.apply(Ready(worker.id))
-            who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
-            if kind == "back":
-                self.emit(events.WorkerReturned(**who))
-            elif kind == "joined":
-                self.emit(events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
-        finally:
-            self._recoveries.pop(worker.id, None)
-            if worker.id in self._first:
-                self._first[worker.id] = True
-            self._note_change()
+            return
+        self._gone.append(error)
+        self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
-    def _opened_or_not(self, opening: asyncio.Future[Any]) -> None:
-        self._opening.discard(opening)
-        if not opening.cancelled():
-            opening.exception()  # it may be that nobody asks any more
-
-    def _note_change(self) -> None:
+    def changed(self) -> None:
+        """Look again at who is there."""
         self._changed.set()
         self._advance_soon()
 
-    def _put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Go on without a worker. When none is left, its reason is why the run ends."""
-        self._gone.append(error)
-        self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
+    def _settle(self, worker: ProxyWorker) -> None:
+        """Take note that the first opening of a worker is over, well or not."""
+        if worker.id in self._first:
+            self._first[worker.id] = True
 
     def meet_new_workers(self) -> None:
         """Bring in workers that the cluster has since a while."""
@@ -411,14 +348,15 @@ class Crew:
         _training.add(worker)
         self._workers[worker.id] = worker
         self._opened[worker.id] = -1
-        self._recoveries[worker.id] = self._spawn(self._bring_back(worker, kind))
+        self._known_as[worker.id] = kind
+        self._recovery.bring(worker)
 
     def _watch_for_nobody(self) -> None:
         """When the last worker is gone, wait a while for those that may come back; not at all if there is none."""
         wanted = self._schedule.open if self._begun else all(self._first.values())
-        somebody = not wanted or self._schedule.workers or self._opening
+        somebody = not wanted or self._schedule.workers or self._recovery.openings
         # Before the beginning those who never were there are not waited for: what the others cannot do they cannot either.
-        coming = self._recoveries if self._begun else self._recoveries.keys() & self._first.keys()
+        coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
         if somebody or not coming:
             if self._patience is not None:
                 self._patience.cancel()

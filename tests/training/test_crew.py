@@ -15,7 +15,8 @@ from ddlf.errors import (
     RemoteError,
     WorkerLost,
 )
-from ddlf.training.crew import LOSS, Crew
+from ddlf.training.crew import Crew
+from ddlf.training.recovery import LOSS
 from ddlf.training.reporting import hooked
 from tests.patience import PATIENCE_S
 
@@ -288,7 +289,7 @@ async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
 
 
 async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypatch):
-    monkeypatch.setattr("ddlf.training.crew.RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.0, 0.0))
     story = Story(1, wait_s=0.1)
     loading = asyncio.Event()
     story.openings[1] = [ExecutorCrashed("ended"), loading]
@@ -380,7 +381,7 @@ async def test_a_run_ends_though_a_worker_is_still_being_opened_which_goes_on_fo
     async with story.ready() as crew:
         await wait_for(story, ("opening 2", 2))
         assert await crew.carry(0, 0, story.work) == 1
-    (left,) = story.crew._opening
+    (left,) = story.crew._recovery.openings
     assert not left.done()
     opening.set()
     await left
