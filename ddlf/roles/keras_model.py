@@ -1,95 +1,156 @@
-"""An app's model, made the same way on every node: with names that do not depend on what was made before, and built. Runs where a model is."""
+"""A Keras model on a worker, which slots in turn train round by round. Runs in the executor, on the thread that Keras lives on."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ddlf.data.parts import batches, meant
-from ddlf.data.trees import tree_map, tuples
-from ddlf.errors import AppError
+import numpy as np
 
-SAMPLE_ROWS = 2
+from ddlf.roles.build import describe_weights
+from ddlf.roles.callbacks import look_at_batches
+from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
+from ddlf.roles.randomness import keeps_a_seed, reseed
+from ddlf.roles.task import Task
+
+Weights = list[np.ndarray[Any, Any]]
+
+STEPS_PER_EXECUTION = 16
+"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
 
 
-@contextlib.contextmanager
-def fresh_names() -> Iterator[None]:
-    """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process; afterwards it goes on as before.
+def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
+    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look at batches.
 
-    Otherwise the metrics of a second run, or on a worker that came later, would have other names.
+    Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
+
+    Args:
+        model: To be trained next.
+        callbacks: Of this ``fit``.
+        chosen: What the user compiled the model with.
     """
-    from keras.src.backend.common import global_state
-
-    before = global_state.get_global_attribute("object_name_uids")
-    global_state.set_global_attribute("object_name_uids", None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            made = global_state.get_global_attribute("object_name_uids") or {}
-            for prefix, count in made.items():  # so that what comes later has none of these names
-                before[prefix] = max(before[prefix], count)
-            global_state.set_global_attribute("object_name_uids", before)
-
-
-def ready_model(app: Any) -> Any:
-    """The app's model, checked, and built on some samples if its layers do not say the shape of their input.
-
-    Raises:
-        AppError: There is none, or none that can be trained.
-    """
-    model = getattr(app, "model", None)
-    if model is None:
-        raise AppError(
-            "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
-        )
-    if not hasattr(model, "get_weights"):
-        raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
-    if not model.compiled:
-        raise AppError(
-            f"the model {model.name!r} is not compiled",
-            hint="end create_model with self.model.compile(optimizer, loss)",
-        )
-    if getattr(app, "y_train", None) is None and getattr(app, "x_train", None) is not None and _needs_labels(model):
-        raise AppError(
-            f"load_dataset set no self.y_train{meant(app, 'y_train')}",
-            hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
-        )
-    if not (model.built and all(layer.built for layer in model.layers)) and getattr(app, "x_train", None) is not None:
-        try:
-            model(sample(batches(app, "train"))[0])
-        except NotImplementedError:  # without a call method, as a model that trains others may be
-            pass
-        except Exception as error:
-            raise AppError(
-                f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
-                hint="begin it with keras.Input(...), or give it a build method",
-            ) from error
-    return model
-
-
-def _needs_labels(model: Any) -> bool:
     import keras
 
-    own = (
-        type(model).train_step is not keras.Model.train_step or type(model).compute_loss is not keras.Model.compute_loss
-    )
-    return getattr(model, "loss", None) is not None and not own
+    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not look_at_batches(callbacks)
+    steps = STEPS_PER_EXECUTION if fast else chosen
+    if model.steps_per_execution != steps:
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None  # made for the other number
 
 
-def is_built(model: Any) -> bool:
-    """Whether a model has its weights; one without a call method has those of its layers."""
-    return bool(model.built or (model.layers and all(layer.built for layer in model.layers)))
+class KerasModel:
+    """A worker's model, as slots in turn train it.
 
+    Args:
+        app: The app, with its model built.
 
-def sample(data: Any) -> Any:
-    """The first rows of arrays or trees of arrays, as the model gets them."""
-    import keras
+    Attributes:
+        like: Weights of the model at first, for shapes and types.
+        lossless: Whether each weight must travel exactly: those that are not trained.
+    """
 
-    from ddlf.roles.feed import keras_type
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        model = app.model
+        self._steps = model.steps_per_execution
+        trained = {id(weight) for weight in model.trainable_weights}
+        self.lossless = [id(weight) not in trained for weight in model.weights]
+        self.like: Weights = model.get_weights()
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._fresh = read_optimizer(model)
+        self._slot: int | None = None  # whose optimizer is in the model
+        self._told: dict[str, float] = {}
+        self._names: list[str | None] | None = None
+        self._step: Any = None
+        self._step_keeps_a_seed = False
 
-    return tree_map(
-        lambda array: keras.ops.convert_to_tensor(array[:SAMPLE_ROWS], keras_type(array)),
-        tuples(data),
-    )
+    def facts(self) -> dict[str, Any]:
+        """What it is, to compare nodes by."""
+        import keras
+
+        return {
+            "weights": describe_weights(self._app.model),
+            "optimizer": describe_optimizer(self._app.model.optimizer),
+            "keras": keras.__version__,
+            "backend": keras.backend.backend(),
+        }
+
+    def begin(self, task: Task, optimizer: Weights | None) -> None:
+        """Be what a slot's round begins with, but for the weights.
+
+        Args:
+            task: The round.
+            optimizer: State of the slot's optimizer; None for a fresh one.
+        """
+        model = self._app.model
+        self._told = {}
+        in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
+        if task.state is not None or in_model != task.slot:
+            write_optimizer(model, self._fresh if optimizer is None else optimizer)
+        reseed(model, (task.seed, task.round, task.slot))
+        # A step that keeps the seed that it was compiled with is compiled again.
+        if self._step is not model.train_function:
+            self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
+        if self._step_keeps_a_seed:
+            model.train_function = None
+
+    def left(self, task: Task) -> Weights:
+        """The state of the slot's optimizer after its round."""
+        self._slot = task.slot
+        return read_optimizer(self._app.model)
+
+    def fit(
+        self,
+        data: Any,
+        epochs: range,
+        callbacks: Iterable[Any],
+        begin_epoch: Callable[[int], None],
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        """Run ``Model.fit``.
+
+        Args:
+            data: What ``fit`` takes.
+            epochs: Numbers of the epochs.
+            callbacks: Callbacks of the user.
+            begin_epoch: Called with the number of each.
+            stop: Asked after each batch whether it is to end.
+
+        Returns:
+            Keras's metrics of the last epoch.
+        """
+        import keras
+
+        class Round(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                begin_epoch(epoch)
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if stop():
+                    self.model.stop_training = True
+
+        model, callbacks = self._app.model, list(callbacks)
+        use_fast_steps(model, callbacks, self._steps)
+        with no_final_averages(model):
+            history = model.fit(
+                data,
+                epochs=epochs.stop,
+                initial_epoch=epochs.start,
+                verbose=0,
+                shuffle=False,
+                callbacks=[Round(), *callbacks],
+            ).history
+        self._told = scalars({name: values[-1] for name, values in history.items()})
+        return dict(self._told)
+
+    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """What the metrics of this round were computed from, as far as they are those that ``fit`` has told."""
+        if not self._told:
+            return NOTHING_COUNTED
+        if self._names is None:
+            self._names = counted_names(self._app.model, self._told)
+        names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
+        return read_state(self._app.model, names)

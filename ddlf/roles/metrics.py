@@ -9,7 +9,7 @@ import numpy as np
 
 from ddlf.data.parts import batches
 from ddlf.errors import AppError
-from ddlf.roles.keras_model import sample
+from ddlf.roles.build import sample
 
 MAX_STATE_BYTES = 1 << 20
 """A larger state of metrics does not travel: then their values are averaged. An AUC has 3 kB."""

@@ -19,15 +19,12 @@ from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError, AppMissing
-from ddlf.roles.callbacks import look_at_batches
-from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, make_feed
-from ddlf.roles.keras_model import fresh_names, is_built, ready_model
-from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
-from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
+from ddlf.roles.keras_model import KerasModel
+from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent
 
@@ -82,15 +79,7 @@ class Replica:
         self._task: Task
         self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
         self._kept = KeptStates()
-        self._like: list[np.ndarray[Any, Any]] = []
-        self._lossless: list[bool] = []
-        self._fresh: Weights = []
-        self._in_model: int | None = None
-        self._steps = 1
-        self._told: dict[str, float] = {}
-        self._names: list[str | None] | None = None
-        self._step: Any = None
-        self._step_keeps_a_seed = False
+        self._model: KerasModel
 
     # -- verbs; all on the compute thread ---------------------------------------------------------------------------
 
@@ -100,23 +89,12 @@ class Replica:
 
     def build(self) -> dict[str, Any]:
         """Create the model and say what it is."""
-        import keras
-
         with fresh_names():
             call(self.app.create_model)
-        model = ready_model(self.app)
-        self._steps = model.steps_per_execution
-        trained = {id(weight) for weight in model.trainable_weights}
-        self._lossless = [id(weight) not in trained for weight in model.weights]
-        self._like = model.get_weights()
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        self._fresh = read_optimizer(model)
+        ready_model(self.app)
+        self._model = KerasModel(self.app)
         return {
-            "weights": describe_weights(model),
-            "optimizer": describe_optimizer(model.optimizer),
-            "keras": keras.__version__,
-            "backend": keras.backend.backend(),
+            **self._model.facts(),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
@@ -165,18 +143,16 @@ class Replica:
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._task, self._told, self._fed = task, {}, []
+        self._task, self._fed = task, []
         state = self._kept.begin(task)
-        self._set_optimizer(task, state.get(OPTIMIZER))
+        self._model.begin(task, state.get(OPTIMIZER))
         self.app.indices = task.indices
-        self._reseed(task)
-        weights = read_weights(task.weights, state.get(HELD), self._like)
+        weights = read_weights(task.weights, state.get(HELD), self._model.like)
         update, metrics = run_train(self.app, weights, task.epochs, task.batch_size)
-        encoded, residual, error = send_update(task.codec, update, self._lossless, state.get(RESIDUAL))
+        encoded, residual, error = send_update(task.codec, update, self._model.lossless, state.get(RESIDUAL))
         left: SlotState = {RESIDUAL: residual, HELD: weights}
         if OPTIMIZER in task.keep:
-            left[OPTIMIZER] = read_optimizer(self.app.model)
-            self._in_model = task.slot
+            left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)
         return Reply(
             task=task,
@@ -185,7 +161,7 @@ class Replica:
             samples=len(task.indices),
             fed=self._otherwise_fed(task),
             metrics=metrics,
-            counted=self._counted(metrics),
+            counted=self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
@@ -194,24 +170,6 @@ class Replica:
     def left(self, slot: int, number: int) -> SlotState:
         """What a round of a slot left here, from 0; any thread may ask."""
         return self._kept.left(slot, number)
-
-    def _counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """What the metrics were computed from, as far as they are those that ``fit`` has told."""
-        if not self._told:
-            return NOTHING_COUNTED
-        if self._names is None:
-            self._names = counted_names(self.app.model, self._told)
-        names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
-        return read_state(self.app.model, names)
-
-    def _reseed(self, task: Task) -> None:
-        """Set everything random from the slot's seed; a step that keeps the seed that it was compiled with is compiled again."""
-        model = self.app.model
-        reseed(model, (task.seed, task.round, task.slot))
-        if self._step is not model.train_function:
-            self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
-        if self._step_keeps_a_seed:
-            model.train_function = None
 
     def _chosen(self, indices: Any) -> np.ndarray[Any, Any]:
         """What an own ``train`` has set as ``self.indices``.
@@ -240,13 +198,6 @@ class Replica:
             return None
         return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
 
-    def _set_optimizer(self, task: Task, state: Weights | None) -> None:
-        """Let the optimizer go on from where the slot's last round left it, wherever that was."""
-        in_model, self._in_model = self._in_model, None  # until this round is over nothing is known of it
-        if task.state is None and in_model == task.slot:
-            return
-        write_optimizer(self.app.model, self._fresh if state is None else state)
-
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
@@ -258,37 +209,19 @@ class Replica:
         Returns:
             Keras's metrics of the last epoch.
         """
-        import keras
-
-        replica, indices, model = self, self.app.indices, self.app.model
+        indices = self.app.indices
         if indices is not self._task.indices:
             indices = self.app.indices = self._chosen(indices)
-        callbacks = list(callbacks)
-        feed = self._feed_of(batch_size)
-        first = self._task.first_epoch
+        feed, first = self._feed_of(batch_size), self._task.first_epoch
 
-        class Round(keras.callbacks.Callback):  # type: ignore[misc]
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                replica._fed.append(indices)
-                feed.set_order(replica.order(indices, epoch - first))
-
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if replica.stopping:
-                    self.model.stop_training = True
+        def begin_epoch(epoch: int) -> None:
+            self._fed.append(indices)
+            feed.set_order(self.order(indices, epoch - first))
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        use_fast_steps(model, callbacks, self._steps)
-        with no_final_averages(model):
-            history = model.fit(
-                feed.dataset,
-                epochs=first + epochs,
-                initial_epoch=first,
-                verbose=0,
-                shuffle=False,
-                callbacks=[Round(), *callbacks],
-            ).history
-        self._told = scalars({name: values[-1] for name, values in history.items()})
-        return dict(self._told)
+        return self._model.fit(
+            feed.dataset, range(first, first + epochs), callbacks, begin_epoch, lambda: self.stopping
+        )
 
     def _feed_of(self, batch_size: int) -> Feed:
         """The feed of the training data; it is kept from round to round."""
@@ -315,29 +248,6 @@ class Replica:
     def round(self) -> int:
         """Which round this is, from 1."""
         return self._task.round + 1
-
-
-STEPS_PER_EXECUTION = 16
-"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
-
-
-def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
-    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look at batches.
-
-    Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
-
-    Args:
-        model: To be trained next.
-        callbacks: Of this ``fit``.
-        chosen: What the user compiled the model with.
-    """
-    import keras
-
-    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not look_at_batches(callbacks)
-    steps = STEPS_PER_EXECUTION if fast else chosen
-    if model.steps_per_execution != steps:
-        model.steps_per_execution = steps
-        model.train_function = model.test_function = model.predict_function = None  # made for the other number
 
 
 def call(function: Any, *args: Any) -> Any:
@@ -384,15 +294,6 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
     # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
-
-
-def describe_weights(model: Any) -> list[list[Any]]:
-    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
-    if not is_built(model):
-        raise AppError(
-            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
-        )
-    return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
 
 
 # -- methods that the master runs on a worker -----------------------------------------------------------------------

@@ -16,8 +16,8 @@ from ddlf.data.parts import batches, has
 from ddlf.data.trees import first_array
 from ddlf.errors import AppError, ConfigError
 from ddlf.events import ModelSaved, Warned
+from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.feed import Feed, make_feed
-from ddlf.roles.keras_model import fresh_names, ready_model
 from ddlf.roles.metrics import scalars
 
 EVALUATION_BATCH = 512

@@ -19,8 +19,7 @@ from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, ModelBuilt, Warned
 from ddlf.roles import PRELOADED, import_keras, replica
-from ddlf.roles.keras_model import fresh_names, ready_model
-from ddlf.roles.replica import describe_weights
+from ddlf.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.training.crew import Crew
 from ddlf.training.evaluation import maybe_await
 from ddlf.training.reporting import hooked

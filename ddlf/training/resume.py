@@ -21,8 +21,8 @@ from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
+from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
-from ddlf.roles.replica import describe_weights
 from ddlf.roles.task import HELD, OPTIMIZER
 from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model

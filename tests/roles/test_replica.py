@@ -11,9 +11,10 @@ from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
 from ddlf.roles import randomness
+from ddlf.roles.build import describe_weights
 from ddlf.roles.optimizer_state import final_weights, read_optimizer
 from ddlf.roles.randomness import reseed
-from ddlf.roles.replica import Replica, describe_weights, run_train
+from ddlf.roles.replica import Replica, run_train
 from ddlf.roles.task import Task
 from tests.training.models import Blobs, blobs, equal, small_model
 
@@ -455,7 +456,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
         plain = small_model()
         plain.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
         plain.set_weights(before := replica.app.model.get_weights())
-        replica._fresh = read_optimizer(replica.app.model)
+        replica._model._fresh = read_optimizer(replica.app.model)
         reply = replica.train(task(replica))
         metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
         assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply.metrics, abs=1e-6)

@@ -1,0 +1,104 @@
+"""An app's model, made the same way on every node: with names that do not depend on what was made before, and built. Runs where a model is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.data.parts import batches, meant
+from ddlf.data.trees import tree_map, tuples
+from ddlf.errors import AppError
+
+SAMPLE_ROWS = 2
+
+
+@contextlib.contextmanager
+def fresh_names() -> Iterator[None]:
+    """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process; afterwards it goes on as before.
+
+    Otherwise the metrics of a second run, or on a worker that came later, would have other names.
+    """
+    from keras.src.backend.common import global_state
+
+    before = global_state.get_global_attribute("object_name_uids")
+    global_state.set_global_attribute("object_name_uids", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            made = global_state.get_global_attribute("object_name_uids") or {}
+            for prefix, count in made.items():  # so that what comes later has none of these names
+                before[prefix] = max(before[prefix], count)
+            global_state.set_global_attribute("object_name_uids", before)
+
+
+def ready_model(app: Any) -> Any:
+    """The app's model, checked, and built on some samples if its layers do not say the shape of their input.
+
+    Raises:
+        AppError: There is none, or none that can be trained.
+    """
+    model = getattr(app, "model", None)
+    if model is None:
+        raise AppError(
+            "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
+        )
+    if not hasattr(model, "get_weights"):
+        raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
+    if not model.compiled:
+        raise AppError(
+            f"the model {model.name!r} is not compiled",
+            hint="end create_model with self.model.compile(optimizer, loss)",
+        )
+    if getattr(app, "y_train", None) is None and getattr(app, "x_train", None) is not None and _needs_labels(model):
+        raise AppError(
+            f"load_dataset set no self.y_train{meant(app, 'y_train')}",
+            hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
+        )
+    if not (model.built and all(layer.built for layer in model.layers)) and getattr(app, "x_train", None) is not None:
+        try:
+            model(sample(batches(app, "train"))[0])
+        except NotImplementedError:  # without a call method, as a model that trains others may be
+            pass
+        except Exception as error:
+            raise AppError(
+                f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
+                hint="begin it with keras.Input(...), or give it a build method",
+            ) from error
+    return model
+
+
+def _needs_labels(model: Any) -> bool:
+    import keras
+
+    own = (
+        type(model).train_step is not keras.Model.train_step or type(model).compute_loss is not keras.Model.compute_loss
+    )
+    return getattr(model, "loss", None) is not None and not own
+
+
+def is_built(model: Any) -> bool:
+    """Whether a model has its weights; one without a call method has those of its layers."""
+    return bool(model.built or (model.layers and all(layer.built for layer in model.layers)))
+
+
+def sample(data: Any) -> Any:
+    """The first rows of arrays or trees of arrays, as the model gets them."""
+    import keras
+
+    from ddlf.roles.feed import keras_type
+
+    return tree_map(
+        lambda array: keras.ops.convert_to_tensor(array[:SAMPLE_ROWS], keras_type(array)),
+        tuples(data),
+    )
+
+
+def describe_weights(model: Any) -> list[list[Any]]:
+    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
+    if not is_built(model):
+        raise AppError(
+            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
+        )
+    return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
