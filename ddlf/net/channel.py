@@ -30,7 +30,7 @@ from ddlf.wire.values import dumps, loads, refuse_loading
 
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
-TAKE_TURNS = frozenset({"run", "run_method", "run_code"})
+TAKE_TURNS = frozenset({"run", "run_method", "run_code", "call"})
 """Commands that wait until the one before has ended."""
 
 
@@ -193,6 +193,8 @@ class Channel:
 
 def said(request: Request) -> str:
     """A request's name in errors: that of its method, if it has one."""
+    if request.command == "call":
+        return ".".join(map(str, request.args[1:3]))[:60]
     named = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
     return str(named)[:60]
 

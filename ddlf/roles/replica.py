@@ -1,4 +1,4 @@
-"""A Keras model behind a few verbs. Runs in the executor of a worker; the functions below are the methods that a training master runs there.
+"""What a worker is in a training run: a Keras model behind a few verbs. Runs in the executor.
 
 Keras lives on the worker's one compute thread: imported, built and trained there, while the event loop goes on taking weights and indices.
 """
@@ -18,7 +18,8 @@ from ddlf.algorithms.weights import is_float
 from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
-from ddlf.errors import AppError, AppMissing
+from ddlf.errors import AppError
+from ddlf.iworker import awaited
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, make_feed
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+REPLICA = "replica"
+"""What this role is called on workers."""
 
 Weights = list[np.ndarray[Any, Any]]
 
@@ -62,16 +66,17 @@ class Replica:
     """One worker's copy of an app and its model.
 
     Args:
+        worker: That it is on.
         app: As it came from the master, without data and model.
-        run: Names the training run; a task of another one is refused.
 
     Attributes:
         stopping: Set when training is to end at the next batch.
     """
 
-    def __init__(self, app: App, run: str) -> None:
+    def __init__(self, worker: Worker, app: App) -> None:
+        app.worker, app.replica = worker, self
         self.app = app
-        self.run = run
+        self._worker = worker
         self.stopping = False
         self._found: dict[str, str] = {}
         self._held = HeldData()
@@ -81,7 +86,56 @@ class Replica:
         self._kept = KeptStates()
         self._model: KerasModel
 
-    # -- verbs; all on the compute thread ---------------------------------------------------------------------------
+    # -- verbs --------------------------------------------------------------------------------------------------------
+
+    async def load(self, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
+        """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
+
+        Args:
+            wanted: As ``load_data`` takes it; None when the master does not know it yet.
+
+        Returns:
+            What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
+        """
+        compute, held = self._worker.compute, self._worker.datasets
+        await compute(self.begin)
+        if wanted is None and held:
+            return None
+        data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
+        model: dict[str, Any] = await compute(self.build)
+        return data | model
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
+        computing = asyncio.ensure_future(self._worker.compute(self.carry, Task.from_message(task)))
+        try:
+            reply: Reply = await asyncio.shield(computing)
+        except asyncio.CancelledError:
+            self.stopping = True
+            await asyncio.wait([computing])
+            raise
+        return reply.to_message()
+
+    @concurrent
+    async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
+        """Groups of what a round of a slot left here, from 0; also while another slot is trained.
+
+        Raises:
+            AppMissing: It is not here, or not any more.
+        """
+        left = self._kept.left(slot, number)
+        return {name: left[name] for name in groups if name in left}
+
+    @concurrent
+    async def stop(self) -> None:
+        """STOP: end local training at the next batch."""
+        self.stopping = True
+
+    async def close(self) -> None:
+        """See ``Role``."""
+        self.stopping = True
+
+    # -- what they do on the compute thread -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Import Keras and set what has to be set before anything is made with it."""
@@ -98,7 +152,7 @@ class Replica:
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
-    def load(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
+    def load_data(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
         """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
 
         Args:
@@ -129,7 +183,7 @@ class Replica:
             "seconds": time.perf_counter() - begin,
         }
 
-    def train(self, task: Task) -> Reply:
+    def carry(self, task: Task) -> Reply:
         """Carry one slot through one round.
 
         Args:
@@ -166,10 +220,6 @@ class Replica:
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
         )
-
-    def left(self, slot: int, number: int) -> SlotState:
-        """What a round of a slot left here, from 0; any thread may ask."""
-        return self._kept.left(slot, number)
 
     def _chosen(self, indices: Any) -> np.ndarray[Any, Any]:
         """What an own ``train`` has set as ``self.indices``.
@@ -253,9 +303,7 @@ class Replica:
 def call(function: Any, *args: Any) -> Any:
     """Call a method of the user's app, plain or async, on this thread."""
     result = function(*args)
-    if inspect.iscoroutine(result):
-        return asyncio.run(result)
-    return result
+    return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
 
 
 def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
@@ -294,89 +342,6 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
     # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
-
-
-# -- methods that the master runs on a worker -----------------------------------------------------------------------
-
-
-@concurrent
-def take_app(self: Worker, app: App, run: str) -> None:
-    """Take an app; answered at once, so that the master knows that it came before it begins to load its own data.
-
-    Args:
-        self: The worker.
-        app: As it came.
-        run: Names the training run.
-    """
-    app.worker = self
-    self.replica = app.replica = Replica(app, run)  # type: ignore[attr-defined]
-
-
-async def open_app(self: Worker, run: str, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
-    """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
-
-    Args:
-        self: The worker.
-        run: Names the training run.
-        wanted: As ``Replica.load`` takes it; None when the master does not know it yet.
-
-    Returns:
-        What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
-
-    Raises:
-        AppMissing: ``take_app`` did not come before.
-    """
-    replica = replica_of(self, run)
-    await self.compute(replica.begin)
-    if wanted is None and self.datasets:
-        return None
-    data: dict[str, Any] = await self.compute(replica.load, wanted or {}, self.datasets)
-    model: dict[str, Any] = await self.compute(replica.build)
-    return data | model
-
-
-def replica_of(worker: Worker, run: str) -> Replica:
-    """The replica of a run.
-
-    Raises:
-        AppMissing: This worker has none, or that of another run.
-    """
-    replica: Replica | None = getattr(worker, "replica", None)
-    if replica is None or replica.run != run:
-        raise AppMissing("it holds no app of this run")
-    return replica
-
-
-async def train_slot(self: Worker, run: str, task: dict[str, Any]) -> dict[str, Any]:
-    """Carry one slot through one round."""
-    replica = replica_of(self, run)
-    computing = asyncio.ensure_future(self.compute(replica.train, Task.from_message(task)))
-    try:
-        reply: Reply = await asyncio.shield(computing)
-    except asyncio.CancelledError:
-        replica.stopping = True
-        await asyncio.wait([computing])
-        raise
-    return reply.to_message()
-
-
-@concurrent
-def give_state(self: Worker, run: str, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
-    """Groups of what a round of a slot left here, from 0; also while another slot is trained.
-
-    Raises:
-        AppMissing: It is not here, or not any more.
-    """
-    left = replica_of(self, run).left(slot, number)
-    return {name: left[name] for name in groups if name in left}
-
-
-@concurrent
-def stop_training(self: Worker) -> None:
-    """STOP: end local training at the next batch."""
-    replica = getattr(self, "replica", None)
-    if replica is not None:
-        replica.stopping = True
 
 
 def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

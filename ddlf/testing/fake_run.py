@@ -19,7 +19,6 @@ from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.record import History
-from ddlf.roles import replica
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task
@@ -150,13 +149,15 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost:
             raise WorkerLost("it was lost", worker=self.name)
-        function, _, *arguments = request.args
-        if function is replica.give_state:
+        _, _, verb, *arguments = request.args
+        if verb == "give":
             slot, number, groups = arguments
-            self.asked.append((function.__name__, slot, number, groups))
+            self.asked.append((verb, slot, number, groups))
             return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
+        if verb == "stop":
+            return None
         task = Task.from_message(arguments[0])
-        self.asked.append((function.__name__, task))
+        self.asked.append((verb, task))
         reply = self.train(task)
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
@@ -223,13 +224,6 @@ class FakeCluster:
     def N(self) -> int:
         """How many."""
         return len(self.workers)
-
-    def options(self, **_: Any) -> FakeCluster:
-        return self
-
-    async def run_method(self, *_: Any) -> list[None]:
-        """STOP: nothing here takes long."""
-        return [None] * self.N
 
     def take_in(self, worker: FakeWorker) -> None:
         """See ``Cluster``."""

@@ -125,6 +125,7 @@ class InProcessExecutor(ExecutorProcess):
             Activity(self._activity_fd),
             load=OwnClasses(),
             kind=InProcessWorker,
+            free=lambda: None,  # who has all workers in one process collects often enough
         )
         self.state = "ready"
         self.settled.set()

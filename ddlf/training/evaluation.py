@@ -16,6 +16,7 @@ from ddlf.data.parts import batches, has
 from ddlf.data.trees import first_array
 from ddlf.errors import AppError, ConfigError
 from ddlf.events import ModelSaved, Warned
+from ddlf.iworker import awaited
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.feed import Feed, make_feed
 from ddlf.roles.metrics import scalars
@@ -175,9 +176,9 @@ async def load(app: Any, path: str | Path) -> None:
             if "Could not locate" not in str(error):
                 raise
         if not has(app, "train"):
-            await maybe_await(app.load_dataset())
+            await awaited(app.load_dataset())
         with fresh_names():
-            await maybe_await(app.create_model())
+            await awaited(app.create_model())
     ready_model(app)
     try:
         await compute(app.model.load_weights, str(path))
@@ -207,11 +208,6 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
         raise
     finally:
         executor.shutdown(wait=False)
-
-
-async def maybe_await(result: Any) -> Any:
-    """The result of a user's method, which may be async."""
-    return await result if hasattr(result, "__await__") else result
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:

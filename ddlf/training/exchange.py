@@ -6,6 +6,7 @@ slot's worker holds, so that another worker can be given the same.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import EncodedUpdate, encode_delta, encode_update
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.roles import replica
+from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
 from ddlf.wire.messages import Request
@@ -108,7 +109,7 @@ class Exchange:
         state = await self.states.of(task.slot, holds)
         encoded = self._weights_out.encode(task.slot, task.weights, holds=holds)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
-        answer = await worker.rpc(Request("run_method", replica.train_slot, self._name, message))
+        answer = await worker.rpc(Request("call", self._name, REPLICA, "train", message))
         return dataclasses.replace(
             Reply.from_message(answer, task, task.weights, self._samples, worker.name),
             worker=worker.id,
@@ -116,6 +117,16 @@ class Exchange:
             bytes_out=worker.bytes_sent - out,
             bytes_back=worker.bytes_received - back,
         )
+
+    async def stop(self, workers: Sequence[ProxyWorker], timeout_s: float) -> None:
+        """Send STOP: what still trains ends at its next batch.
+
+        Args:
+            workers: All of the run.
+            timeout_s: For how long one that does not take it is waited for.
+        """
+        stop = Request("call", self._name, REPLICA, "stop")
+        await asyncio.gather(*(worker.rpc(stop, timeout_s) for worker in workers), return_exceptions=True)
 
     def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
         """Say whose updates count, and with them what these slots have left.

@@ -18,16 +18,19 @@ from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, ModelBuilt, Warned
-from ddlf.roles import PRELOADED, import_keras, replica
+from ddlf.iworker import awaited
+from ddlf.roles import PRELOADED, import_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
+from ddlf.roles.replica import REPLICA, Replica
 from ddlf.training.crew import Crew
-from ddlf.training.evaluation import maybe_await
 from ddlf.training.reporting import hooked
 from ddlf.wire.code import PickleOnce
 from ddlf.wire.messages import Request
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""
+CLOSE_S = 30.0
+"""How long a worker may take to hear that a run is over: it may be at work on something else."""
 
 
 class Opening:
@@ -55,6 +58,7 @@ class Opening:
         self.opened: dict[int, dict[str, Any]] = {}
         self.checked = False
         self._asked: set[int] = set()
+        self._telling: set[asyncio.Future[Any]] = set()
         self._news = asyncio.Event()
         self._pickle = PickleOnce()
         self._pickle(app)
@@ -68,13 +72,13 @@ class Opening:
             DatasetMismatch: The data there is other data.
         """
         self.opened.pop(worker.id, None)
-        take = Request("run_method", replica.take_app, app=self.app, run=self.run)
+        take = Request("call", self.run, REPLICA, "open", Replica, self.app)
         take.pickle = self._pickle
         try:
             await worker.preload(*PRELOADED)
             await worker.rpc(take)
             wanted = self.wanted if self.content.done() else None
-            asking = asyncio.ensure_future(worker.rpc(Request("run_method", replica.open_app, self.run, wanted)))
+            asking = asyncio.ensure_future(worker.rpc(Request("call", self.run, REPLICA, "load", wanted)))
             await asyncio.sleep(0)  # in which it is sent
         finally:
             self._asked.add(worker.id)
@@ -86,7 +90,7 @@ class Opening:
             raise
         if facts is None:
             await self.content
-            facts = await worker.rpc(Request("run_method", replica.open_app, self.run, self.wanted))
+            facts = await worker.rpc(Request("call", self.run, REPLICA, "load", self.wanted))
         if self.checked:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app._content, {worker.id: facts})
@@ -126,6 +130,19 @@ class Opening:
                     await self._news.wait()
         except TimeoutError:
             return
+
+    def close(self, workers: list[ProxyWorker]) -> None:
+        """Let these workers free what they have of this run. Nobody waits for that: what does not hear it does so when the next run opens."""
+        for worker in workers:
+            if worker.id in self._asked and worker.connected:
+                telling = asyncio.ensure_future(worker.rpc(Request("call", self.run, REPLICA, "close"), CLOSE_S))
+                self._telling.add(telling)
+                telling.add_done_callback(self._told)
+
+    def _told(self, telling: asyncio.Future[Any]) -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled():
+            telling.exception()
 
     def check(self) -> int:
         """Compare what all opened workers have with this side, and say what there is.
@@ -171,6 +188,7 @@ async def crew_of(app: Any, seed: int | None = None, *, backups: bool = True) ->
             yield crew, samples
     finally:
         opening.content.cancel()  # nobody will tell it any more
+        opening.close(app.cluster.workers)
 
 
 async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
@@ -205,7 +223,7 @@ async def _make(app: Any, method: Callable[[], Any]) -> None:
     """Run a method of the user's that sets attributes, and note which: the workers make their own."""
     before, nothing = dict(vars(app)), object()
     try:
-        await maybe_await(method())
+        await awaited(method())
     finally:
         made = dict(app._made)
         for name in app.__getstate__():  # the others do not travel anyway

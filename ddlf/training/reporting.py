@@ -19,8 +19,9 @@ import numpy as np
 
 from ddlf.data.parts import has
 from ddlf.events import Committed, Event
+from ddlf.iworker import awaited
 from ddlf.record import RoundRecord
-from ddlf.training.evaluation import evaluate, maybe_await, measured, validate
+from ddlf.training.evaluation import evaluate, measured, validate
 
 Weights = list[np.ndarray[Any, Any]]
 
@@ -91,8 +92,8 @@ class Reporter:
             app._weights = weights
             app.history.append(record)
             app._tell(Committed(record=record))
-            await maybe_await(app.on_round(record))
-            self.converged = self.converged or bool(await maybe_await(app.is_convergent(record)))
+            await awaited(app.on_round(record))
+            self.converged = self.converged or bool(await awaited(app.is_convergent(record)))
             return self.converged or bool(app._stop)
 
 

@@ -20,7 +20,6 @@ from ddlf.algorithms.partition import Indices, partition, smooth_speed
 from ddlf.cluster.cluster import Cluster
 from ddlf.events import SlotsChanged
 from ddlf.record import RoundRecord
-from ddlf.roles import replica
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import Reply, Task
 from ddlf.training.arrivals import Arrivals
@@ -322,7 +321,7 @@ class Run:
 
     async def stop_workers(self) -> None:
         """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
-        await self._cluster.options(on_error="return", timeout_s=STOP_S).run_method(replica.stop_training)
+        await self._exchange.stop(self._cluster.workers, STOP_S)
 
     async def _again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
         return await self.carry(task.slot, task.round, lambda: task, avoid)

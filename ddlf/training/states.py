@@ -16,7 +16,7 @@ import numpy as np
 from ddlf.algorithms.codec import Codec
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
-from ddlf.roles import replica
+from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 from ddlf.wire.messages import Request
@@ -119,7 +119,7 @@ class SlotStates:
         why = "it was lost"
         if member is not None and member[1] == openings:
             try:
-                request = Request("run_method", replica.give_state, self._run, slot, number, self._fetched)
+                request = Request("call", self._run, REPLICA, "give", slot, number, self._fetched)
                 state: SlotState = await member[0].rpc(request, FETCH_S)
                 return state
             except DDLFError as error:

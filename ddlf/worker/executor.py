@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import io
 import json
 import os
@@ -35,6 +36,7 @@ from ddlf.wire.messages import Request
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Calls
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
+from ddlf.worker.hosting import Hosting
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.session import Session
@@ -59,12 +61,13 @@ class Executor:
         activity: The page in which the daemon sees what runs; None without a daemon.
         load: Makes an object of its pickle.
         kind: Of the worker.
+        free: As ``Hosting`` takes it.
 
     Attributes:
         worker: What methods get as ``self``.
         calls: Their turns.
         sessions: The open data connections.
-        commands: What can be asked for by name, beside ``run`` and ``run_method``.
+        commands: What can be asked for by name, beside ``run``, ``run_method`` and ``call``.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Executor:
         *,
         load: Callable[[bytes], Any] = unpickle,
         kind: type[Worker] = Worker,
+        free: Callable[[], object] = gc.collect,
     ) -> None:
         self.sessions: set[Session] = set()
         self._activity = activity
@@ -85,10 +89,12 @@ class Executor:
         datasets = HeldData(tell=activity.hold if activity is not None else None)
         self.worker = worker = kind(self._methods, datasets)
         self.calls = Calls(worker, self._find, self.sessions, activity)
+        self._hosting = Hosting(worker, free)
         self.commands = {
             name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
             for name in (*IN_TURN, *AT_ONCE)
         }
+        self.commands["clean"].function = self._clean
 
     def import_from_master(self, ask: Callable[..., Any]) -> None:
         """Let methods import what lies below the script's folder on the master; see ``imports``."""
@@ -124,10 +130,17 @@ class Executor:
         for session in list(self.sessions):
             session.end_without_lease()
 
+    async def _clean(self) -> None:
+        """See ``Worker``; roles end, too."""
+        self._hosting.close_all()
+        await self.worker.clean()
+
     def _begin(self, master_id: bytes, gives_modules: bool) -> None:
         """Take note of the master that has the worker."""
-        if master_id != self._master_id and self._finder is not None:
-            self._finder.forget()
+        if master_id != self._master_id:
+            self._hosting.close_all()
+            if self._finder is not None:
+                self._finder.forget()
         self._master_id, self._gives_modules = master_id, gives_modules
 
     def _may_ask_master(self) -> bool:
@@ -141,6 +154,7 @@ class Executor:
         Raises:
             ProtocolError: There is no such command, or it lacks its method.
             LookupError: There is no such method.
+            AppMissing: There is no such role.
         """
         command = request.command
         try:
@@ -151,6 +165,8 @@ class Executor:
                 return once(request.args[0])
         except IndexError:
             raise ProtocolError(f"{command} without a method") from None
+        if command == "call":
+            return self._hosting.find(*request.args)
         if command not in self.commands:
             raise ProtocolError(f"unknown command {command!r}")
         return self.commands[command]

@@ -123,8 +123,8 @@ def test_names_that_have_no_effect_are_asked_for_unless_an_own_train_may_use_the
 def replica_with(held, wanted=None, **attributes):
     app = Blobs()
     vars(app).update(attributes)
-    replica = Replica(app, "a run")
-    return replica, replica.load(wanted or {}, held)
+    replica = Replica(None, app)
+    return replica, replica.load_data(wanted or {}, held)
 
 
 def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
@@ -139,7 +139,7 @@ def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
     for scale in (1.0, 2.0):
         app = Scaled()
         app.scale = scale
-        Replica(app, "a run").load({}, held)
+        Replica(None, app).load_data({}, held)
         apps.append(app)
     assert [app.used for app in apps] == [1.0, 2.0]
     assert apps[0].x_train is apps[1].x_train

@@ -29,10 +29,9 @@ def make_replica():
         app = app_class()
         for name, value in attributes.items():
             setattr(app, name, value)
-        app.worker = FakeWorker()
-        replica = app.replica = Replica(app, "a run")
+        replica = Replica(FakeWorker(), app)
         replica.begin()
-        replica.load({}, HeldData())
+        replica.load_data({}, HeldData())
         replica.build()
         return replica
 
@@ -62,7 +61,7 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed
 
 def carried(replica, slot, round):
     try:
-        return bool(replica.left(slot, round))
+        return bool(replica._kept.left(slot, round))
     except AppMissing:
         return False
 
@@ -77,7 +76,7 @@ def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_repl
     replica = make_replica()
     before = replica.app.model.get_weights()
     indices = np.random.default_rng(1).permutation(203)[:100].astype(np.uint8)
-    reply = replica.train(task(replica, indices=indices))
+    reply = replica.carry(task(replica, indices=indices))
     plain = small_model()
     plain.set_weights(before)
     x, y = blobs(203)
@@ -95,7 +94,7 @@ def test_rounds_trace_the_model_once(make_replica):
     replica = make_replica()
     first = None
     for number in range(6):
-        replica.train(task(replica, round=number, indices=np.arange(100 + number, dtype=np.uint8), epochs=2))
+        replica.carry(task(replica, round=number, indices=np.arange(100 + number, dtype=np.uint8), epochs=2))
         first = first or _traces(replica.app.model)
     assert _traces(replica.app.model) == first
 
@@ -115,11 +114,11 @@ def test_later_local_epochs_have_an_own_order_that_depends_on_seed_round_and_slo
 def test_a_slots_result_does_not_depend_on_what_its_worker_did_before_even_with_dropout(make_replica):
     fresh, used = make_replica(dropout=0.5), make_replica(dropout=0.5)
     weights = fresh.app.model.get_weights()
-    used.train(task(used, weights=weights, round=7, slot=3))
-    one = fresh.train(task(fresh, weights=weights, round=2, slot=1))
-    other = used.train(task(used, weights=weights, round=2, slot=1))
+    used.carry(task(used, weights=weights, round=7, slot=3))
+    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    other = used.carry(task(used, weights=weights, round=2, slot=1))
     assert equal(arrays(one, weights), arrays(other, weights))
-    elsewhere = used.train(task(used, weights=weights, round=2, slot=2))
+    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
     assert not equal(arrays(one, weights), arrays(elsewhere, weights))
 
 
@@ -138,7 +137,7 @@ def test_a_round_does_not_make_the_step_ready_again(make_replica, monkeypatch):
     monkeypatch.setattr(randomness, "_functions", dict.fromkeys(context().list_function_names(), False))
     monkeypatch.setattr(Context, "_set_global_seed", lambda self, seed: forgotten.append(seed))
     for number in range(3):
-        replica.train(task(replica, round=number))
+        replica.carry(task(replica, round=number))
     assert forgotten == []
 
 
@@ -175,7 +174,7 @@ def test_stop_ends_local_training_at_the_next_batch(make_replica):
 
     seen = []
     replica = make_replica(callbacks=[StopAtThird()])
-    reply = replica.train(task(replica, epochs=50))
+    reply = replica.carry(task(replica, epochs=50))
     assert reply.stopped is True
     assert len(seen) <= 4
 
@@ -191,7 +190,7 @@ def test_callbacks_of_the_app_see_every_batch(make_replica):
 
     count = Count()
     replica = make_replica(callbacks=[count])
-    replica.train(task(replica))
+    replica.carry(task(replica))
     assert count.batches == 13
 
 
@@ -211,7 +210,7 @@ def test_a_custom_train_step_runs(make_replica):
             self.model.compile("sgd", "categorical_crossentropy")
 
     replica = make_replica(Custom)
-    assert replica.train(task(replica)).metrics["mine"] == 1.5
+    assert replica.carry(task(replica)).metrics["mine"] == 1.5
 
 
 def test_a_learning_rate_schedule_goes_on_over_rounds(make_replica):
@@ -225,9 +224,9 @@ def test_a_learning_rate_schedule_goes_on_over_rounds(make_replica):
 
     replica = make_replica(Scheduled)
     weights = replica.app.model.get_weights()
-    first = arrays(replica.train(task(replica)), weights)
+    first = arrays(replica.carry(task(replica)), weights)
     for number in range(1, 3):
-        last = arrays(replica.train(task(replica, round=number)), weights)
+        last = arrays(replica.carry(task(replica, round=number)), weights)
     assert max(np.abs(array).max() for array in first) > 0
     assert max(np.abs(array).max() for array in last) == 0
 
@@ -240,9 +239,8 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
             pass
 
     app = Nothing()
-    app.worker = FakeWorker()
     with pytest.raises(AppError, match=r"set no self\.model"):
-        Replica(app, "a run").build()
+        Replica(FakeWorker(), app).build()
     with pytest.raises(AppError, match="is not built"):
         describe_weights(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(AppError, match=r"set no self\.x_train"):
@@ -263,7 +261,7 @@ def test_epochs_are_counted_over_the_whole_run_so_that_a_schedule_of_the_rate_is
 
     replica = make_replica(callbacks=[keras.callbacks.LearningRateScheduler(halved)])
     for number in range(3):
-        replica.train(task(replica, round=number, epochs=2))
+        replica.carry(task(replica, round=number, epochs=2))
     assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.1 / 32)
     assert replica.app.model.steps_per_execution == 16  # it does not look at batches
@@ -281,7 +279,7 @@ def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
 
     replica = make_replica(Own)
     with pytest.raises(AppError, match="train returned a tuple with a tuple first"):
-        replica.train(task(replica))
+        replica.carry(task(replica))
     assert batches == list(range(13))
 
 
@@ -296,7 +294,7 @@ def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_t
     replica = make_replica(Averaged)
     before = weights = replica.app.model.get_weights()
     for number in range(3):
-        reply = replica.train(task(replica, weights=weights, round=number))
+        reply = replica.carry(task(replica, weights=weights, round=number))
         weights = [old - new for old, new in zip(weights, arrays(reply, weights), strict=True)]
     plain = small_model()
     plain.compile(
@@ -326,11 +324,11 @@ def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries
 
     fresh, used = make_replica(Noisy), make_replica(Noisy)
     weights = fresh.app.model.get_weights()
-    used.train(task(used, weights=weights, round=7, slot=3))
-    one = fresh.train(task(fresh, weights=weights, round=2, slot=1))
-    other = used.train(task(used, weights=weights, round=2, slot=1))
+    used.carry(task(used, weights=weights, round=7, slot=3))
+    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    other = used.carry(task(used, weights=weights, round=2, slot=1))
     assert equal(arrays(one, weights), arrays(other, weights))
-    elsewhere = used.train(task(used, weights=weights, round=2, slot=2))
+    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
     assert not equal(arrays(one, weights), arrays(elsewhere, weights))
 
 
@@ -343,7 +341,7 @@ def test_metrics_have_the_same_names_in_every_run_on_a_worker(make_replica):
             self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.AUC()])
 
     replicas = [make_replica(Auc) for _ in range(2)]
-    assert [set(replica.train(task(replica)).metrics) for replica in replicas] == [{"loss", "auc"}] * 2
+    assert [set(replica.carry(task(replica)).metrics) for replica in replicas] == [{"loss", "auc"}] * 2
 
 
 def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
@@ -355,7 +353,7 @@ def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
             self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
 
     replica = make_replica(F1)
-    assert list(replica.train(task(replica)).metrics) == [
+    assert list(replica.carry(task(replica)).metrics) == [
         "f1_score_0",
         "f1_score_1",
         "f1_score_2",
@@ -380,7 +378,7 @@ def test_what_train_cannot_return_is_told_in_a_sentence(make_replica, outcome, s
 
     replica = make_replica(Own)
     with pytest.raises(AppError, match=sentence):
-        replica.train(task(replica))
+        replica.carry(task(replica))
 
 
 def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(make_replica):
@@ -393,11 +391,11 @@ def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(m
             return tuple(weights)
 
     replica = make_replica(Own)
-    metrics = replica.train(task(replica)).metrics
+    metrics = replica.carry(task(replica)).metrics
     assert metrics == {"loss": 0.5, "steps": 3.0}
     assert {type(value) for value in metrics.values()} == {float}
     replica = make_replica(Bare)
-    assert replica.train(task(replica)).metrics == {}
+    assert replica.carry(task(replica)).metrics == {}
 
 
 @pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
@@ -418,7 +416,7 @@ def test_a_model_that_does_not_say_its_input_is_built_on_samples(make_replica, i
             self.model.compile("adam", "mse")
 
     replica = make_replica(Unsaid)
-    assert len(replica.train(task(replica)).metrics) == 1
+    assert len(replica.carry(task(replica)).metrics) == 1
 
 
 def test_a_model_without_labels_trains(make_replica):
@@ -439,8 +437,8 @@ def test_a_model_without_labels_trains(make_replica):
             self.model.compile("adam")
 
     replica = make_replica(Autoencoder)
-    first = replica.train(task(replica)).metrics["loss"]
-    assert replica.train(task(replica, round=1)).metrics["loss"] < first
+    first = replica.carry(task(replica)).metrics["loss"]
+    assert replica.carry(task(replica, round=1)).metrics["loss"] < first
 
 
 def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
@@ -457,7 +455,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
         plain.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
         plain.set_weights(before := replica.app.model.get_weights())
         replica._model._fresh = read_optimizer(replica.app.model)
-        reply = replica.train(task(replica))
+        reply = replica.carry(task(replica))
         metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
         assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply.metrics, abs=1e-6)
         after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]

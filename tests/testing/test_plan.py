@@ -15,6 +15,7 @@ from ddlf.events import SlotFinished, SlotStarted, WaitingForWorkers
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
+from ddlf.training.opening import crew_of
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 from tests.training.models import Quick, equal
@@ -267,23 +268,28 @@ async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of
 
 async def two_rounds(app):
     """The value of each worker's update, in two rounds."""
-    await app.prepare()
-    weights = app.model.get_weights()
-    return [
-        [float((await worker.run_method(train_alone, weights, number))[0].ravel()[0]) for worker in app.cluster.workers]
-        for number in (0, 1)
-    ]
+    async with crew_of(app):
+        weights, workers = app.model.get_weights(), app.cluster.workers
+        return [
+            [float((await worker.run_method(train_alone, weights, number))[0].ravel()[0]) for worker in workers]
+            for number in (0, 1)
+        ]
 
 
 async def train_alone(self, weights, number):
     """What a replica does with a task, without the rest of the round."""
-    from types import SimpleNamespace
+    import gc
+    import types
 
-    from ddlf.roles.replica import call
+    from ddlf.roles.replica import Replica, call
+
+    (app,) = [
+        one.app for one in gc.get_objects() if type(one) is Replica and one.app.worker is self and not one.stopping
+    ]
 
     def train():
-        self.replica._task = SimpleNamespace(round=number)
-        outcome = call(self.replica.app.train, weights, 1, 1)
+        app.replica._task = types.SimpleNamespace(round=number)
+        outcome = call(app.train, weights, 1, 1)
         return outcome[0] if isinstance(outcome, tuple) else outcome
 
     return await self.compute(train)

@@ -11,6 +11,7 @@ import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.testing import in_process_cluster
+from ddlf.training.exchange import Exchange
 from ddlf.training.opening import Opening
 from ddlf.training.run import Run
 from tests.patience import PATIENCE_S
@@ -224,8 +225,22 @@ async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(
     async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
         run = Run.__new__(Run)
         run._cluster = cluster
+        run._exchange = Exchange("run", 1, "float32", None, None)
         cluster.machine(2).cut_off()
         await asyncio.wait_for(run.stop_workers(), PATIENCE_S)
+
+
+async def test_what_a_worker_has_of_a_run_is_freed_when_the_run_is_over(small):
+    await Quick(small).train_sync(1)
+    async with asyncio.timeout(PATIENCE_S):
+        while await small.run_method(replicas) != [0]:
+            pass
+
+
+def replicas():
+    import gc
+
+    return sum(type(one).__name__ == "Replica" for one in gc.get_objects())
 
 
 async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_began():

@@ -203,7 +203,7 @@ async def outcome(mode, folder, **settings):
             await app.train_model()
         except BadUpdate as bad:
             return str(bad)
-    tasks = [task for worker in cluster.workers for name, task, *_ in worker.asked if name == "train_slot"]
+    tasks = [task for worker in cluster.workers for name, task, *_ in worker.asked if name == "train"]
     asked = [(task.slot, task.epochs, task.batch_size, len(task.indices)) for task in tasks]
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("round-*"))
     bits = [array.tobytes() for array in app.model.get_weights()]

@@ -80,7 +80,7 @@ async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bi
 
 async def test_with_fresh_optimizers_what_was_lost_is_still_sent_later():
     app = await trained(codec="topk:0.05", optimizer_state="fresh")
-    given = [task.state for _, task in asked(app, "train_slot")]
+    given = [task.state for _, task in asked(app, "train")]
     assert given.count(None) == len(given) - 2, "but for the first round of each slot"
 
 
@@ -91,7 +91,7 @@ async def test_a_slot_that_moves_between_living_workers_takes_it_along(options):
     usual = two.workers[0].rpc
 
     async def rpc(request, timeout_s=None):
-        for _ in range(50 * (request.args[-1]["round"] % 2 if request.args[0].__name__ == "train_slot" else 0)):
+        for _ in range(50 * (request.args[-1]["round"] % 2 if request.args[2] == "train" else 0)):
             await asyncio.sleep(0)  # in every other round this worker is late
         return await usual(request, timeout_s)
 
@@ -108,7 +108,7 @@ def losing(app, worker, round):
     usual = one.rpc
 
     async def rpc(request, timeout_s=None):
-        if request.args[0].__name__ == "train_slot" and request.args[-1]["round"] == round - 1:
+        if request.args[2] == "train" and request.args[-1]["round"] == round - 1:
             one.rpc = usual
             one.lost = True
             one.open(app)
@@ -157,13 +157,13 @@ async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_ha
 async def test_residuals_travel_only_when_they_must(tmp_path):
     exact = FakeRun(checkpoint=tmp_path / "exact")
     await exact.train_model()
-    assert asked(exact, "give_state") == []
+    assert asked(exact, "give") == []
     lossy = await trained(codec="int8")
-    assert [entry[1:] for entry in asked(lossy, "give_state")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
+    assert [entry[1:] for entry in asked(lossy, "give")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
         "for what goes on from here"
     )
     every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
-    assert sorted(entry[1:3] for entry in asked(every, "give_state")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
+    assert sorted(entry[1:3] for entry in asked(every, "give")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -205,7 +205,7 @@ async def test_an_exact_codec_pays_what_the_one_before_owed():
     assert owed == [{"optimizer", RESIDUAL}] * 2
     app.codec = "float32"
     await app.train_sync(2)
-    given = [task.state for _, task in asked(app, "train_slot") if task.round >= 2]
+    given = [task.state for _, task in asked(app, "train") if task.round >= 2]
     assert sum(state is not None and RESIDUAL in state for state in given) == 2
     assert [set(state) for state in app._progress.states] == [{"optimizer"}] * 2
 

@@ -1,0 +1,93 @@
+"""The roles that a worker plays in runs, by run and name: the command ``call``. Runs in the executor.
+
+What a role has of a worker, the model and what slots have left, is freed when its run ends or another one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ddlf.errors import AppMissing, ProtocolError
+from ddlf.worker.methods import Method
+
+FREE_AFTER_S = 1.0
+"""How long after the end of a role its memory is freed. That can take some tenths of a second, where Keras was imported by this process itself, and
+the next run may be about to begin."""
+
+
+class Role(Protocol):
+    """What a worker is in a run. Its public async methods are verbs; those marked ``concurrent`` do not wait for their turn."""
+
+    async def close(self) -> None:
+        """End what runs, and let go of what it holds. No verb follows."""
+
+
+class Hosting:
+    """The roles of one worker.
+
+    Args:
+        worker: What each role gets first when it is made.
+        free: Frees what refers to itself, as a model and its layers do.
+    """
+
+    def __init__(self, worker: object, free: Callable[[], object] = gc.collect) -> None:
+        self._worker = worker
+        self._free = free
+        self._roles: dict[tuple[str, str], Role] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open = Method("open", self.open, concurrent=True, skip=0)
+        self._close = Method("close", self.close, concurrent=True, skip=0)
+
+    def find(self, *args: Any) -> Method:
+        """What ``call`` asks for with its arguments: run, name of the role, verb, and the verb's own.
+
+        Raises:
+            AppMissing: There is no such role, or only that of another run.
+            ProtocolError: The role has no such verb, or the arguments name none.
+        """
+        if len(args) < 3 or not all(isinstance(word, str) for word in args[:3]):
+            raise ProtocolError("call takes a run, the name of a role, and a verb")
+        run, name, verb = args[:3]
+        if verb == "open":
+            return self._open
+        if verb == "close":
+            return self._close
+        role = self._roles.get((run, name))
+        if role is None:
+            raise AppMissing(f"it holds no {name} of this run")
+        function = getattr(role, verb, None)
+        if verb.startswith("_") or not inspect.iscoroutinefunction(function):
+            raise ProtocolError(f"a {name} has no verb {verb!r}")
+        return Method(f"{name}.{verb}", function, concurrent=getattr(function, "concurrent", False), skip=3)
+
+    async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
+        """Begin to play a role; those of other runs end."""
+        for key in [key for key in self._roles if key[0] != run or key == (run, name)]:
+            self._end(key)
+        self._roles[run, name] = make(self._worker, *args, **kwargs)
+
+    async def close(self, run: str, name: str, verb: str) -> None:
+        """End a role, if it is played."""
+        if (run, name) in self._roles:
+            self._end((run, name))
+
+    def close_all(self) -> None:
+        """End all of them."""
+        for key in list(self._roles):
+            self._end(key)
+
+    def _end(self, key: tuple[str, str]) -> None:
+        """Nobody waits for it: what it computes may take its time to end."""
+        task = asyncio.get_running_loop().create_task(self._end_behind(self._roles.pop(key)))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _end_behind(self, role: Role) -> None:
+        await role.close()
+        del role
+        await asyncio.sleep(FREE_AFTER_S)
+        self._free()

@@ -1,0 +1,141 @@
+"""The roles that a worker plays: opened, called, closed, and freed."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from ddlf.errors import AppMissing, ProtocolError
+from ddlf.wire.messages import Request
+from ddlf.worker.executor import Executor
+from ddlf.worker.methods import concurrent
+from tests.patience import PATIENCE_S
+from tests.worker.test_worker import ask
+
+
+class Counter:
+    """A role that counts, and waits at a gate."""
+
+    def __init__(self, worker, start=0):
+        self.worker = worker
+        self.count = start
+        self.gate = asyncio.Event()
+        self.me = self  # as models and apps do
+        self.ended = []
+
+    async def add(self, number, times=1):
+        self.count += number * times
+        return self.count
+
+    async def wait(self):
+        await self.gate.wait()
+        return "through"
+
+    @concurrent
+    async def open_gate(self):
+        self.gate.set()
+
+    def look(self):
+        return self.count
+
+    async def _hidden(self):
+        return self.count
+
+    async def close(self):
+        self.ended.append(self.count)
+
+
+@pytest.fixture
+def executor(tmp_path):
+    return Executor(tmp_path / "session", tmp_path / "persist")
+
+
+async def call(executor, *args, **kwargs):
+    return await asyncio.wait_for(ask(executor, Request("call", *args, **kwargs)), PATIENCE_S)
+
+
+def kept(made):
+    def make(*args):
+        made.append(Counter(*args))
+        return made[-1]
+
+    return make
+
+
+async def test_a_role_is_made_with_its_worker_and_its_verbs_are_called(executor):
+    made = []
+    await call(executor, "run", "counter", "open", kept(made), 10)
+    assert made[0].worker is executor.worker
+    assert await call(executor, "run", "counter", "add", 2, times=3) == 16
+
+
+async def test_verbs_take_turns_with_methods_and_those_that_are_concurrent_do_not(executor):
+    await call(executor, "run", "counter", "open", Counter)
+    waiting = asyncio.ensure_future(call(executor, "run", "counter", "wait"))
+    await asyncio.sleep(0)
+    behind = asyncio.ensure_future(call(executor, "run", "counter", "add", 1))
+    await asyncio.sleep(0)
+    assert executor.calls.running.method.name == "counter.wait"
+    assert not behind.done()
+    await call(executor, "run", "counter", "open_gate")
+    assert await waiting == "through"
+    assert await behind == 1
+
+
+async def test_two_roles_of_one_run_do_not_know_of_each_other(executor):
+    await call(executor, "run", "one", "open", Counter, 1)
+    await call(executor, "run", "two", "open", Counter, 2)
+    assert [await call(executor, "run", name, "add", 0) for name in ("one", "two")] == [1, 2]
+
+
+async def test_a_role_of_an_unknown_run_is_missing(executor):
+    with pytest.raises(AppMissing, match="it holds no counter of this run"):
+        await call(executor, "run", "counter", "add", 1)
+    await call(executor, "run", "counter", "open", Counter)
+    for run, name in (("another", "counter"), ("run", "stage")):
+        with pytest.raises(AppMissing):
+            await call(executor, run, name, "add", 1)
+
+
+@pytest.mark.parametrize("verb", ["look", "_hidden", "__init__", "nothing", "count"])
+async def test_only_public_coroutines_of_a_role_are_verbs(executor, verb):
+    await call(executor, "run", "counter", "open", Counter)
+    with pytest.raises(ProtocolError, match=f"a counter has no verb '{verb}'"):
+        await call(executor, "run", "counter", verb)
+
+
+@pytest.mark.parametrize("arguments", [(), ("run",), ("run", "counter"), ([], "counter", "add"), ("run", "counter", 7)])
+async def test_a_call_that_names_no_role_and_verb_is_an_error(executor, arguments):
+    await call(executor, "run", "counter", "open", Counter)
+    with pytest.raises((ProtocolError, AppMissing)):
+        await call(executor, *arguments)
+
+
+@pytest.mark.parametrize("how", ["close", "another run", "another master", "the same once more", "clean"])
+async def test_what_a_role_held_is_freed_when_it_ends(executor, how, monkeypatch):
+    monkeypatch.setattr("ddlf.worker.hosting.FREE_AFTER_S", 0)
+    made = []
+    await call(executor, "run", "counter", "open", kept(made), 5)
+    ended, role = made[0].ended, weakref.ref(made.pop())
+    gc.collect()
+    assert role() is not None
+    if how == "close":
+        await call(executor, "run", "counter", "close")
+    elif how == "another master":
+        executor._begin(b"another", False)
+    elif how == "clean":
+        await ask(executor, Request("clean"))
+    else:
+        await call(executor, "run" if "same" in how else "another", "counter", "open", Counter)
+    async with asyncio.timeout(PATIENCE_S):
+        while role() is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert ended == [5]
+    if how in ("close", "another master", "clean"):
+        with pytest.raises(AppMissing):
+            await call(executor, "run", "counter", "add", 1)
+
+
+async def test_closing_what_is_not_played_is_nothing(executor):
+    await call(executor, "run", "counter", "close")
