@@ -274,9 +274,12 @@ def _fact(value: Any) -> Any:
 
 
 def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a checkpoint, whose rules 0.1 stored as they were given, and the outer optimizer as Python writes it."""
-    facts = dict(saved)
-    for name in SETTINGS.keys() & saved.keys():
+    """Settings of a checkpoint, whose rules 0.1 stored as they were given, and the outer optimizer as Python writes it.
+
+    Those that its mode had no use for, which 0.1 took all the same, are left out.
+    """
+    facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
+    for name in SETTINGS.keys() & facts.keys():
         text = saved[name]
         if name == "outer":
             text = re.sub(r"^(\w+)\((.*)\)$", lambda call: f"{call[1].lower()}:{call[2]}", text).replace(
@@ -285,6 +288,10 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ConfigError):  # an outer optimizer of the user's own
             facts[name] = _fact(SETTINGS[name].check(name, text))
     return facts
+
+
+def _is_unused(name: str, mode: str | None) -> bool:
+    return name in SETTINGS and SETTINGS[name].only not in (None, mode)
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:

@@ -518,6 +518,17 @@ async def test_rules_as_0_1_stored_them_are_known_again(tmp_path, options, store
     assert len(app.history) == 3
 
 
+async def test_what_0_1_stored_and_asynchronous_training_never_used_is_not_compared(tmp_path):
+    await FakeRun(mode="async", checkpoint=tmp_path, slots=1).train_async(2)
+    file = tmp_path / "round-000002" / "manifest.json"
+    manifest = unseal(file.read_bytes(), file)
+    manifest["facts"]["settings"].update(merge="median", balance="speed")
+    file.write_bytes(seal(manifest))
+    app = FakeRun(mode="async", resume=tmp_path, slots=1)
+    await app.train_async(3)
+    assert len(app.history) == 3
+
+
 async def test_other_weights_of_classes_are_another_run(tmp_path):
     await FakeRun(checkpoint=tmp_path, class_weight={0: 1.0, 1: 5.0}).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"class_weight: '\{0: 1.0, 1: 5.0\}' in the checkpoint, None now"):
