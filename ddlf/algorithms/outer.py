@@ -111,8 +111,7 @@ class Nesterov(Named):
 
     def __post_init__(self) -> None:
         _check_learning_rate(self.learning_rate)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
+        _check_share("momentum", self.momentum)
 
     def init(self, weights: Sequence[Tensor]) -> State:
         return [np.zeros_like(w) for w in weights]
@@ -134,6 +133,54 @@ class Nesterov(Named):
         return velocities, stepped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvgM(Named):
+    """Step the weights along a velocity of merged updates (heavy-ball momentum).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor::
+
+        v <- momentum * v + g
+        w <- w - learning_rate * v
+
+    ``Nesterov`` looks one step further: its step is ``g + momentum * v``. ``momentum=0`` is plain averaging. A lasting ``g`` moves
+    the weights by ``learning_rate / (1 - momentum)`` of it in each round.
+
+    Args:
+        learning_rate: Step size on the velocity, dimensionless, > 0.
+        momentum: Share of the previous velocity to keep, in [0, 1).
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Hsu et al. 2019, arXiv:1909.06335.
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_learning_rate(self.learning_rate)
+        _check_share("momentum", self.momentum)
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        return [np.zeros_like(w) for w in weights]
+
+    def update(
+        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
+    ) -> tuple[State, list[Tensor]]:
+        _check_fit(weights, merged, trainable)
+        _check_fit(weights, state, trainable)
+        velocities, stepped = [], []
+        for v, w, g, learns in zip(state, weights, merged, trainable, strict=True):
+            if learns:
+                v = np.asarray(self.momentum * v + g, v.dtype)
+                g = self.learning_rate * v
+            velocities.append(v)
+            stepped.append(_minus(w, g))
+        return velocities, stepped
+
+
 def _minus(w: Tensor, g: Tensor) -> Tensor:
     """Return ``w - g`` for floats, and a copy of ``w`` for integers and booleans, which are never merged."""
     return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
@@ -142,6 +189,11 @@ def _minus(w: Tensor, g: Tensor) -> Tensor:
 def _check_learning_rate(rate: float) -> None:
     if not (isfinite(rate) and rate > 0):
         raise ConfigError(f"learning_rate must be finite and > 0, got {rate}")
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise ConfigError(f"{name} must be in [0, 1), got {share}")
 
 
 def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
@@ -153,5 +205,5 @@ def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Se
             raise ConfigError(f"tensor {i}: weights are {w.dtype} {w.shape}, but got {o.dtype} {o.shape}")
 
 
-OUTER: Family[OuterOptimizer] = Family("outer optimizer", subtract=Subtract, nesterov=Nesterov)
+OUTER: Family[OuterOptimizer] = Family("outer optimizer", subtract=Subtract, nesterov=Nesterov, fedavgm=FedAvgM)
 """Every outer optimizer by name."""

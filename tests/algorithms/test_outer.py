@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.algorithms.outer import FedAvgM, Nesterov, Subtract
 from ddlf.errors import ConfigError
 
 values = hnp.arrays(np.float32, 4, elements=st.floats(-100, 100, width=32))
-optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov()])
+optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov(), FedAvgM()])
 
 
 def run(outer, weights, updates, trainable=None):
@@ -42,6 +42,21 @@ def test_nesterov_without_momentum_is_subtraction(w, g):
     plain = run(Subtract(), [w], [[g]] * 3)
     for found, expected in zip(run(Nesterov(learning_rate=1, momentum=0), [w], [[g]] * 3), plain, strict=True):
         assert np.array_equal(found[0], expected[0])
+
+
+def test_fedavgm_gives_the_numbers_computed_by_hand():
+    """v1 = 0.1, step 0.5 x 0.1; v2 = 0.8 x 0.1 + 0.2 = 0.28, step 0.14; v3 = 0.224, step 0.112."""
+    updates = [[np.array([0.1])], [np.array([0.2])], [np.array([0.0])]]
+    history = run(FedAvgM(learning_rate=0.5, momentum=0.8), [np.array([1.0])], updates)
+    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.95, 0.81, 0.698], abs=1e-12)
+
+
+@given(w=values, updates=st.lists(values, min_size=1, max_size=6), momentum=st.floats(0, 0.99))
+def test_fedavgm_takes_the_sum_of_all_updates_each_the_less_the_older_it_is(w, updates, momentum):
+    expected = w.astype(np.float64)
+    for t, (found,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
+        expected = expected - sum(momentum ** (t - s) * updates[s].astype(np.float64) for s in range(t + 1))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
 
 
 @given(w=values, g=values)
@@ -100,6 +115,8 @@ def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
         lambda: Nesterov(learning_rate=-1),
         lambda: Nesterov(momentum=1),
         lambda: Nesterov(momentum=-0.1),
+        lambda: FedAvgM(learning_rate=0),
+        lambda: FedAvgM(momentum=1),
     ],
 )
 def test_hyperparameters_out_of_range_are_refused(make):
