@@ -181,6 +181,65 @@ class FedAvgM(Named):
         return velocities, stepped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(Named):
+    """Step each weight by its mean update over the size that its updates usually have (Adam, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g**2
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    As in the source there is no correction of the first rounds, where ``m`` is still small; Flower multiplies its rate by one
+    and begins with ``v = 0``.
+
+    Args:
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        beta2: Share of the previous ``v`` to keep, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2.
+    """
+
+    learning_rate: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_learning_rate(self.learning_rate)
+        _check_share("beta1", self.beta1)
+        _check_share("beta2", self.beta2)
+        if not (isfinite(self.tau) and self.tau > 0):
+            raise ConfigError(f"tau must be finite and > 0, got {self.tau}")
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        squares = [np.full_like(w, self.tau**2 if is_float(w) else 0) for w in weights]
+        return [*(np.zeros_like(w) for w in weights), *squares]
+
+    def update(
+        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
+    ) -> tuple[State, list[Tensor]]:
+        _check_fit(weights, merged, trainable)
+        means, squares = state[: len(weights)], state[len(weights) :]
+        _check_fit(weights, means, trainable)
+        _check_fit(weights, squares, trainable)
+        stepped = []
+        for i, (w, g, learns) in enumerate(zip(weights, merged, trainable, strict=True)):
+            if learns:
+                means[i] = np.asarray(self.beta1 * means[i] + (1 - self.beta1) * g, w.dtype)
+                squares[i] = np.asarray(self.beta2 * squares[i] + (1 - self.beta2) * g * g, w.dtype)
+                g = self.learning_rate * means[i] / (np.sqrt(squares[i]) + self.tau)
+            stepped.append(_minus(w, g))
+        return [*means, *squares], stepped
+
+
 def _minus(w: Tensor, g: Tensor) -> Tensor:
     """Return ``w - g`` for floats, and a copy of ``w`` for integers and booleans, which are never merged."""
     return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
@@ -205,5 +264,7 @@ def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Se
             raise ConfigError(f"tensor {i}: weights are {w.dtype} {w.shape}, but got {o.dtype} {o.shape}")
 
 
-OUTER: Family[OuterOptimizer] = Family("outer optimizer", subtract=Subtract, nesterov=Nesterov, fedavgm=FedAvgM)
+OUTER: Family[OuterOptimizer] = Family(
+    "outer optimizer", subtract=Subtract, nesterov=Nesterov, fedavgm=FedAvgM, fedadam=FedAdam
+)
 """Every outer optimizer by name."""

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddlf.algorithms.outer import FedAvgM, Nesterov, Subtract
+from ddlf.algorithms.outer import FedAdam, FedAvgM, Nesterov, Subtract
 from ddlf.errors import ConfigError
 
 values = hnp.arrays(np.float32, 4, elements=st.floats(-100, 100, width=32))
-optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov(), FedAvgM()])
+optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov(), FedAvgM(), FedAdam()])
 
 
 def run(outer, weights, updates, trainable=None):
@@ -57,6 +57,33 @@ def test_fedavgm_takes_the_sum_of_all_updates_each_the_less_the_older_it_is(w, u
     for t, (found,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
         expected = expected - sum(momentum ** (t - s) * updates[s].astype(np.float64) for s in range(t + 1))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_fedadam_gives_the_numbers_computed_by_hand():
+    """m1 = 0.01, v1 = 0.99e-6 + 1e-4 = 1.0099e-4, step 0.1 x 0.01 / (0.01004938 + 0.001) = 0.0905028;
+    m2 = 0.029, v2 = 0.99 v1 + 4e-4 = 4.999801e-4, step 0.1 x 0.029 / (0.02236023 + 0.001) = 0.1241426."""
+    history = run(FedAdam(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.2])]])
+    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9094972, 0.7853546], abs=1e-7)
+
+
+@given(w=values, updates=st.lists(values, min_size=1, max_size=6), beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99))
+def test_fedadam_divides_the_mean_of_updates_by_the_root_of_the_mean_of_their_squares(w, updates, beta1, beta2):
+    """The source's recursions, written out."""
+    outer, expected = FedAdam(beta1=beta1, beta2=beta2), w.astype(np.float64)
+    for t, (found,) in enumerate(run(outer, [w.astype(np.float64)], [[g.astype(np.float64)] for g in updates])):
+        ages = [t - s for s in range(t + 1)]
+        m = sum((1 - beta1) * beta1**age * updates[t - age].astype(np.float64) for age in ages)
+        v = beta2 ** (t + 1) * 1e-6 + sum(
+            (1 - beta2) * beta2**age * updates[t - age].astype(np.float64) ** 2 for age in ages
+        )
+        expected = expected - 0.1 * m / (np.sqrt(v) + 1e-3)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fedadam_steps_by_its_rate_when_updates_stay_the_same_however_large_they_are():
+    for size in (1.0, 1e4):
+        history = run(FedAdam(), [np.array([0.0])], [[np.array([size])]] * 1000)
+        assert float(history[-2][0][0] - history[-1][0][0]) == pytest.approx(0.1, rel=0.002)
 
 
 @given(w=values, g=values)
@@ -117,6 +144,9 @@ def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
         lambda: Nesterov(momentum=-0.1),
         lambda: FedAvgM(learning_rate=0),
         lambda: FedAvgM(momentum=1),
+        lambda: FedAdam(beta1=1),
+        lambda: FedAdam(beta2=-0.1),
+        lambda: FedAdam(tau=0),
     ],
 )
 def test_hyperparameters_out_of_range_are_refused(make):

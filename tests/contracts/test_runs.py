@@ -35,6 +35,7 @@ ROWS = {
     "subtract": (BOTH, {"outer": "subtract"}),
     "subtract, half": (BOTH, {"outer": "subtract:0.5"}),
     "nesterov": (BOTH, {"outer": "nesterov"}),
+    "fedadam": (BOTH, {"outer": "fedadam"}),
     "fedavgm": (BOTH, {"outer": "fedavgm:0.5,momentum=0.8"}),
     "stop": (BOTH, {"update_policy": "stop"}),
     "reject": (BOTH, {"update_policy": "reject"}),

@@ -75,7 +75,7 @@ WRONG = [
     (dict(codec="topk:2"), "codec 'topk:2': fraction must be in (0, 1], got 2.0; write it as topk:fraction=0.01"),
     (dict(weights_codec="int8"), "weights cannot travel as 'int8': what it loses would never come back; use float32"),
     (dict(outer="nesterov:momentun=1"), "nesterov has no parameter 'momentun', did you mean 'momentum'?"),
-    (dict(outer="adam"), "unknown outer optimizer 'adam'; choose one of subtract, nesterov"),
+    (dict(outer="adam"), "unknown outer optimizer 'adam', did you mean 'fedadam'?"),
     (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),
     (dict(outer=Nesterov), "outer must be an object, got the class Nesterov; write Nesterov()"),
     (dict(outer=NoOptimizer()), "outer must be an outer optimizer or the name of one, got <no optimizer>"),
