@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import trim_mean
 
-from ddlf.algorithms.merge import MERGE, Mean, Median, RunningMerge, TrimmedMean, merged
+from ddlf.algorithms.merge import MERGE, Krum, Mean, Median, RunningMerge, TrimmedMean, merged
 from ddlf.errors import BadUpdate, ConfigError
 
 weighted_mean = partial(merged, Mean())
@@ -121,7 +121,7 @@ def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent
     assert bits(merge.result()) == bits(weighted_mean(updates, [1, 1]))
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25"])
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25", "krum:keep=2"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
 def test_slots_that_are_left_out_change_no_bit_of_the_merge_of_the_others(name, order):
     updates, counts = updates_of(5), [1, 20, 300, 7, 9]
@@ -207,7 +207,7 @@ def test_with_fewer_slots_than_one_in_beta_nothing_is_trimmed():
     assert bits(merged(MERGE.read("trimmed:0.2"), updates, [1] * 4)) == bits(weighted_mean(updates, [1] * 4))
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed:0.25"])
+@pytest.mark.parametrize("name", ["median", "trimmed:0.25", "krum:keep=3"])
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_a_robust_merge_has_the_same_bits_in_any_order_of_arrival(name, order):
     updates = updates_of(4)
@@ -217,7 +217,7 @@ def test_a_robust_merge_has_the_same_bits_in_any_order_of_arrival(name, order):
     assert bits(merge.result()) == bits(merged(MERGE.read(name), updates, [1] * 4))
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed:0.2"])
+@pytest.mark.parametrize("name", ["median", "trimmed:0.2", "krum"])
 def test_a_robust_merge_counts_each_slot_once_whatever_its_samples(name):
     updates = updates_of(5)
     assert bits(merged(MERGE.read(name), updates, [1, 10, 100, 7, 3])) == bits(
@@ -235,7 +235,7 @@ def test_a_robust_merge_stays_within_the_honest_values_whatever_one_slot_of_five
     assert min(honest) <= result <= max(honest)
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.2"])
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.2", "krum"])
 def test_every_rule_refuses_what_does_not_fit_and_names_what_is_missing(name):
     update = [np.float32([1, 2, 3]), np.array(7)]
     merge = MERGE.read(name).start(2, like=update, names=["dense/bias", "counter"])
@@ -266,3 +266,42 @@ def test_rules_are_chosen_by_name():
 def test_a_share_that_cannot_be_left_out_is_refused(beta):
     with pytest.raises(ConfigError, match=r"beta must be in \[0, 0.5\), got .*; write it as trimmed:beta=0.2"):
         MERGE.read(f"trimmed:{beta}")
+
+
+def test_krum_computed_by_hand():
+    """With 4 slots and 1 bad one the nearest other counts: squared distances 1, 0.25, 0.25 and 72.25."""
+    updates = [[np.float32([value])] for value in (0, 1, 1.5, 10)]
+    assert merged(MERGE.read("krum"), updates, [1] * 4)[0] == 1.0, "of two that are as near, that of the lower slot"
+    assert merged(MERGE.read("krum:keep=2"), updates, [1] * 4)[0] == 1.25
+    assert merged(MERGE.read("krum:keep=9"), updates, [1] * 4)[0] == 3.125
+
+
+@given(
+    stacked=hnp.arrays(np.float32, st.tuples(st.integers(1, 7), st.just(5)), elements=st.integers(-8, 8)),
+    bad=st.integers(0, 3),
+    keep=st.integers(1, 7),
+)
+def test_multi_krum_is_the_formula_of_its_source_over_all_tensors(stacked, bad, keep):
+    scores = []
+    for i, one in enumerate(stacked):
+        others = sorted(float(((one - other) ** 2).sum()) for j, other in enumerate(stacked) if j != i)
+        scores.append(sum(others[: max(1, len(stacked) - bad - 2)]))
+    best = sorted(range(len(stacked)), key=scores.__getitem__)[:keep]
+    found = merged(Krum(bad=bad, keep=keep), [[row[:2], row[2:]] for row in stacked], range(1, len(stacked) + 1))
+    np.testing.assert_allclose(np.concatenate(found), stacked[best].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda tensor: tensor * np.float32(1000)])
+def test_krum_takes_no_bad_update_of_one_slot(change):
+    random = np.random.default_rng(0)
+    honest = [[np.float32(1 + 0.1 * random.normal(size=50))] for _ in range(5)]
+    bad = [[change(tensor) for tensor in honest[2]]]
+    mixed = honest[:2] + bad + honest[3:]
+    assert bits(merged(Krum(keep=3), mixed, [1] * 5)) != bits(weighted_mean(mixed, [1] * 5))
+    assert abs(merged(Krum(keep=3), mixed, [1] * 5)[0] - 1).max() < 0.4
+
+
+@pytest.mark.parametrize("values", [{"bad": -1}, {"keep": 0}])
+def test_what_krum_cannot_do_is_refused(values):
+    with pytest.raises(ConfigError):
+        Krum(**values)

@@ -47,7 +47,7 @@ def test_parameters_are_read_with_and_without_their_names_and_written_with_them(
 @pytest.mark.parametrize(
     ("family", "text", "sentence"),
     [
-        (MERGE, "krum", "unknown merge 'krum'; choose one of mean, median, trimmed"),
+        (MERGE, "bulyan", "unknown merge 'bulyan'; choose one of mean, median, trimmed, krum"),
         (MERGE, "", "unknown merge ''; choose one of"),
         (MERGE, "trimed:0.1", "unknown merge 'trimed:0.1', did you mean 'trimmed'?"),
         (MERGE, "median:0.2", "merge 'median:0.2': median has no parameters; write it as median"),

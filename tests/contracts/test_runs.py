@@ -31,6 +31,8 @@ ROWS = {
     "mean": (("sync",), {"merge": "mean"}),
     "median": (("sync",), {"merge": "median"}),
     "trimmed": (("sync",), {"merge": "trimmed:0.34"}),
+    "krum": (("sync",), {"merge": "krum"}),
+    "multi-krum": (("sync",), {"merge": "krum:bad=0,keep=2"}),
     "speed": (("sync",), {"balance": "speed"}),
     "subtract": (BOTH, {"outer": "subtract"}),
     "subtract, half": (BOTH, {"outer": "subtract:0.5"}),
