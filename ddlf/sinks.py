@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from ddlf import facts
+from ddlf.errors import ConfigError
 from ddlf.events import KINDS, Event
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,15 @@ class Events:
 
         Returns:
             Takes the sink off. Safe to call again.
+
+        Raises:
+            ConfigError: The sink is async: nobody would wait for it, so it would never run.
         """
+        if inspect.iscoroutinefunction(sink):
+            raise ConfigError(
+                f"a sink cannot be async, but {sink!r} is: training does not wait for it",
+                hint="make it a plain function, which may put the event into an asyncio.Queue",
+            )
         key = object()
         self._sinks[key] = sink
 

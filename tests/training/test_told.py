@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from ddlf.errors import ConfigError
 from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted
 from ddlf.sinks import from_json, to_json
 from ddlf.testing import FakeRun
@@ -80,3 +81,11 @@ async def test_a_sink_that_raises_changes_nothing_and_a_hook_that_raises_ends_th
     app.on_event = broken
     with pytest.raises(ValueError, match="in the sink"):
         await app.train_model()
+
+
+def test_a_sink_that_is_async_and_would_never_run_is_refused():
+    async def sink(event):
+        """Never awaited."""
+
+    with pytest.raises(ConfigError, match="a sink cannot be async, but .*sink.* is: training does not wait"):
+        FakeRun().subscribe(sink)
