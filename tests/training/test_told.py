@@ -87,5 +87,5 @@ def test_a_sink_that_is_async_and_would_never_run_is_refused():
     async def sink(event):
         """Never awaited."""
 
-    with pytest.raises(ConfigError, match="a sink cannot be async, but .*sink.* is: training does not wait"):
+    with pytest.raises(ConfigError, match=r"a sink cannot be async, but .*sink.* is: training does not wait"):
         FakeRun().subscribe(sink)
