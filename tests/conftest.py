@@ -53,8 +53,9 @@ LONG = ("tests/end_to_end/", "tests/cli/", "tests/worker/", "tests/launch/", "te
 LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("usual", settings.get_profile("thorough"), max_examples=30)
+settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -135,7 +135,7 @@ async def test_a_large_data_file_comes_whole_and_a_master_that_leaves_ends_the_q
 
     async with connected(running.port) as worker:
         assert await worker.run_method(read) == hashlib.sha256(bytes(range(256)) * 4000).hexdigest()
-        monkeypatch.setattr(worker._sources, "answer", answer)
+        monkeypatch.setattr(worker._link._sources, "answer", answer)
         waiting = asyncio.ensure_future(worker.run_method(version))
         assert await asyncio.to_thread(asked.wait, PATIENCE_S)
     hangs.set()
