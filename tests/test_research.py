@@ -26,9 +26,8 @@ async def test_the_app_differs_from_plain_keras_in_at_most_15_lines(name):
     assert 0 < len([line for line in changes if line[1:].strip()]) <= 15
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "digits" else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
 async def test_one_slot_gives_the_metrics_of_plain_keras_in_every_epoch(name, two_workers):
     parts = runpy.run_path(str(FOLDER / f"{name}.py"))
     (kind,) = [part for part in parts.values() if isinstance(part, type) and hasattr(part, "train_sync")]

@@ -32,6 +32,7 @@ def origin():
     return os.getppid(), "tensorflow" in sys.modules or "jax" in sys.modules or "torch" in sys.modules
 
 
+@pytest.mark.slow
 async def test_an_executor_that_is_killed_in_training_is_back_without_an_import_and_the_bits_are_the_same(two_workers):
     def kill(record):
         if record.round == 1:

@@ -151,6 +151,7 @@ async def test_a_method_that_blocks_for_long_is_no_death():
 
 
 @pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.slow
 async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
     runs = []
     for make in (in_process_cluster, in_process_cluster, lambda _: contextlib.nullcontext(two_workers)):

@@ -107,6 +107,7 @@ async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_wo
     assert "lost" in kinds(killed)
 
 
+@pytest.mark.slow
 async def test_fresh_optimizers_are_the_same_everywhere_and_cost_no_bytes(two_workers, no_backups):
     options = dict(HARD, optimizer_state="fresh", width=1000)
     plain = await undisturbed(two_workers, **options)

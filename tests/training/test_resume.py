@@ -75,6 +75,7 @@ async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, opti
     assert resumed.ledger.is_exact(5)
 
 
+@pytest.mark.slow
 async def test_trained_again_an_app_ends_with_the_bits_of_one_training(two_workers):
     one_worker = two_workers.options(workers=[1])
     whole, parts = app(one_worker, **HARD), app(one_worker, **HARD)
