@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType
@@ -39,13 +40,18 @@ def _check_misspelt(app: Any, base: type) -> None:
     for name, value in {**own, **vars(app)}.items():
         if name.startswith("_") or hasattr(base, name) or callable(value) or isinstance(value, property):
             continue
-        near = difflib.get_close_matches(name, set(SETTINGS) - {"callbacks"}, 1, SIMILAR)
+        near = _settings_like(name)
         # One that is of another type, or that the app's own methods read, is theirs.
         if near and _alike(value, getattr(base, near[0])) and not _is_read(type(app), base, name):
             raise ConfigError(
                 f"{type(app).__name__}.{name} is no setting, so it would have no effect; did you mean {near[0]}?",
                 hint=f"give it a name of another kind if it is something else than {near[0]}",
             )
+
+
+@cache
+def _settings_like(name: str) -> list[str]:
+    return difflib.get_close_matches(name, [known for known in SETTINGS if known != "callbacks"], 1, SIMILAR)
 
 
 def _alike(value: Any, setting: Any) -> bool:
