@@ -25,7 +25,9 @@ async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stoppe
     app.mode = mode
     assert not app.stop_training()
     records = await app.train_model()
-    assert (len(records), app.answers) == (2, [True, True])
+    # The other slot's update may have come, and counts, before the hook of the second one was asked.
+    assert len(records) == 2 or (mode == "async" and len(records) == 3)
+    assert app.answers == [True, True]
     assert not app.stop_training()
     app.on_round = lambda record: None
     assert len(await app.train_sync()) == 5
