@@ -206,6 +206,26 @@ class SlotFinished(SlotEvent):
     """A worker has brought the update of a slot."""
 
 
+class UpdateArrived(SlotEvent):
+    """The master has the update of a slot, and has not looked at it yet.
+
+    Args:
+        samples: Samples that it was trained on.
+        epochs: Local epochs in it.
+        compute_s: Seconds of local training, on the worker's clock.
+        transfer_s: The other seconds from sending the weights to having the update.
+        bytes_out: Bytes sent for it.
+        bytes_back: Bytes received for it.
+    """
+
+    samples: int
+    epochs: int
+    compute_s: float
+    transfer_s: float
+    bytes_out: int
+    bytes_back: int
+
+
 class SlotBackedUp(SlotEvent):
     """A slot is late, and this second worker is about to compute it, too."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import Indices, partition, smooth_speed
 from ddlf.cluster.cluster import Cluster
-from ddlf.events import SlotsChanged
+from ddlf.events import SlotsChanged, UpdateArrived
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import Reply, Task
@@ -299,6 +299,19 @@ class Run:
             avoid: Workers that are not to carry it, as long as there is another one.
         """
         reply: Reply = await self.crew.carry(slot, number, partial(self._exchange.send, make), avoid=avoid)
+        self.crew.emit(
+            UpdateArrived(
+                round=number + 1,
+                slot=slot + 1,
+                worker=reply.worker,
+                samples=reply.samples,
+                epochs=reply.task.epochs,
+                compute_s=reply.compute_s,
+                transfer_s=reply.elapsed_s - reply.compute_s,
+                bytes_out=reply.bytes_out,
+                bytes_back=reply.bytes_back,
+            )
+        )
         return reply
 
     def grow(self, number: int) -> range:

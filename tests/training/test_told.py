@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted
+from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted, UpdateArrived
 from ddlf.sinks import from_json, to_json
 from ddlf.testing import FakeRun
 
@@ -37,6 +37,19 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
     assert told[-1] == RunEnded(how="complete", version=records[-1].version)
     for event in told:
         assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
+
+
+async def test_what_each_update_cost_is_told_and_the_record_has_the_slowest():
+    app, told = followed(slots=3)
+    records = await app.train_model()
+    for record in records:
+        arrived = [event for event in of(UpdateArrived, told) if event.round == record.round]
+        assert sorted(event.slot for event in arrived) == [1, 2, 3]
+        assert {event.slot: event.worker for event in arrived} == dict(enumerate(record.workers, 1))
+        assert sum(event.samples for event in arrived) == record.samples
+        assert max(event.compute_s for event in arrived) == record.compute_s
+        assert max(event.transfer_s for event in arrived) == pytest.approx(record.transfer_s)
+        assert {event.epochs for event in arrived} == {record.epochs}
 
 
 @pytest.mark.parametrize("how", ["converged", "stopped", "failed", "cancelled"])
