@@ -68,6 +68,7 @@ class IApp(Settings):
         await app.evaluate_model()
     """
 
+    _is_training = False
     _run = ""
     _content = ""
     _optimizer: Mapping[str, Any] = {}  # that of the workers, described

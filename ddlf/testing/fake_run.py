@@ -249,13 +249,13 @@ class _Turns:
 
 
 @asynccontextmanager
-async def _crew_of(app: FakeRun, seed: int, *, backups: bool) -> AsyncIterator[tuple[Crew, int]]:
+async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str) -> AsyncIterator[tuple[Crew, int]]:
     """As ``opening.crew_of``, with workers that need no preparation."""
 
     async def open_worker(worker: Any) -> None:
         worker.open(app)
 
-    app._run, app._content = "a run", "made up"
+    app._run, app._content = run, "made up"
     app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": app.learning_rate}
     cluster: Any = app.cluster
     async with (

@@ -70,9 +70,8 @@ class Crew:
         self.losses = 0
         self.fixed_slots: int | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._known_as: dict[
-            int, str
-        ] = {}  # what each worker is when it comes: "opened" at the beginning, "joined" or "back"
+        # What each worker is when it comes: "opened" at the beginning, "joined" or "back".
+        self._known_as: dict[int, str] = {}
         self._waking: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._last_loss: Exception | None = None
@@ -309,6 +308,8 @@ class Crew:
             self.emit(events.WorkerReturned(**who))
         elif self._known_as[worker.id] == "joined":
             self.emit(events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
+        else:
+            self.emit(events.WorkerReady(**who))
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
         """A worker is not there yet; it is tried again."""

@@ -38,9 +38,9 @@ class Opening:
 
     Args:
         app: The user's ``IApp``, as it is before this side loads and builds.
+        run: Names the training run on the workers.
 
     Attributes:
-        run: Names the training run on the workers.
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
         wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
         opened: What each worker has, by its number.
@@ -50,9 +50,9 @@ class Opening:
         NotPicklable: The app holds something that cannot be sent.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, run: str) -> None:
         self.app = app
-        self.run = secrets.token_hex(8)
+        self.run = run
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
         self.opened: dict[int, dict[str, Any]] = {}
@@ -161,19 +161,22 @@ class Opening:
 
 
 @contextlib.asynccontextmanager
-async def crew_of(app: Any, seed: int | None = None, *, backups: bool = True) -> AsyncIterator[tuple[Crew, int]]:
+async def crew_of(
+    app: Any, seed: int | None = None, *, backups: bool = True, run: str | None = None
+) -> AsyncIterator[tuple[Crew, int]]:
     """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
 
     Args:
         app: The user's ``IApp``.
         seed: Of the initial weights, when the model is made here; by default the attribute.
         backups: As in ``Crew``.
+        run: Names the run; by default it gets a name that nothing else has.
 
     Yields:
         The crew, and the number of training samples.
     """
     begin = time.perf_counter()
-    opening = Opening(app)
+    opening = Opening(app, run or secrets.token_hex(8))
     await app.connect()
     try:
         async with (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.weights import is_float_type
-from ddlf.errors import AppError, ConfigError
+from ddlf.errors import AppError, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.record import History
 from ddlf.roles import callbacks
@@ -70,9 +71,15 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
 
     Returns:
         The records of this run; the app's ``history`` has those of the runs that it goes on from, too.
+
+    Raises:
+        LeaseError: The app is being trained already; nothing is told of this one.
     """
     settings, rule = check(app, mode, *given, fresh=fresh), ALGORITHMS[mode]
-    async with _told(app, settings), crew_of(app, settings["seed"], backups=rule.backups) as (crew, samples):
+    async with (
+        _told(app, settings) as name,
+        crew_of(app, settings["seed"], backups=rule.backups, run=name) as (crew, samples),
+    ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         for sentence in callbacks.warnings(app.callbacks):
@@ -113,21 +120,30 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
 
 
 @contextlib.asynccontextmanager
-async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[None]:
-    """Tell that a run begins, and how it has ended."""
+async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
+    """Tell that a run begins, and how it has ended; yields its name."""
+    if app._is_training:
+        raise LeaseError(
+            "this app is in another training run of this program",
+            hint="wait until that has ended, or train another object",
+        )
+    run, before = secrets.token_hex(8), app._progress
+    app._is_training = True
     facts = {name: settings[name] for name in ("mode", "worker_epochs", "batch_size", "seed")}
-    app._tell(RunBegan(app=type(app).__name__, epochs=settings["master_epochs"], **facts))
+    app._tell(RunBegan(run=run, app=type(app).__name__, epochs=settings["master_epochs"], **facts))
     how: How = "failed"
     why = ""
     try:
-        yield
+        yield run
         how = "converged" if app._progress.converged else "complete" if app._progress.is_complete else "stopped"
     except BaseException as error:
         how = "failed" if isinstance(error, Exception) else "cancelled"
         why = str(error)
         raise
     finally:
-        app._tell(RunEnded(how=how, version=app._progress.version if app._progress else 0, why=why))
+        app._is_training = False
+        version = 0 if app._progress is before else app._progress.version
+        app._tell(RunEnded(run=run, how=how, version=version, why=why))
 
 
 async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Run:

@@ -75,10 +75,11 @@ have, and from where. All are checked before anything is connected or started, a
 EVENTS = """\
 # Events
 
-Made from `ddlf/events.py` by `python docs/reference`.
+Made from `ddlf/events/` by `python docs/reference`.
 
-What happens in a run is told as values, to all that `app.subscribe(sink)` was called with, in the order in which it happens, on the master. Rounds,
-slots and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the texts `"NaN"`,
+What happens in a run is told as values, to all that `app.subscribe(sink)` was called with, in the order in which it happens, on the master. Those on
+workers as such, from `WorkerConnected` on, go to all that `cluster.subscribe(sink)` was called with, and to the app's during its run. Rounds, slots
+and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the texts `"NaN"`,
 `"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
 """
 PAGES = {

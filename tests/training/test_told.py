@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ddlf.errors import ConfigError
-from ddlf.events import CheckpointWritten, Committed, RunEnded, SlotFinished, SlotStarted, UpdateArrived
+from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.events import CheckpointWritten, Committed, RunBegan, RunEnded, SlotFinished, SlotStarted, UpdateArrived
 from ddlf.sinks import from_json, to_json
 from ddlf.testing import FakeRun
 
@@ -27,14 +27,14 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
     app, told = followed(mode=mode, checkpoint=tmp_path, slots=2)
     records = await app.train_model()
     names = [type(event).__name__ for event in told]
-    assert names[:3] == ["RunBegan", "TrainingBegan", "SlotStarted"]
+    assert [name for name in names if name != "WorkerReady"][:3] == ["RunBegan", "TrainingBegan", "SlotStarted"]
     assert names[-1] == "RunEnded"
     assert [event.record for event in of(Committed, told)] == records
     assert sorted(event.version for event in of(CheckpointWritten, told)) == [record.version for record in records]
     places = [(event.round, event.slot) for event in of(SlotStarted, told)]
     assert sorted(places) == [(number, slot) for number in range(1, 5) for slot in (1, 2)]
     assert sorted(places) == sorted((event.round, event.slot) for event in of(SlotFinished, told))
-    assert told[-1] == RunEnded(how="complete", version=records[-1].version)
+    assert told[-1] == RunEnded(run=told[0].run, how="complete", version=records[-1].version)
     for event in told:
         assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
 
@@ -72,6 +72,27 @@ async def test_how_a_run_has_ended_is_the_last_thing_told(how):
     assert told[-1].how == how
     assert told[-1].version >= 1
     assert told[-1].why == ("in on_round" if how == "failed" else "")
+
+
+async def test_a_training_of_an_app_that_trains_is_refused_and_tells_nothing_among_what_the_first_one_tells():
+    app, told = followed()
+    outcomes = await asyncio.gather(app.train_model(), app.train_model(), return_exceptions=True)
+    assert len(outcomes[0]) == 4
+    assert "this app is in another training run of this program; wait until" in str(outcomes[1])
+    assert [event.run for event in of((RunBegan, RunEnded), told)] == [told[0].run] * 2
+    await app.train_model()
+    runs = [event.run for event in of((RunBegan, RunEnded), told)]
+    assert runs == [runs[0]] * 2 + [runs[2]] * 2
+    assert len(set(runs)) == 2
+
+
+async def test_a_run_that_fails_before_its_training_began_has_come_to_nothing_whatever_the_one_before_came_to(tmp_path):
+    app, told = followed()
+    await app.train_model()
+    app.slots = 3
+    with pytest.raises(CheckpointMismatch):
+        await app.train_model()
+    assert [(event.how, event.version) for event in of(RunEnded, told)] == [("complete", 4), ("failed", 0)]
 
 
 async def test_a_sink_sees_the_weights_of_the_round_that_was_committed():

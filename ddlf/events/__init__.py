@@ -1,0 +1,119 @@
+"""What happens in a run and on a cluster, as values with facts only; whoever shows it, writes it down or reacts to it subscribes.
+
+Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/observe``; only reasons (``why``) are texts here, as errors give them.
+"""
+
+from ddlf.events import checkpoints, cluster, phases, run, slots, workers
+from ddlf.events.checkpoints import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointWritten,
+)
+from ddlf.events.cluster import (
+    ClusterEvent,
+    ExecutorEnded,
+    Stream,
+    WorkerConnected,
+    WorkerDisconnected,
+    WorkerWrote,
+)
+from ddlf.events.event import (
+    Event,
+)
+from ddlf.events.phases import (
+    PhaseBegan,
+    PhaseEnded,
+    PhaseEvent,
+    PhaseMoved,
+    What,
+)
+from ddlf.events.run import (
+    Committed,
+    DataLoaded,
+    Evaluated,
+    How,
+    ModelBuilt,
+    ModelSaved,
+    NothingToTrain,
+    RunBegan,
+    RunEnded,
+    TrainingBegan,
+    Warned,
+)
+from ddlf.events.slots import (
+    ResidualDropped,
+    SlotBackedUp,
+    SlotEvent,
+    SlotFinished,
+    SlotMoved,
+    SlotsChanged,
+    SlotStarted,
+    UpdateArrived,
+    UpdateClipped,
+    UpdateRejected,
+)
+from ddlf.events.workers import (
+    WaitingForWorkers,
+    WorkerEvent,
+    WorkerGone,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReady,
+    WorkerReturned,
+)
+
+__all__ = [
+    "KINDS",
+    "CheckpointDamaged",
+    "CheckpointFailed",
+    "CheckpointWritten",
+    "ClusterEvent",
+    "Committed",
+    "DataLoaded",
+    "Evaluated",
+    "Event",
+    "ExecutorEnded",
+    "How",
+    "ModelBuilt",
+    "ModelSaved",
+    "NothingToTrain",
+    "PhaseBegan",
+    "PhaseEnded",
+    "PhaseEvent",
+    "PhaseMoved",
+    "ResidualDropped",
+    "RunBegan",
+    "RunEnded",
+    "SlotBackedUp",
+    "SlotEvent",
+    "SlotFinished",
+    "SlotMoved",
+    "SlotStarted",
+    "SlotsChanged",
+    "Stream",
+    "TrainingBegan",
+    "UpdateArrived",
+    "UpdateClipped",
+    "UpdateRejected",
+    "WaitingForWorkers",
+    "Warned",
+    "What",
+    "WorkerConnected",
+    "WorkerDisconnected",
+    "WorkerEvent",
+    "WorkerGone",
+    "WorkerJoined",
+    "WorkerLost",
+    "WorkerReady",
+    "WorkerReturned",
+    "WorkerWrote",
+]
+
+BASES = (ClusterEvent, PhaseEvent, SlotEvent, WorkerEvent)
+KINDS: dict[str, type[Event]] = {
+    name: kind
+    for module in (run, phases, slots, workers, checkpoints, cluster)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, *BASES)
+}
+"""All events by name, in the order in which they are described."""
