@@ -137,8 +137,7 @@ class Local(Launcher):
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await _read_line(read_fd)
         except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()  # nobody would know it, and it may hold the port that the next one is to have
+            await _end(process)  # nobody would know it, and it may hold the port that the next one is to have
             if isinstance(error, TimeoutError):
                 raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
             raise
@@ -160,21 +159,24 @@ class Local(Launcher):
 
     async def _end_all(self) -> None:
         processes, self._started, self._processes = self._started, [], []
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        for process in processes:
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+        await asyncio.gather(*map(_end, processes))
         template, self._template = self._template, None
         if template is not None:
             await template.close()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Let it end tidily, so that it removes its folder; by force if that takes too long."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 _early: Template | None = None
