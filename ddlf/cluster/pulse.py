@@ -1,9 +1,9 @@
 """Says for a master whose event loop is held up that its process lives. Runs on the master, in one thread for all its workers.
 
 Heartbeats come from the event loop. User code may hold that up for longer than ``dead_after_s``: it imports Keras, downloads data, evaluates a model
-between two awaits, or does not run the loop at all for a while. That is no death, so a thread watches whether heartbeats were sent; when they were
-not, it opens a control connection of its own, in an event loop of its own, and gives signs of life there until the other loop goes on. A process that
-is stopped or killed stops this thread as well. While the loop runs, the thread costs two glances per second.
+between two awaits, or does not run the loop at all for a while. That is no death as long as the loop may run again, so a thread watches whether
+heartbeats were sent; when they were not, it opens a control connection of its own, in an event loop of its own, and gives signs of life there until
+the other loop goes on. A process that is stopped or killed stops this thread as well. While the loop runs, the thread costs two glances per second.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Pulse:
         self._beat = dumps([[session], {}])
         self.heartbeat_s = heartbeat_s
         self.speaking = False
+        self._loop = asyncio.get_running_loop()
         self.beaten()
         _watcher.add(self)
 
@@ -50,6 +51,11 @@ class Pulse:
     def end(self) -> None:
         """The master has left the worker. Safe to call again."""
         _watcher.remove(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the event loop was closed before the cluster was: it will never use its workers again."""
+        return self._loop.is_closed()
 
     @property
     def is_late(self) -> bool:
@@ -69,7 +75,7 @@ class Pulse:
                     await self._dial(), lambda frame: None, lambda reason: None, limits=CONTROL_LIMITS
                 )
                 try:
-                    while self.is_late and _watcher.knows(self):
+                    while self.is_late and not self.is_over and _watcher.knows(self):
                         connection.send(Kind.REQUEST, 0, "beat", self._beat)
                         await asyncio.sleep(self.heartbeat_s)
                 finally:
@@ -104,6 +110,7 @@ class _Watcher:
         tasks: set[asyncio.Task[None]] = set()
         while True:
             with self._lock:
+                self._pulses = {pulse for pulse in self._pulses if not pulse.is_over}
                 pulses = list(self._pulses)
                 if not pulses:
                     self._running = False
