@@ -43,6 +43,6 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
 
 def python(code: str) -> str:
     """What a new Python process prints that runs this code."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    ).stdout
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout

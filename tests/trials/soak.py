@@ -40,7 +40,8 @@ SAMPLES = 100
 WARM_UP = 0.2
 CALLERS = 4
 SETTLE_S = 1.0
-"""After a cluster was closed, until its heartbeats' thread and the worker's sockets are gone too: at most half of it."""
+"""Until what ends by itself is gone: when a cluster was closed, its heartbeats' thread and the worker's sockets; when a long count
+held up the event loop, the connection of that thread. At most half of it."""
 SLOPE_MIB_PER_HOUR = 1.0
 
 
@@ -151,7 +152,9 @@ async def transfers(workers: Workers, daemon: int, port: int, options: argparse.
             del back
             watch.step()
             if transfer == options.transfers // 10:
+                await asyncio.sleep(SETTLE_S)
                 watch.count()
+        await asyncio.sleep(SETTLE_S)
         watch.count()
     return watch
 
