@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.cli.options import named_cluster
 from ddlf.errors import DDLFError
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
-    from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.proxy import ProxyWorker
 
 CALLS = 200
@@ -95,8 +95,9 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
     return Way(latency, calls[CALLS * 99 // 100], there_mbs, back_mbs)
 
 
-async def bench(cluster: Cluster, options: argparse.Namespace) -> int:
+async def bench(options: argparse.Namespace) -> int:
     """Measure each worker and print a line for it; return the exit code."""
+    cluster = named_cluster(options, guest=True)
     found: list[Way | DDLFError] = []
     for worker in cluster.workers:
         try:

@@ -6,11 +6,17 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.options import named_cluster
 from ddlf.errors import DDLFError, LeaseError, RequestTimeout
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
+
+
+async def command(options: argparse.Namespace) -> int:
+    """``clean`` the workers that the options name: no guest, for what is freed must be nobody else's."""
+    return await clean(named_cluster(options).workers, options)
 
 
 async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:

@@ -31,8 +31,9 @@ ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 
 
-def run_file(path: Path, options: argparse.Namespace) -> int:
+def run_file(options: argparse.Namespace) -> int:
     """Run the app in a file; return the exit code."""
+    path: Path = options.app
 
     def find() -> Any:
         if _will_train_here(path, options):

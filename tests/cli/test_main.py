@@ -1,16 +1,20 @@
 """The ``ddlf`` command: its help, tokens, and looking after workers that run elsewhere."""
 
+import argparse
 import getpass
+import importlib
 import json
 import os
 import platform
 import re
+import shlex
 import stat
 import subprocess
 import sys
 
 import pytest
 
+from ddlf.cli import verbs
 from ddlf.cli.bench import Way, slow
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
@@ -81,7 +85,7 @@ def test_help_shows_first_steps_and_every_command():
     ("arguments", "sentence"),
     [
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
-        (["xyz"], "unknown command 'xyz'; there are: run, status, bench, stop, clean, token"),
+        (["xyz"], "unknown command 'xyz'; there are: run, status, stop, clean, bench, config, token"),
         (["-c", "x.yaml", "status"], "-c stands before the command; write: ddlf status -c ..."),
         (["stop", "--hosts", ""], "argument --hosts: names no worker, got ''"),
         (["run", "app.py", "--hosts", ","], "argument --hosts: names no worker, got ','"),
@@ -102,6 +106,36 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(arguments, sentenc
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
+
+
+def every_parser(one):
+    """The parsers of the verbs of one, and of their actions."""
+    verbs_of = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+    below = [parser for action in verbs_of for parser in action.choices.values()]
+    return below + [parser for each in below for parser in every_parser(each)]
+
+
+def test_the_help_shows_every_verb_once_in_its_group():
+    top = verbs.parser()
+    assert sorted(name for names in verbs.GROUPS.values() for name in names) == sorted(top.verbs.choices)
+    text = top.format_help()
+    for title, names in verbs.GROUPS.items():
+        group = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in group.splitlines() if line[2] != " "] == list(names)
+
+
+@pytest.mark.parametrize("one", every_parser(verbs.parser()), ids=lambda one: one.prog)
+def test_every_verb_has_examples_that_can_be_parsed_and_a_function_that_there_is(one):
+    examples = (one.epilog or "").partition("examples:\n")[2].splitlines()
+    assert examples
+    for line in examples:
+        assert line.strip().startswith(("ddlf ", "eval ", "ssh ")), line
+        for part in re.findall(r"ddlf [^|&;)]*", line.split("#")[0]):
+            assert verbs.parser().parse_args(shlex.split(part)[1:]).act
+    act = one.get_default("act")
+    if act:
+        module, _, function = act.partition(":")
+        assert callable(getattr(importlib.import_module(f"ddlf.cli.{module}"), function))
 
 
 def test_help_is_a_command_too():

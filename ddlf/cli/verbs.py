@@ -1,0 +1,240 @@
+"""What the command line of ``ddlf`` has: each verb with its options, its examples, and the function that does it. Imports nothing of weight."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser, addresses, number
+from ddlf.version import __version__
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[Parser]
+
+GROUPS = {
+    "train": ("run",),
+    "cluster": ("status", "stop", "clean", "bench"),
+    "setup": ("config", "token"),
+}
+"""The verbs in the order in which ``ddlf --help`` shows them."""
+TOKEN_PLACE = "this user's configuration folder"
+
+
+class TopParser(Parser):
+    """The parser of ``ddlf``, whose help shows the verbs in groups."""
+
+    verbs: Verbs
+
+    def format_help(self) -> str:
+        """See argparse."""
+        formatter = self._get_formatter()
+        formatter.add_usage(None, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        lines = {action.dest: action for action in self.verbs._choices_actions}
+        for title, names in GROUPS.items():
+            formatter.start_section(title)
+            formatter.add_arguments([lines[name] for name in names])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+
+def parser() -> TopParser:
+    """All verbs and their options."""
+    result = TopParser(
+        prog="ddlf",
+        description="Train unchanged Keras models on the machines you have.",
+        epilog="first steps:\n"
+        "  ddlf run apps/digits_cnn.py --local 2      two workers on this machine\n"
+        "  ddlf-worker --port 9000                    a worker, on each machine\n"
+        "  ddlf run apps/mnist_cnn.py -c cluster.yaml",
+    )
+    result.add_argument("--version", action="version", version=f"ddlf {__version__}")
+    result.add_argument("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
+    result.verbs = verbs = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    _train(verbs)
+    _cluster(verbs)
+    _setup(verbs)
+    return result
+
+
+def _verb(verbs: Verbs, name: str, act: str, help: str, description: str, *examples: str) -> Parser:
+    """Add a verb.
+
+    Args:
+        verbs: Those of ``ddlf``, or of a verb that has actions.
+        name: Of the verb.
+        act: The function that does it, as ``"module:function"`` below ``ddlf.cli``: takes the parsed options, returns the exit code; may be async.
+        help: For the list of verbs.
+        description: On top of its own help.
+        examples: Whole commands.
+    """
+    result = verbs.add_parser(name, help=help, description=description, epilog=_examples(*examples))
+    result.set_defaults(act=act)
+    return result
+
+
+def _examples(*lines: str) -> str:
+    return "\n  ".join(["examples:", *lines])
+
+
+def _train(verbs: Verbs) -> None:
+    run = _verb(
+        verbs,
+        "run",
+        "run:run_file",
+        "run an app on a cluster",
+        "Run an app on a cluster.",
+        "ddlf run app.py                                # 2 workers on this machine, or those of ./cluster.yaml",
+        "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
+        "ddlf run app.py -c cluster.yaml -p learning_rate=0.05",
+        "ddlf run app.py --checkpoint runs/a --resume auto    # the same command goes on where it ended",
+    )
+    run.add_argument(
+        "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
+    )
+    run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
+    add_options(run)
+
+
+def _cluster(verbs: Verbs) -> None:
+    status = _verb(
+        verbs,
+        "status",
+        "status:status",
+        "show what the workers do",
+        "Show what the workers do.",
+        "ddlf status",
+        "ddlf status -c cluster.yaml --json",
+    )
+    _add_cluster(status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+    stop = _verb(
+        verbs,
+        "stop",
+        "status:stop",
+        "end workers, or what they run",
+        "End the workers of a cluster.",
+        "ddlf stop -c cluster.yaml",
+        "ddlf stop --restart           # the workers stay, what they run ends",
+        "ddlf stop --restart --force   # also if it is somebody else's run",
+    )
+    _add_cluster(stop)
+    stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
+    stop.add_argument("--force", action="store_true", help="also while somebody's run uses them, which fails then")
+
+    clean = _verb(
+        verbs,
+        "clean",
+        "clean:command",
+        "free what earlier runs left on the workers",
+        "Free data, models and variables that earlier runs left on the workers.",
+        "ddlf clean -c cluster.yaml",
+        "ddlf clean --methods          # hosted methods, too",
+    )
+    _add_cluster(clean)
+    clean.add_argument("--methods", action="store_true", help="forget hosted methods, too")
+
+    bench = _verb(
+        verbs,
+        "bench",
+        "bench:bench",
+        "measure the way to each worker",
+        "Measure latency and speed of the way to each worker.",
+        "ddlf bench -c cluster.yaml",
+        "ddlf bench --hosts 10.0.0.11:9000 --megabytes 100",
+    )
+    _add_cluster(bench)
+    bench.add_argument(
+        "--megabytes", type=number("megabytes", 1, 1000), default=32, metavar="N", help="of a transfer (default: 32)"
+    )
+    bench.add_argument(
+        "--limit", type=number("limit", 1), default=60, metavar="S", help="seconds for one worker (default: 60)"
+    )
+    bench.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _setup(verbs: Verbs) -> None:
+    config = verbs.add_parser(
+        "config",
+        help="show the settings of a run",
+        description="The settings of a run.",
+        epilog=_examples("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
+    )
+    shows = config.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
+    show = _verb(
+        shows,
+        "show",
+        "show:show",
+        "each setting and its value",
+        "Each setting and its value, as ddlf run would have it.",
+        "ddlf config show --origin",
+        "ddlf config show app.py --mode async --origin",
+    )
+    show.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
+    show.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
+    show.add_argument("--origin", action="store_true", help="say where each value comes from")
+    add_options(show)
+
+    token = verbs.add_parser(
+        "token",
+        help="make or show the token",
+        description="The secret that master and workers share.",
+        epilog=_examples(
+            "ddlf token new      # once, on the master; it says how to copy it",
+            "ddlf token paste    # on another machine",
+        ),
+    )
+    actions = token.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
+    new = _verb(
+        actions,
+        "new",
+        "token:new",
+        "write a new token",
+        "Write a new token for this user.",
+        "ddlf token new",
+        "ddlf token new --token-file lab-token",
+    )
+    new.add_argument("--token-file", type=Path, help=f"where to (default: {TOKEN_PLACE})")
+    paste = _verb(
+        actions,
+        "paste",
+        "token:paste",
+        "write the token of another machine",
+        "Write the token of another machine to its place on this one. It is read from the terminal, without showing it, or "
+        "from standard input.",
+        "ddlf token paste",
+        "ssh pc01 ddlf token show | ddlf token paste",
+    )
+    paste.add_argument("--token-file", type=Path, help=f"where to (default: {TOKEN_PLACE})")
+    shown = _verb(
+        actions,
+        "show",
+        "token:show",
+        "show the token to copy it",
+        "Show where the token is, and the token itself.",
+        "ddlf token show",
+    )
+    shown.add_argument("--token-file", type=Path, help="where it is")
+
+
+def _add_cluster(parser: Parser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "-c", "--config", type=Path, metavar="PATH", help="cluster file (default: $DDLF_CONFIG, ./cluster.yaml)"
+    )
+    one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    parser.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+    parser.add_argument(
+        "--timeout", type=number("timeout", 1), default=5, metavar="S", help="seconds to wait (default: 5)"
+    )
+    parser.add_argument(
+        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
+    )
