@@ -1,4 +1,4 @@
-"""Train a small CNN on scikit-learn's handwritten digits: real data that comes with the package, so nothing is downloaded.
+"""Train a small CNN on handwritten digits: real data that comes with DDLF, so nothing is downloaded.
 
 python apps/digits_cnn.py --local 2
 """
@@ -15,15 +15,7 @@ class DigitsCNN(ddlf.IApp):
     learning_rate = 0.1
 
     async def load_dataset(self):
-        import numpy as np
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        x = (digits.images / 16 - 0.5).astype("float32")[..., None]
-        y = np.eye(10, dtype="float32")[digits.target]
-        test = np.arange(len(x)) % 5 == 0
-        self.x_train, self.y_train = x[~test], y[~test]
-        self.x_test, self.y_test = x[test], y[test]
+        (self.x_train, self.y_train), (self.x_test, self.y_test) = ddlf.load_digits()
 
     async def create_model(self):
         import keras

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker as ProxyWorker
     from ddlf.config.cluster_file import read_config as read_config
     from ddlf.data.datasets import load_cifar10 as load_cifar10
+    from ddlf.data.datasets import load_digits as load_digits
     from ddlf.data.datasets import load_mnist as load_mnist
     from ddlf.errors import DDLFError as DDLFError
     from ddlf.errors import ExecutorCrashed as ExecutorCrashed
@@ -40,7 +41,7 @@ _HOMES = {
     "ddlf.iworker": ("IWorker",),
     "ddlf.script": ("main", "run"),
     "ddlf.wire.messages": ("Request", "Response"),
-    "ddlf.data.datasets": ("load_cifar10", "load_mnist"),
+    "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
     "ddlf.worker.methods": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),
 }

@@ -57,6 +57,7 @@ def add_options(parser: Parser) -> None:
         metavar="KEY=VALUE",
         help="set an attribute of the app; may be repeated",
     )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and train nothing")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
     parser.add_argument(
         "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"

@@ -55,6 +55,8 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     When this is wrong nothing but time is lost.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
+        if options.dry_run:
+            return False
         return path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8") and new_workers(options)
     return False
 
@@ -102,6 +104,10 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
 
             check_path(options.save)
         await app._check()
+    if options.dry_run:
+        from ddlf.cli.dry_run import plan
+
+        return await plan(app if is_app else target, cluster, described, options)
     say(f"cluster   {described}")
     if is_app and new_workers(options):  # the workers' template imports it now, too
         asyncio.get_running_loop().run_in_executor(None, import_keras)
@@ -210,7 +216,7 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     from ddlf.cluster.cluster import Cluster
     from ddlf.config.addresses import find_config
 
-    more = {"takeover": options.takeover, "pickle_results": options.pickle_results}
+    more = {"takeover": options.takeover, "pickle_results": options.pickle_results, "guest": options.dry_run}
     if options.hosts:
         cluster = named_cluster(options, **more)
         return cluster, f"--hosts ({_workers(cluster.N)})"

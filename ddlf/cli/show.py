@@ -26,9 +26,9 @@ def show(options: argparse.Namespace) -> int:
     if not isinstance(target, type):
         raise ConfigError(f"{target.__name__} in {options.app} is no app, and so has no settings")
     app = prepare_app(target, None, options)
-    rows = list(_rows(app, options))
-    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for name, value, where in rows:
+    found = list(rows(app, options))
+    names, values = (max(len(row[column]) for row in found) for column in (0, 1))
+    for name, value, where in found:
         only = SETTINGS[name].only if name in SETTINGS else None
         unused = f"  not used by {app.mode}" if only and only != app.mode else ""
         print(f"{name:<{names}}  {value:<{values}}  {where if options.origin else ''}".rstrip() + unused)
@@ -40,7 +40,7 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+def rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """Name, value and origin of each setting: those of the app, then what the cluster file says about the cluster itself."""
     path = None if options.local or options.hosts or options.launcher else find_config(options.config)
     lines = lines_of_run(path) if path else {}

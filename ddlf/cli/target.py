@@ -113,7 +113,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
 
 
 def _all_given(options: argparse.Namespace) -> list[str]:
-    return given(options, (*OF_A_CLUSTER, *OF_AN_APP)) + ["-p"] * bool(options.parameters)
+    return given(options, (*OF_A_CLUSTER, *OF_AN_APP, "dry_run")) + ["-p"] * bool(options.parameters)
 
 
 def _check_file(path: Path) -> None:

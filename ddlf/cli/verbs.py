@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[Parser]
 
 GROUPS = {
-    "train": ("run",),
+    "train": ("run", "new", "demo"),
     "cluster": ("status", "stop", "clean", "bench"),
-    "setup": ("config", "token"),
+    "setup": ("doctor", "env", "config", "token", "completion"),
 }
 """The verbs in the order in which ``ddlf --help`` shows them."""
 TOKEN_PLACE = "this user's configuration folder"
@@ -50,9 +50,12 @@ def parser() -> TopParser:
         prog="ddlf",
         description="Train unchanged Keras models on the machines you have.",
         epilog="first steps:\n"
-        "  ddlf run apps/digits_cnn.py --local 2      two workers on this machine\n"
-        "  ddlf-worker --port 9000                    a worker, on each machine\n"
-        "  ddlf run apps/mnist_cnn.py -c cluster.yaml",
+        "  ddlf demo                          train on two workers on this machine\n"
+        "  ddlf new lab && cd lab             a project of your own\n"
+        "  ddlf run app.py --local 2\n"
+        "  ddlf-worker --port 9000            a worker, on each machine\n"
+        "  ddlf run app.py -c cluster.yaml    on them\n"
+        "  ddlf doctor -c cluster.yaml        when something is wrong",
     )
     result.add_argument("--version", action="version", version=f"ddlf {__version__}")
     result.add_argument("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
@@ -94,12 +97,43 @@ def _train(verbs: Verbs) -> None:
         "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
         "ddlf run app.py -c cluster.yaml -p learning_rate=0.05",
         "ddlf run app.py --checkpoint runs/a --resume auto    # the same command goes on where it ended",
+        "ddlf run app.py -c cluster.yaml --dry-run            # what it would do",
     )
     run.add_argument(
         "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
     )
     run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)
+
+    new = _verb(
+        verbs,
+        "new",
+        "new:new",
+        "write a small project to begin with",
+        "Write a small project, which runs as it stands, into a new folder.",
+        "ddlf new lab",
+        "ddlf new lab --template convert    # a program in plain Keras, and the same on workers",
+    )
+    new.add_argument("name", type=Path, help="the folder, which must not exist yet")
+    new.add_argument(
+        "--template",
+        choices=("digits", "mnist", "custom-loop", "convert", "rpc"),
+        default="digits",
+        help="what to begin with: %(choices)s (default: %(default)s)",
+        metavar="NAME",
+    )
+
+    demo = _verb(
+        verbs,
+        "demo",
+        "new:demo",
+        "train a small model on this machine",
+        "Train a small CNN on digits that come with DDLF: no file, no cluster and no download is needed.",
+        "ddlf demo",
+        "ddlf demo --local 4 --mode async",
+        "ddlf demo -c cluster.yaml    # on your machines",
+    )
+    add_options(demo)
 
 
 def _cluster(verbs: Verbs) -> None:
@@ -161,6 +195,35 @@ def _cluster(verbs: Verbs) -> None:
 
 
 def _setup(verbs: Verbs) -> None:
+    doctor = _verb(
+        verbs,
+        "doctor",
+        "doctor:doctor",
+        "look for what is wrong here and on the workers",
+        "Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody's run is disturbed. "
+        "The exit code is 0 when nothing is found.",
+        "ddlf doctor                       # this machine, and the workers of ./cluster.yaml",
+        "ddlf doctor -c cluster.yaml --json",
+        "ddlf doctor --hosts 10.0.0.11:9000",
+    )
+    _add_cluster(doctor)
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
+    env = _verb(
+        verbs,
+        "env",
+        "env:env",
+        "print what a bug report needs",
+        "Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.",
+        "ddlf env",
+        "ddlf env app.py --mode async    # with the options of the run that went wrong",
+        "ddlf env --json",
+    )
+    env.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
+    env.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
+    env.add_argument("--json", action="store_true", help="print JSON")
+    add_options(env)
+
     config = verbs.add_parser(
         "config",
         help="show the settings of a run",
@@ -222,6 +285,18 @@ def _setup(verbs: Verbs) -> None:
         "ddlf token show",
     )
     shown.add_argument("--token-file", type=Path, help="where it is")
+
+    completion = _verb(
+        verbs,
+        "completion",
+        "completion:completion",
+        "let your shell complete commands and options",
+        "Print the script by which a shell completes commands and options.",
+        "ddlf completion bash > ~/.local/share/bash-completion/completions/ddlf",
+        "ddlf completion zsh > ~/.zsh/completions/_ddlf     # a folder of $fpath",
+        "ddlf completion fish > ~/.config/fish/completions/ddlf.fish",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="%(choices)s", metavar="SHELL")
 
 
 def _add_cluster(parser: Parser) -> None:

@@ -82,7 +82,7 @@ class Sources:
             return None
         if what == "names":
             return _names(folder)
-        found = _find(folder, name)
+        found = find(folder, name)
         if found is None:
             return None
         if what == "module":
@@ -108,7 +108,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in names if name.isidentifier())
 
 
-def _find(folder: Path, name: str) -> tuple[str, Path] | None:
+def find(folder: Path, name: str) -> tuple[str, Path] | None:
     """The kind and file of a module below a folder, as Python's own search would find it there."""
     kind, path, inside = "", folder, folder
     for part in name.split("."):

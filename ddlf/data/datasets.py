@@ -2,6 +2,7 @@
 
 Sources, in this order: the folder ``$DDLF_DATA`` (``mnist.npz``, ``cifar10.npz``), this user's cache on disk (checked by hash), Keras's download,
 whose result goes into the cache. The npz files are of Keras's form: uint8 ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+The digits come with this package.
 """
 
 from __future__ import annotations
@@ -22,12 +23,26 @@ from ddlf.errors import DatasetError
 
 Arrays = tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
-SHAPES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+BRIGHTEST = {"digits": 16, "mnist": 255, "cifar10": 255}
 CLASSES = 10
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 MAX_UNPACKED_BYTES = 10**9
 """Of the four arrays together; CIFAR-10 has 184 MB."""
 MAX_MEMBERS = 1000
+
+
+def load_digits() -> Arrays:
+    """1,797 handwritten digits of 8 x 8 pixels, for examples: they come with this package, so nothing is downloaded.
+
+    The test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI Machine Learning Repository, 1998, CC BY 4.0), as in
+    scikit-learn. Every fifth one is for the test.
+
+    Returns:
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (1437, 8, 8, 1) and (360, 8, 8, 1), y one-hot float32 of
+        shape (1437, 10) and (360, 10).
+    """
+    return _arrays("digits", _read(Path(__file__).with_name("digits.npz")))
 
 
 def load_mnist() -> Arrays:
@@ -58,7 +73,10 @@ def load_cifar10() -> Arrays:
 
 def load(name: str) -> Arrays:
     """Load by name, ``"mnist"`` or ``"cifar10"``."""
-    raw = _raw(name)
+    return _arrays(name, _raw(name))
+
+
+def _arrays(name: str, raw: dict[str, np.ndarray[Any, Any]]) -> Arrays:
     return (
         (_scaled(raw["x_train"], name), _one_hot(raw["y_train"])),
         (_scaled(raw["x_test"], name), _one_hot(raw["y_test"])),
@@ -66,7 +84,9 @@ def load(name: str) -> Arrays:
 
 
 def _scaled(images: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    scaled: np.ndarray[Any, Any] = np.multiply(images.reshape(-1, *SHAPES[name]), np.float32(1 / 255), dtype=np.float32)
+    scaled: np.ndarray[Any, Any] = np.multiply(
+        images.reshape(-1, *SHAPES[name]), np.float32(1 / BRIGHTEST[name]), dtype=np.float32
+    )
     scaled -= np.float32(0.5)
     return scaled
 

@@ -27,8 +27,9 @@ SILENT_GRACE_S = 30.0
 """A master that is silent for so long is gone for good. It loses its lease long before, but only to another master that wants it: one whose process
 is stopped, or held up by a download or an import, goes on as if nothing had been."""
 CLAIMED_IDS = 2**32
-SLOW = ("cancel", "restart", "give", "preload")
+SLOW = ("cancel", "restart", "give", "preload", "machine")
 """Commands that are not answered at once."""
+MAX_PROBE_BYTES = 512 * 1024
 MAX_QUEUED_BYTES = 1024**2
 """Answers that a master has not taken; above it none of its requests is read until it has."""
 
@@ -116,6 +117,12 @@ class Control:
             except (TypeError, ValueError) as error:
                 self._fail(frame.id, ProtocolError(f"claim cannot be read: {error}"))
                 return
+        elif frame.name == "probe":
+            try:
+                result = _probe(*args)
+            except (TypeError, ValueError) as error:
+                self._fail(frame.id, ProtocolError(f"probe cannot be read: {error}"))
+                return
         elif frame.name == "beat":
             self._daemon.hear(args[0] if args else b"")
         elif frame.name == "shutdown":
@@ -180,6 +187,8 @@ class Control:
                 result = await self._daemon.process.cancel(*args, **kwargs)
             elif frame.name == "preload":
                 result = await self._daemon.preload(*args, **kwargs)
+            elif frame.name == "machine":
+                result = await self._daemon.machine(*args)
             elif frame.name == "give":
                 await self._daemon.give(self, *args)
             else:
@@ -217,3 +226,10 @@ class Control:
         if self._timer is not None:
             self._timer.cancel()
         self._daemon.drop(self)
+
+
+def _probe(data: bytes = b"", size: int = 0) -> dict[str, Any]:
+    """Take some bytes and give some back, with the time of this machine's clock."""
+    if not 0 <= size <= MAX_PROBE_BYTES:
+        raise ValueError(f"size must be 0-{MAX_PROBE_BYTES}")
+    return {"time": time.time(), "data": bytes(size)}

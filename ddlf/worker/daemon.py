@@ -14,7 +14,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -312,6 +312,13 @@ class Daemon:
             "tls": self.encrypts,
             "insecure_plaintext": self.insecure_plaintext,
         }
+
+    async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
+        """What this machine is and has installed, as data. Looked up in a thread: the disk may be slow, or on another machine."""
+        from ddlf.machine import about
+
+        folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
+        return await asyncio.to_thread(about, folders, list(map(str, needs)))
 
     async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None:
         """Pass on what the executor asked for, from the master that has the worker."""

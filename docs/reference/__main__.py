@@ -1,13 +1,20 @@
 """Writes what follows from the code's own declarations: ``python docs/reference`` after a change of them."""
 
+import argparse
 import ast
 import inspect
 import json
 import re
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import shtab
+
+from ddlf.cli import verbs
+from ddlf.cli.completion import FOLDER as COMPLETIONS
+from ddlf.cli.completion import SHELLS
 from ddlf.config.models import schema
 from ddlf.events import KINDS
 from ddlf.record import RoundRecord
@@ -82,9 +89,25 @@ workers as such, from `WorkerConnected` on, go to all that `cluster.subscribe(si
 and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the texts `"NaN"`,
 `"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
 """
+
+
+def completion(shell: str) -> str:
+    """The script for a shell, with files where a path is wanted."""
+    top = verbs.parser()
+    parsers = [top]
+    for parser in parsers:
+        for action in parser._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    return shtab.complete(top, shell)
+
+
 PAGES = {
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/settings.md": settings,
+    **{COMPLETIONS / f"ddlf.{shell}": partial(completion, shell) for shell in SHELLS},
     ROOT / "ddlf/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
 }
 

@@ -71,7 +71,7 @@ def test_help_shows_first_steps_and_every_command():
         "stop",
         "clean",
         "token",
-        "ddlf run apps/digits_cnn.py --local 2",
+        "ddlf demo",
         "ddlf-worker --port 9000",
     ):
         assert word in text
@@ -85,7 +85,7 @@ def test_help_shows_first_steps_and_every_command():
     ("arguments", "sentence"),
     [
         (["rnu"], "unknown command 'rnu', did you mean 'run'?"),
-        (["xyz"], "unknown command 'xyz'; there are: run, status, stop, clean, bench, config, token"),
+        (["xyz"], "unknown command 'xyz'; there are: run, "),
         (["-c", "x.yaml", "status"], "-c stands before the command; write: ddlf status -c ..."),
         (["stop", "--hosts", ""], "argument --hosts: names no worker, got ''"),
         (["run", "app.py", "--hosts", ","], "argument --hosts: names no worker, got ','"),
@@ -130,7 +130,7 @@ def test_every_verb_has_examples_that_can_be_parsed_and_a_function_that_there_is
     assert examples
     for line in examples:
         assert line.strip().startswith(("ddlf ", "eval ", "ssh ")), line
-        for part in re.findall(r"ddlf [^|&;)]*", line.split("#")[0]):
+        for part in re.findall(r"ddlf [^|&;>)]*", line.split("#")[0]):
             assert verbs.parser().parse_args(shlex.split(part)[1:]).act
     act = one.get_default("act")
     if act:

@@ -172,3 +172,16 @@ def test_equal_content_has_equal_fingerprints_and_any_difference_another():
 def test_only_arrays_have_a_fingerprint():
     with pytest.raises(DatasetError, match=r"got a range; convert it in load_dataset"):
         fingerprint(range(3))
+
+
+def test_the_digits_come_with_the_package_and_are_those_of_scikit_learn(monkeypatch, tmp_path):
+    from sklearn.datasets import load_digits
+
+    monkeypatch.setenv("DDLF_DATA", str(tmp_path / "not there"))
+    digits = load_digits()
+    test = np.arange(1797) % 5 == 0
+    x, y = (digits.images / 16 - 0.5).astype("float32")[..., None], np.eye(10, dtype="float32")[digits.target]
+    for (images, labels), chosen in zip(ddlf.load_digits(), (~test, test), strict=True):
+        assert (images.dtype, labels.dtype) == (np.float32, np.float32)
+        assert np.array_equal(images, x[chosen])
+        assert np.array_equal(labels, y[chosen])

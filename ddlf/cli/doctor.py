@@ -1,0 +1,297 @@
+"""``ddlf doctor``: look at this machine and at the workers of a cluster, and say what somebody should do. Runs on the master.
+
+The workers are asked at once and as a guest, so whoever has them is not disturbed; what goes over the way to one that is in use is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_speeds, of_versions
+from ddlf.cli.options import named_cluster
+from ddlf.config.addresses import DEFAULT_PORT, find_config
+from ddlf.errors import ConnectError, DDLFError, ProtocolError
+from ddlf.machine import TENSORFLOWS, about
+from ddlf.tokens import find_tokens
+
+if TYPE_CHECKING:
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.cluster.proxy import ProxyWorker
+
+HERE = "this machine"
+ROUND_TRIPS = 8
+"""Small questions by which clocks are compared: the quickest says most."""
+PIECE_BYTES = 64 * 1024
+MOST_PIECES = 256
+TRIES = 3
+ENOUGH_S = 0.2
+"""How long a transfer takes at least, if it is not the longest: what is shorter says little."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one worker was found to be.
+
+    Args:
+        name: As people know it.
+        error: Why it cannot be asked; None if it can.
+        status: As of ``ddlf status``.
+        machine: As of ``ddlf.machine.about``.
+        round_trip_s: The quickest of some small questions.
+        clock_s: How far its clock is ahead of this one's.
+        there_mbs: Speed to it, in MB/s; None if it was not measured.
+        back_mbs: Speed from it.
+    """
+
+    name: str
+    error: DDLFError | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    round_trip_s: float = 0.0
+    clock_s: float = 0.0
+    there_mbs: float | None = None
+    back_mbs: float | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What was seen and found.
+
+    Args:
+        machine: This one, as of ``ddlf.machine.about``.
+        token: Where the token is, with its fingerprint; empty without one.
+        cluster: Which one was looked at; empty without one.
+        answers: One for each worker.
+        findings: What to do something about.
+    """
+
+    machine: dict[str, Any]
+    token: str = ""
+    cluster: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing was found, else the highest of the findings'."""
+        return max((finding.exit_code for finding in self.findings), default=0)
+
+
+async def doctor(options: argparse.Namespace) -> int:
+    """Look, print what was seen and what was found, and return the exit code."""
+    report = await examine(options, (lambda line: None) if options.json else (lambda line: print(line, flush=True)))
+    if options.json:
+        print(json.dumps(_data(report), indent=2))
+        return report.exit_code
+    print()
+    for finding in report.findings:
+        print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
+    if not report.findings:
+        print("nothing found")
+    return report.exit_code
+
+
+async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Look at everything, and say of each thing what was seen as soon as it was."""
+    mine = about([Path.cwd(), Path(tempfile.gettempdir())])
+    report = Report(mine)
+    say(f"here      {versions(mine)}\n          {size(mine)}")
+    found = list(of_machine(mine, HERE))
+    try:
+        cluster = _cluster(options, report)
+        say(f"token     {report.token or 'none; workers on other machines need one'}")
+        if cluster is None:
+            say("cluster   none named, so no worker is asked")
+            found += await _port_taken(options.timeout)
+        else:
+            say(f"cluster   {report.cluster} ({cluster.N} worker{'s' * (cluster.N != 1)})")
+            await _examine_workers(cluster.workers, options.timeout, report, say)
+    except DDLFError as error:
+        found.append(of_error(error, HERE))
+    for answer in report.answers:
+        found += of_answer(mine, answer)
+    speeds = {
+        answer.name: (answer.there_mbs, answer.back_mbs)
+        for answer in report.answers
+        if answer.there_mbs is not None and answer.back_mbs is not None
+    }
+    report.findings = joined([*found, *of_speeds(speeds)])
+    return report
+
+
+def _cluster(options: argparse.Namespace, report: Report) -> Cluster | None:
+    """The cluster that is meant, if any, and what there is of a token.
+
+    Raises:
+        DDLFError: The file, its addresses or the token cannot be used.
+    """
+    path = None if options.hosts else find_config(options.config)
+    token_file = options.token_file
+    if path is not None:
+        from ddlf.config.cluster_file import load_config
+
+        config = load_config(options.config)
+        token_file = token_file or config.security.token_file
+        report.cluster = f"{f'{config.name}, ' if config.name else ''}{path}"
+    elif options.hosts:
+        report.cluster = "--hosts"
+    if tokens := find_tokens(token_file):
+        report.token = f"{tokens.source}, fingerprint {tokens.fingerprint}"
+    return named_cluster(options, guest=True) if report.cluster else None
+
+
+async def _port_taken(timeout_s: float) -> list[Finding]:
+    """Whether another program has the port that a worker here would take. Asked only where no cluster is named: other machines' ports are theirs."""
+    from ddlf.cluster.proxy import ProxyWorker
+
+    worker = ProxyWorker("127.0.0.1", DEFAULT_PORT, bytes(32), guest=True)
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+    except ConnectError as error:
+        if "refused" in error.message:
+            return []
+        do = f"start workers here with another one: ddlf-worker --port {DEFAULT_PORT + 1}"
+        return [
+            Finding("warning", (HERE,), f"another program has port {DEFAULT_PORT}, which ddlf-worker would take", do)
+        ]
+    except DDLFError:
+        pass  # a worker, of whomever
+    finally:
+        await worker.close()
+    return []
+
+
+async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
+    """Connect and ask for all that needs no time; the worker stays connected if it answered."""
+    answer = Answer(worker.name)
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+        answer.status = await worker.status(timeout_s)
+        answer.machine = await worker.ask("machine", list(needs), timeout_s=timeout_s)
+        for _ in range(ROUND_TRIPS):
+            begin, before = time.perf_counter(), time.time()
+            theirs = (await worker.ask("probe", timeout_s=timeout_s))["time"]
+            round_trip = time.perf_counter() - begin
+            if not answer.round_trip_s or round_trip < answer.round_trip_s:
+                answer.round_trip_s, answer.clock_s = round_trip, theirs - before - round_trip / 2
+    except DDLFError as error:
+        answer.error = _for_a_line(error, worker)
+    return answer
+
+
+def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
+    """An error without what the line says anyway."""
+    if isinstance(error, ProtocolError) and "unknown control command" in error.message:
+        error.message = "it runs an older DDLF, which cannot be asked what it has installed"
+        error.hint = "install the same version of ddlf on both"
+    error.worker = ""
+    error.message = error.message.removeprefix(f"{worker.host}:{worker.port}: ")
+    return error
+
+
+async def _examine_workers(
+    workers: list[ProxyWorker], timeout_s: float, report: Report, say: Callable[[str], None]
+) -> None:
+    """Ask all at once, then measure the ways one after the other: they share this machine's own."""
+    width = max(len(worker.name) for worker in workers)
+    try:
+        report.answers = list(await asyncio.gather(*(asked(worker, timeout_s) for worker in workers)))
+        for worker, answer in zip(workers, report.answers, strict=True):
+            # Not beside somebody's run, which would be slower for it.
+            if answer.error is None and not (answer.status["lease"] or answer.status["busy"]):
+                try:
+                    answer.there_mbs = await _speed(worker, bytes(PIECE_BYTES), 0)
+                    answer.back_mbs = await _speed(worker, b"", PIECE_BYTES)
+                except DDLFError as error:
+                    answer.error = _for_a_line(error, worker)
+            say(f"          {answer.name:<{width}}  {_line(report.machine, answer)}")
+    finally:
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+
+async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
+    """MB/s of a transfer, measured again when it seems slow: this machine or the other may have been busy for a moment."""
+    best = 0.0
+    for _ in range(TRIES):
+        best = max(best, await _speed_once(worker, data, size))
+        if best >= FAST_MBS:
+            break
+    return best
+
+
+async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
+    """Send more and more pieces at once, until they take long enough. A slow way needs few."""
+    count = 1
+    while True:
+        begin = time.perf_counter()
+        # For as long as it takes: a slow way is what is looked for, and the worker's heartbeats say that it lives.
+        await asyncio.gather(*(worker.ask("probe", data, size, timeout_s=None) for _ in range(count)))
+        seconds = time.perf_counter() - begin
+        if seconds >= ENOUGH_S or count >= MOST_PIECES:
+            return count * PIECE_BYTES / seconds / 1e6
+        count *= 4
+
+
+def of_answer(mine: dict[str, Any], answer: Answer) -> Iterator[Finding]:
+    """What is wrong with a worker, as seen from this machine."""
+    if answer.error is not None:
+        yield of_error(answer.error, answer.name)
+    if answer.machine:
+        yield from of_machine(answer.machine, answer.name)
+        yield from of_versions(mine, answer.machine, answer.name)
+        yield from of_clock(answer.clock_s, answer.name)
+
+
+# -- what is printed ------------------------------------------------------------------------------------------------------
+
+
+def _data(report: Report) -> dict[str, Any]:
+    return {
+        "machine": report.machine,
+        "token": report.token,
+        "cluster": report.cluster,
+        "workers": [asdict(answer) | {"error": answer.error and str(answer.error)} for answer in report.answers],
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def _line(mine: dict[str, Any], answer: Answer) -> str:
+    if not answer.machine:
+        return "no answer, see below"
+    parts = [f"{difference(mine, answer.machine)}; {size(answer.machine)}", f"clock {answer.clock_s:+.2f} s"]
+    if answer.there_mbs is not None and answer.back_mbs is not None:
+        parts.append(f"{answer.there_mbs:,.0f} MB/s there, {answer.back_mbs:,.0f} back")
+    elif lease := answer.status["lease"]:
+        parts.append(f"in use by {lease['holder']}")
+    return "; ".join(parts)
+
+
+def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """The versions of a worker's machine, or that they are those of this one."""
+    return "the same versions" if versions(theirs) == versions(mine) else versions(theirs)
+
+
+def versions(machine: dict[str, Any]) -> str:
+    """DDLF, Python and what trains, in some words."""
+    packages = machine["packages"]
+    named = [
+        f"{name} {packages[name]}" for name in ("keras", *TENSORFLOWS, "jax", "torch", "numpy") if name in packages
+    ]
+    return ", ".join([f"DDLF {machine['ddlf']}", f"Python {machine['python']}", *named])
+
+
+def size(machine: dict[str, Any]) -> str:
+    """Cores, memory and disks, in some words."""
+    cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
+    free, total = machine["memory_free"], machine["memory"]
+    memory = [f"{free / 1e9:.1f} of {total / 1e9:.1f} GB memory free"] if free and total else []
+    disks = [f"{disk['free'] / 1e9:,.0f} GB disk free in {disk['folder']}" for disk in machine["disks"]]
+    return ", ".join([cores, *memory, *disks])

@@ -1,0 +1,160 @@
+"""``ddlf run --dry-run``: what a run would do, after all that it checks beforehand, and before anything that it starts. Runs on the master."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import inspect
+import linecache
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf.app import IApp
+from ddlf.cli.doctor import HERE, Answer, asked, difference, of_answer, size, versions
+from ddlf.cli.findings import joined, of_machine
+from ddlf.cli.options import new_workers
+from ddlf.cli.show import rows
+from ddlf.cluster.link import CONNECT_TIMEOUT_S
+from ddlf.cluster.sources import find, script_folder
+from ddlf.config.addresses import find_config
+from ddlf.config.cluster_file import load_config
+from ddlf.errors import LeaseError
+from ddlf.machine import about
+from ddlf.wire.code import own_modules
+
+if TYPE_CHECKING:
+    from ddlf.cluster.cluster import Cluster
+
+
+async def plan(target: Any, cluster: Cluster, described: str, options: argparse.Namespace) -> int:
+    """Print the plan of a run and return the exit code, which is that of the run if it could not begin.
+
+    Args:
+        target: The app, with its settings checked, or the function.
+        cluster: Not connected; of guests, so nobody's run is disturbed.
+        described: The cluster, for people.
+        options: As parsed.
+    """
+    file = inspect.getfile(type(target) if isinstance(target, IApp) else target)
+    needs = needs_of("".join(linecache.getlines(file)))
+    mine = about(needs=needs)
+    app = target if isinstance(target, IApp) else None
+    print(f"cluster   {described}")
+    answers: list[Answer] = []
+    timeout_s, enough = _limits(cluster, options)
+    if new_workers(options) or options.launcher:
+        print(f"          {cluster.N} would be started, each with {versions(mine)}")
+    else:
+        answers = list(await asyncio.gather(*(asked(worker, timeout_s, needs) for worker in cluster.workers)))
+        await cluster.close()
+        width = max(len(answer.name) for answer in answers)
+        for answer in answers:
+            print(f"          {answer.name:<{width}}  {_line(mine, answer)}")
+    named = f"class {type(app).__name__}" if app else f"function {target.__name__}"
+    print(f"loads     {named} of {_short(file)}")
+    if app:
+        print(
+            f"          Keras with {mine['keras_backend']}, what load_dataset loads and create_model builds, on every node"
+        )
+        if folder := os.environ.get("DDLF_DATA"):
+            print(f"          data sets from DDLF_DATA={folder} on this machine, and from that of each worker")
+        _print_settings(app, options)
+    _print_files()
+    found = [*of_machine(mine, HERE), *(finding for answer in answers for finding in of_answer(mine, answer))]
+    for finding in joined(found):
+        print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
+    print("done      nothing was connected for good, started or trained: --dry-run")
+    return _exit_code(answers, enough, options)
+
+
+def needs_of(source: str) -> list[str]:
+    """The packages that a script says it needs, in a block of PEP 723; none if it has none that can be read."""
+    block = re.search(r"^# /// script$\n((?:^#(?:| .*)$\n)+?)^# ///$", source, re.MULTILINE)
+    lines = block[1].splitlines() if block else []
+    try:
+        needs = tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)).get(
+            "dependencies", []
+        )
+    except tomllib.TOMLDecodeError:
+        return []
+    return [str(need) for need in needs] if isinstance(needs, list) else []
+
+
+def _limits(cluster: Cluster, options: argparse.Namespace) -> tuple[float, int]:
+    """Seconds for each worker, and how many workers are enough."""
+    path = None if options.hosts else find_config(options.config)
+    if path is None:
+        return CONNECT_TIMEOUT_S, cluster.N
+    run = load_config(path).run
+    return run.connect_timeout_s, run.min_workers or cluster.N
+
+
+def _line(mine: dict[str, Any], answer: Answer) -> str:
+    if answer.error is not None:
+        return "no answer, see below"
+    lease = answer.status["lease"]
+    used = f"; in use by {lease['holder']} since {lease['since']}" if lease else ""
+    return f"{difference(mine, answer.machine)}; {size(answer.machine)}{used}"
+
+
+def _print_settings(app: IApp, options: argparse.Namespace) -> None:
+    found = list(rows(app, options))
+    told = [row for row in found if row[2] != "default"]
+    names, values = (max((len(row[column]) for row in told), default=0) for column in (0, 1))
+    for number, (name, value, where) in enumerate(told):
+        print(f"{'' if number else 'settings':<9} {name:<{names}}  {value:<{values}}  {where}")
+    print(f"{'' if told else 'settings':<9} {len(found) - len(told)} others have their defaults: ddlf config show")
+
+
+def _print_files() -> None:
+    folder = script_folder()
+    at_once = {Path(module.__file__).resolve() for module in own_modules()}
+    later = _on_demand(folder, at_once) if folder else set()
+    for number, file in enumerate(sorted(at_once)):
+        print(f"{'' if number else 'ships':<9} {_short(file)}  {file.stat().st_size / 1e3:.1f} kB")
+    for file in sorted(later):
+        print(f"          {_short(file)}  {file.stat().st_size / 1e3:.1f} kB, when a function imports it")
+    if not at_once | later:
+        print("ships     no file: what is called travels by itself")
+
+
+def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
+    """Modules below the script's folder that functions in some files would import, and what those import."""
+    found: set[Path] = set()
+    todo = list(files)
+    while todo:
+        for name in _imported(todo.pop()):
+            at = find(folder, name)
+            if at is not None and at[0] != "namespace" and (path := at[1].resolve()) not in files | found:
+                found.add(path)
+                todo.append(path)
+    return found
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Full names of what a file may import; of ``from a import b`` both ``a`` and ``a.b``."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _short(path: str | Path) -> str:
+    """A path as people would write it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _exit_code(answers: list[Answer], enough: int, options: argparse.Namespace) -> int:
+    """0 if the run could begin."""
+    if any(answer.status.get("lease") for answer in answers) and not (options.takeover or options.wait):
+        return LeaseError.exit_code
+    errors = [answer.error for answer in answers if answer.error is not None]
+    return max((error.exit_code for error in errors), default=0) if len(answers) - len(errors) < enough else 0

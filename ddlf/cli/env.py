@@ -1,0 +1,116 @@
+"""``ddlf env``: what a bug report needs: versions, this machine, environment and settings. Never a secret, and no address."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ddlf
+from ddlf import tokens
+from ddlf.app import IApp
+from ddlf.cli.doctor import size
+from ddlf.cli.show import rows
+from ddlf.cli.target import find_target, prepare_app
+from ddlf.config.addresses import find_config
+from ddlf.errors import ConfigError, DDLFError
+from ddlf.machine import PACKAGES, about, packages
+
+PREFIXES = (
+    *("DDLF_", "KERAS_", "XLA_", "JAX_", "OMP_", "PYTHON", "XDG_", "CUDA_VISIBLE_DEVICES", "TMPDIR"),
+    *(
+        "TF_CPP_",
+        "TF_ENABLE_",
+        "TF_FORCE_",
+        "TF_GPU_",
+        "TF_NUM_",
+        "TF_USE_",
+        "TF_XLA_",
+    ),  # TF_VAR_ are Terraform's secrets
+)
+SECRET = re.compile(r"TOKEN$|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+def env(options: argparse.Namespace) -> int:
+    """Print it, and return the exit code."""
+    found = _shortened(_facts(options))
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for title, value in found.items():
+        lines = value if isinstance(value, list) else [value]
+        for number, line in enumerate(lines):
+            print(f"{'' if number else title:<12}  {line}")
+    return 0
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    # First, for to look for a token takes it out of the environment.
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
+    machine = about([Path.cwd()])
+    wanted = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
+    versions = packages(sorted({*PACKAGES, *wanted}))
+    return {
+        "ddlf": f"{machine['ddlf']}, in {Path(ddlf.__file__).parent}",
+        "python": f"{machine['python']} ({platform.python_implementation()}), {sys.executable}",
+        "platform": machine["platform"],
+        "machine": size(machine),
+        "keras": f"with {machine['keras_backend']}{'' if machine['has_backend'] else ', which is not installed'}",
+        "packages": [f"{name} {version}" for name, version in versions.items()],
+        "environment": [f"{name}={'(set)' if SECRET.search(name) else value}" for name, value in variables.items()],
+        "token": _token(options),
+        "cluster": _cluster(options),
+        "settings": _settings(options),
+    }
+
+
+def _token(options: argparse.Namespace) -> str:
+    try:
+        found = tokens.find_tokens(options.token_file)
+    except DDLFError as error:
+        return str(error)
+    return found.source if found else "none"
+
+
+def _cluster(options: argparse.Namespace) -> str:
+    """Where the workers come from, without their names and addresses."""
+    if options.hosts:
+        return f"--hosts ({len(options.hosts.split(','))} workers)"
+    if options.launcher:
+        return f"--launcher {options.launcher.partition(':')[0]}"
+    if options.local or not (path := find_config(options.config)):
+        return f"{options.local or 2} workers on this machine"
+    from ddlf.config.cluster_file import load_config
+
+    try:
+        return f"{path} ({len(load_config(path).workers)} workers)"
+    except ConfigError as error:
+        return str(error)
+
+
+def _settings(options: argparse.Namespace) -> list[str]:
+    """Those that are no defaults, or why they cannot be had."""
+    try:
+        target: Any = find_target(options.app, options.target) if options.app else IApp
+        if not isinstance(target, type):
+            return [f"{target.__name__} is no app, and so has none"]
+        told = [row for row in rows(prepare_app(target, None, options), options) if row[2] != "default"]
+    except Exception as error:  # an app that cannot be loaded may be what the report is about
+        return [f"cannot be had: {type(error).__name__}: {error}"]
+    return [f"{name} = {value}  ({where})" for name, value, where in told] or ["all have their defaults"]
+
+
+def _shortened(value: Any) -> Any:
+    """The same with ``~`` for this user's home folder, whose name is the user's own business."""
+    home = str(Path.home())
+    if isinstance(value, dict):
+        return {name: _shortened(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_shortened(part) for part in value]
+    return re.sub(rf"{re.escape(home)}(?=$|/)", "~", value) if len(home) > 1 else value

@@ -1,0 +1,191 @@
+"""What ``ddlf doctor`` makes of what it has seen: each finding with what to do about it. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ddlf.errors import ConfigError, DDLFError
+from ddlf.machine import TENSORFLOWS
+
+LITTLE_MEMORY = 10**9
+"""An executor with TensorFlow takes about as much."""
+LITTLE_DISK = 10**9
+CLOCK_S = 2.0
+"""What clocks may differ before times in logs and records mislead."""
+SLOW_MBS = 15.0
+"""What a cable or a switch port of 100 Mbit/s does not reach."""
+SLOW_SHARE = 0.6
+"""A way with less than this share of the usual speed is one to look at."""
+FAST_MBS = 100.0
+"""What is faster than that is not slow, however fast the others are."""
+COMPARED = {"keras": 2, "tensorflow": 2, "jax": 2, "torch": 2, "numpy": 1}
+"""How many numbers of a version have to be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that somebody should do something about.
+
+    Args:
+        level: ``"error"``, a run would end with it; ``"warning"``, a run would be slow, or may fail later.
+        where: The machines, as ``("this machine", "worker 2 (pc02)")``.
+        what: What is wrong.
+        do: What to do about it.
+        exit_code: What a run would end with, 1 for a warning.
+    """
+
+    level: Literal["error", "warning"]
+    where: tuple[str, ...]
+    what: str
+    do: str
+    exit_code: int = 1
+
+
+def joined(findings: Iterable[Finding]) -> list[Finding]:
+    """The same findings, errors first; what is wrong in the same way in several places is one."""
+    found: dict[Finding, list[str]] = {}
+    for finding in findings:
+        places = found.setdefault(replace(finding, where=()), [])
+        places += [place for place in finding.where if place not in places]
+    rows = [replace(finding, where=tuple(places)) for finding, places in found.items()]
+    return sorted(rows, key=lambda finding: finding.level != "error")
+
+
+def of_error(error: DDLFError, where: str) -> Finding:
+    """What kept a worker from answering, or this side from asking."""
+    do = error.hint or ("mend the file" if isinstance(error, ConfigError) else "look at the worker's terminal")
+    return Finding("error", (where,), error.message, do, error.exit_code)
+
+
+def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
+    """What is wrong with a machine by itself.
+
+    Args:
+        facts: As of ``ddlf.machine.about``.
+        where: What people call it.
+    """
+
+    def warning(what: str, do: str) -> Finding:
+        return Finding("warning", (where,), what, do)
+
+    packages = facts["packages"]
+    if unmet := facts["unmet"]:
+        wanted = " ".join(f"'{text.partition(' (')[0]}'" for text in unmet)
+        yield warning(f"needed, and not there: {', '.join(unmet)}", f"python -m pip install {wanted}")
+    both = [name for name in TENSORFLOWS if name in packages]
+    if len(both) > 1:
+        yield warning(
+            f"{' and '.join(f'{name} {packages[name]}' for name in both)} are both installed; they are the same files, of which each "
+            "has overwritten some",
+            f"python -m pip uninstall -y {' '.join(both)} && python -m pip install 'ddlf[tensorflow]'",
+        )
+    if "keras" in packages and not facts["has_backend"]:
+        yield warning(
+            f"Keras would use {facts['keras_backend']}, which is not installed",
+            "install it, or say which to use with KERAS_BACKEND",
+        )
+    if facts["without_bytecode"]:
+        forbidden = (
+            "" if facts["may_write_bytecode"] else ", and PYTHONDONTWRITEBYTECODE is set, so that none is written"
+        )
+        yield warning(
+            f"there is no bytecode of {' and '.join(facts['without_bytecode'])}{forbidden}: each start takes seconds longer",
+            f"python -m compileall -q -j 0 {facts['libraries']}"
+            + " (and unset PYTHONDONTWRITEBYTECODE)" * bool(forbidden),
+        )
+    free = facts["memory_free"]
+    if free is not None and free < LITTLE_MEMORY:
+        yield warning(
+            f"{_gb(free)} of {_gb(facts['memory'])} memory is free, a worker with TensorFlow takes about 1 GB",
+            "end other programs there, or use fewer workers on it",
+        )
+    for disk in facts["disks"]:
+        if disk["free"] < LITTLE_DISK:
+            yield warning(
+                f"the disk of {disk['folder']} has {_gb(disk['free'])} of {_gb(disk['size'])} left",
+                f"free some space: du -xh {disk['folder']} | sort -h | tail",
+            )
+
+
+def of_versions(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> Iterator[Finding]:
+    """What a worker has installed that does not go with what this machine has."""
+    python = _first(mine["python"], 2)
+    if _first(theirs["python"], 2) != python:
+        yield Finding(
+            "error",
+            (where,),
+            f"Python {theirs['python']} there, {mine['python']} here: functions travel between equal minor versions only",
+            f"install Python {python} there",
+            4,
+        )
+    if theirs["ddlf"] != mine["ddlf"]:
+        yield Finding(
+            "warning",
+            (where,),
+            f"DDLF {theirs['ddlf']} there, {mine['ddlf']} here",
+            f"install the same on both, as with: python -m pip install ddlf=={mine['ddlf']}",
+        )
+    for name, count in COMPARED.items():
+        here, there = (_version(facts, name) for facts in (mine, theirs))
+        if here and there and _first(here, count) != _first(there, count):
+            yield Finding(
+                "warning",
+                (where,),
+                f"{name} {there} there, {here} here: results may differ, or what one writes the other cannot read",
+                f"python -m pip install '{name}=={here}' there",
+            )
+    here, there = (_version(facts, "keras") for facts in (mine, theirs))
+    if bool(here) != bool(there):
+        yield Finding(
+            "error",
+            (where,),
+            f"Keras is {'here, but not there' if here else 'there, but not here'}: training needs it on both",
+            f"python -m pip install 'ddlf[tensorflow]' {'there' if here else 'here'}",
+        )
+
+
+def of_clock(offset_s: float, where: str) -> Iterator[Finding]:
+    """What is wrong with a worker's clock, by how many seconds it is ahead."""
+    if abs(offset_s) > CLOCK_S:
+        yield Finding(
+            "warning",
+            (where,),
+            f"its clock is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's: times of logs "
+            "and records mislead",
+            "set it by the network: sudo timedatectl set-ntp true",
+        )
+
+
+def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Finding]:
+    """Ways that are slow, by themselves or beside the others: of three or more, since of two nobody can say which is the odd one.
+
+    Args:
+        speeds: To each worker and from it, in MB/s, by what people call it.
+    """
+    usual = [statistics.median(column) if len(column) > 2 else 0.0 for column in zip(*speeds.values(), strict=True)]
+    for where, pair in speeds.items():
+        odd = [speed / of for speed, of in zip(pair, usual, strict=True) if speed < min(SLOW_SHARE * of, FAST_MBS)]
+        if min(pair) < SLOW_MBS or odd:
+            yield Finding(
+                "warning",
+                (where,),
+                f"{pair[0]:.1f} MB/s to it, {pair[1]:.1f} MB/s from it"
+                + (f": {min(odd):.0%} of the usual speed" if odd else ""),
+                "check its cable, its switch port and its wireless; else send less: --codec int8 --weights-codec float16",
+            )
+
+
+def _version(facts: dict[str, Any], name: str) -> str:
+    names = TENSORFLOWS if name == "tensorflow" else (name,)
+    return next((facts["packages"][one] for one in names if one in facts["packages"]), "")
+
+
+def _first(version: str, count: int) -> str:
+    return ".".join(version.split(".")[:count])
+
+
+def _gb(size: int | None) -> str:
+    return "?" if size is None else f"{size / 1e9:.1f} GB"

@@ -1,0 +1,142 @@
+"""``ddlf new`` and ``ddlf demo``: from nothing to something that runs. The templates are apps of this repository, which the wheel brings along."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import ddlf
+from ddlf.errors import ConfigError
+from ddlf.machine import has_module, keras_backend
+from ddlf.version import __version__
+
+PACKAGE = Path(ddlf.__file__).parent
+PLACES = (PACKAGE / "templates", PACKAGE.parent / "apps")
+"""Where the sources are: in an installed package, and in a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A project to begin with.
+
+    Args:
+        about: What it is.
+        files: Names of sources by the names that they get.
+        needs: Its extra of the package; empty if it needs none.
+    """
+
+    about: str
+    files: dict[str, str]
+    needs: str = "tensorflow"
+
+
+TEMPLATES = {
+    "digits": Template("a small CNN on digits that come with DDLF", {"app.py": "digits_cnn.py"}),
+    "mnist": Template("the published CNN on MNIST, which is downloaded once", {"app.py": "mnist_cnn.py"}),
+    "custom-loop": Template("a training loop of your own instead of fit", {"app.py": "custom_loop.py"}),
+    "convert": Template(
+        "a program in plain Keras, and the same on workers: compare them",
+        {"app.py": "converted.py", "train_keras.py": "converted_keras.py"},
+    ),
+    "rpc": Template("calls of any Python function on workers, no training", {"app.py": "calculate.py"}, ""),
+}
+
+CLUSTER = """\
+# The machines to run on. Copy this to cluster.yaml, which `ddlf run` finds by itself, and write yours.
+# On each of them: ddlf-worker --port 9000. Then: ddlf doctor
+version: 1
+workers:
+  - 10.0.0.11:9000
+  - 10.0.0.12:9000
+"""
+IGNORED = """\
+.venv/
+__pycache__/
+runs/
+*.keras
+"""
+
+
+def new(options: argparse.Namespace) -> int:
+    """Write a project into a new folder."""
+    folder: Path = options.name
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder} exists already, and nothing is overwritten", hint="choose another name")
+    try:
+        written = write(folder, options.template)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}", hint="choose a folder you own") from None
+    print(f"made      {', '.join(str(path) for path in written)}")
+    if (needs := TEMPLATES[options.template].needs) and not has_module("keras"):
+        print(f"needs     python -m pip install 'ddlf[{needs}]'")
+    print(f"next      cd {folder} && ddlf run app.py")
+    return 0
+
+
+def write(folder: Path, name: str) -> list[Path]:
+    """Write the project of a template; returns its files.
+
+    Raises:
+        OSError: One cannot be written.
+    """
+    template = TEMPLATES[name]
+    texts = {called: _source(template, source, called) for called, source in template.files.items()}
+    texts |= {"README.md": _readme(folder.name, template), "cluster.example.yaml": CLUSTER, ".gitignore": IGNORED}
+    folder.mkdir(parents=True)
+    for called, text in texts.items():
+        (folder / called).write_text(text, encoding="utf-8")
+    return [folder / called for called in texts]
+
+
+def _source(template: Template, source: str, called: str) -> str:
+    """The text of a source, for its new place, with what it needs in the form of PEP 723."""
+    path = next(place / source for place in PLACES if (place / source).is_file())
+    text = path.read_text(encoding="utf-8")
+    for new_name, old_name in {**template.files, called: source}.items():
+        text = re.sub(rf"(apps/)?\b{re.escape(old_name)}\b", new_name, text)
+    wanted = f"ddlf[{template.needs}]" if template.needs else "ddlf"
+    return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = ["{wanted}>={__version__}"]\n# ///\n{text}'
+
+
+def _readme(name: str, template: Template) -> str:
+    install = f"python -m pip install 'ddlf[{template.needs}]'" if template.needs else "python -m pip install ddlf"
+    more = (
+        "\npython train_keras.py              # the same in plain Keras" if "train_keras.py" in template.files else ""
+    )
+    return f"""\
+# {name}
+
+{template.about[0].upper()}{template.about[1:]}.
+
+```
+{install}
+ddlf run app.py --local 2          # two workers on this machine{more}
+ddlf run app.py --dry-run          # what would be done
+ddlf run app.py -c cluster.yaml    # on your machines: see cluster.example.yaml
+ddlf doctor -c cluster.yaml        # when something is wrong
+```
+"""
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run the digits as ``ddlf run`` runs an app, on workers of this machine if no others are named."""
+    from ddlf.cli.run import run_file
+
+    backend = keras_backend()
+    if missing := [name for name in ("keras", backend) if not has_module(name)]:
+        raise ConfigError(
+            f"the demo trains a model, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed",
+            hint="python -m pip install 'ddlf[tensorflow]'",
+        )
+    if not (options.config or options.hosts or options.launcher or options.local):
+        options.local = 2
+    with tempfile.TemporaryDirectory(prefix="ddlf-demo-") as folder:
+        # Not from where it is installed: an app travels to the workers because it is the user's own.
+        options.app, options.target = Path(folder) / "demo.py", None
+        template = TEMPLATES["digits"]
+        options.app.write_text(_source(template, template.files["app.py"], "demo.py"), encoding="utf-8")
+        return run_file(options)

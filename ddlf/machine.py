@@ -1,0 +1,154 @@
+"""What a machine is and has installed, as facts for people and for comparison. Runs on both sides; imports neither NumPy nor Keras to find out."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sysconfig
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddlf.version import __version__
+
+TENSORFLOWS = (
+    *("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow", "tensorflow-rocm"),
+)
+"""Distributions that install one and the same package ``tensorflow``: two of them overwrite each other."""
+PACKAGES = (*TENSORFLOWS, "keras", "jax", "torch", "numpy", "cloudpickle", "msgpack", "cryptography")
+LARGE = ("tensorflow", "keras", "jax", "torch", "numpy")
+"""Packages whose import takes seconds longer without bytecode."""
+
+
+def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, Any]:
+    """What this machine is and has, as data.
+
+    Args:
+        folders: Those whose disks matter.
+        needs: Requirements beside those of DDLF itself, as in a pyproject.toml.
+
+    Returns:
+        ``ddlf`` and ``python``, versions; ``platform`` and ``host``, for people; ``libraries``, the folder of installed packages.
+
+        ``packages``, a version for each of ``PACKAGES`` that is installed; ``unmet``, requirements that are missing or too old; ``keras_backend`` and
+        ``has_backend``; ``without_bytecode``, packages that are compiled anew whenever they are imported, and ``may_write_bytecode``.
+
+        ``cores`` that this process may use; ``memory`` and ``memory_free``, in bytes, None where that is not known; ``disks``, a map of
+        folder, size and free bytes for each.
+    """
+    return {
+        "ddlf": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "libraries": sysconfig.get_path("purelib"),
+        "packages": packages(),
+        "unmet": unmet(needs),
+        "keras_backend": (backend := keras_backend()),
+        "has_backend": has_module(backend),
+        "without_bytecode": [name for name in LARGE if lacks_bytecode(name)],
+        "may_write_bytecode": not os.environ.get("PYTHONDONTWRITEBYTECODE"),
+        "cores": cores(),
+        "memory": memory()[0],
+        "memory_free": memory()[1],
+        "disks": disks(folders),
+    }
+
+
+def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """The versions of the distributions that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def unmet(needs: Iterable[str] = ()) -> list[str]:
+    """What is missing or too old here of what DDLF itself needs, and more, as ``"numpy>=1.26 (1.24.0 is installed)"``."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = []
+    for text in (*(metadata.requires("ddlf") or ()), *needs):
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        there = packages([wanted.name]).get(wanted.name)
+        if there is None or not wanted.specifier.contains(there, prereleases=True):
+            found.append(f"{wanted.name}{wanted.specifier} ({f'{there} is' if there else 'not'} installed)")
+    return found
+
+
+def keras_backend() -> str:
+    """The name of the backend that Keras would take, as Keras itself decides."""
+    if named := os.environ.get("KERAS_BACKEND"):
+        return named
+    folder = Path(os.environ.get("KERAS_HOME") or "~/.keras")
+    try:
+        return str(json.loads((folder.expanduser() / "keras.json").read_text())["backend"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        return "tensorflow"
+
+
+def has_module(name: str) -> bool:
+    """Whether there is a module of that name, which is not imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def lacks_bytecode(package: str) -> bool:
+    """Whether an installed package has no bytecode: its first file stands for all, since an import that writes any writes all."""
+    with contextlib.suppress(ImportError, ValueError, NotImplementedError):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            return not os.path.exists(importlib.util.cache_from_source(spec.origin))
+    return False
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory() -> tuple[int | None, int | None]:
+    """All memory and what of it is free, in bytes: those of a container where it has a limit."""
+    total = free = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        if total is None or limit < total:
+            lines = (group / "memory.stat").read_text().splitlines()
+            used -= next(
+                int(line.split()[1]) for line in lines if line.startswith("inactive_file ")
+            )  # given back when wanted
+            total, free = limit, min(max(limit - used, 0), limit if free is None else free)
+    return total, free
+
+
+def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Each disk that some folders are on, once: the first of its folders, its size and what is free for this user, in bytes."""
+    found: dict[int, dict[str, Any]] = {}
+    for folder in folders:
+        existing = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
+        with contextlib.suppress(OSError):
+            if existing is not None and (disk := existing.stat().st_dev) not in found:
+                usage = shutil.disk_usage(existing)
+                found[disk] = {"folder": str(existing), "size": usage.total, "free": usage.free}
+    return list(found.values())

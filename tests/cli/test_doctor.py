@@ -1,0 +1,311 @@
+"""``ddlf doctor``: daemons are real, here in this process; what a machine is like is made up, and each fault is planted."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from ddlf.cli import doctor as module
+from ddlf.cli import verbs
+from ddlf.cli.doctor import doctor, examine
+from ddlf.net.dial import dial
+from ddlf.testing.network import Fault, FaultProxy
+from ddlf.tokens import new_token
+from ddlf.wire.handshake import MAGIC, PREAMBLE, Role
+from ddlf.worker import control
+from tests.cli.facts import GB, machine
+from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
+from tests.patience import PATIENCE_S
+from tests.processes import command
+from tests.trials.machines import Link, inside
+from tests.trials.workers import Workers
+
+SSH = b"SSH-2.0-OpenSSH_9.2 and some more words\r\n"
+
+
+@pytest.fixture(autouse=True)
+def well(tmp_path, monkeypatch):
+    """A machine that is well, with a token and without a cluster file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDLF_CONFIG", raising=False)
+    monkeypatch.setattr(module, "about", lambda folders=(): machine())
+    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr(module, "MOST_PIECES", 4)
+    (tmp_path / "token").write_bytes(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+
+
+@pytest.fixture
+async def daemons():
+    both = [DaemonWithoutProcesses(TOKEN) for _ in range(2)]
+    yield both
+    for daemon in both:
+        await daemon.end()
+
+
+@contextlib.asynccontextmanager
+async def speaking(answer):
+    """A port on which a program says something to whoever comes, and leaves."""
+
+    async def speak(reader, writer):
+        writer.write(answer)
+        await reader.read(PREAMBLE.size)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def options(*ports, timeout="30", more=()):
+    hosts = ("--hosts", ",".join(f"127.0.0.1:{port}" for port in ports)) if ports else ()
+    return verbs.parser().parse_args(["doctor", *hosts, "--token-file", "token", "--timeout", timeout, *more])
+
+
+async def findings(*ports, **more):
+    report = await examine(options(*ports, **more))
+    assert report.exit_code == max((finding.exit_code for finding in report.findings), default=0)
+    return report.findings
+
+
+async def test_nothing_is_found_in_a_healthy_cluster(daemons, capsys):
+    assert await doctor(options(*(daemon.port for daemon in daemons))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("here      DDLF 0.1.0, Python 3.11.7, keras 3.15.1, tensorflow-cpu 2.21.0")
+    assert "fingerprint" in lines[2]
+    assert lines[3] == "cluster   --hosts (2 workers)"
+    assert all(
+        "the same versions; 4 cores, 8.0 of 16.0 GB memory free" in line and " MB/s" in line for line in lines[4:6]
+    )
+    assert lines[6:] == ["", "nothing found"]
+    assert TOKEN.decode() not in "".join(lines)
+
+
+async def test_without_a_cluster_this_machine_alone_is_looked_at(capsys, monkeypatch, free_port):
+    monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
+    assert await doctor(options()) == 0
+    assert "cluster   none named, so no worker is asked\n\nnothing found\n" in capsys.readouterr().out
+
+
+async def test_json_has_all_that_was_seen(daemons, capsys, free_port):
+    assert await doctor(options(daemons[0].port, free_port, more=["--json"])) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"] == machine()
+    assert [worker["machine"] for worker in found["workers"]] == [machine(), {}]
+    assert found["workers"][0]["back_mbs"] > 0
+    assert "connection refused" in found["workers"][1]["error"]
+    assert [finding["level"] for finding in found["findings"]] == ["error"]
+
+
+async def test_a_worker_in_use_is_neither_claimed_nor_measured_nor_ended(daemons):
+    port = daemons[0].port
+    async with connected(port) as master:
+        epoch = master.epoch
+        report = await examine(options(port))
+        (answer,) = report.answers
+        assert report.findings == []
+        assert answer.status["lease"]["state"] == "alive"
+        assert answer.there_mbs is None
+        assert answer.machine == machine()
+        assert (await master.status())["lease"]["epoch"] == epoch
+        assert await master.run_code("1 + 1") == 2
+
+
+# -- faults, each with its remedy -----------------------------------------------------------------------------------------
+
+
+async def test_a_closed_port(free_port):
+    (finding,) = await findings(free_port)
+    assert finding.what == "connection refused, nothing listens there"
+    assert finding.do == f"start the worker there with: ddlf-worker --port {free_port}"
+    assert (finding.level, finding.exit_code) == ("error", 3)
+    assert finding.where == (f"worker 1 (127.0.0.1:{free_port})",)
+
+
+async def test_a_wrong_token():
+    daemon = DaemonWithoutProcesses(new_token().encode())
+    (finding,) = await findings(daemon.port)
+    assert finding.what == "it holds another token than this side"
+    assert "copy the same token file to both machines" in finding.do
+    assert finding.exit_code == 4
+    await daemon.end()
+
+
+async def test_a_token_that_others_can_read(tmp_path, free_port):
+    (tmp_path / "token").chmod(0o644)
+    (finding,) = await findings(free_port)
+    assert finding.what == "token file token is readable by others (0644)"
+    assert finding.do == "run 'chmod 600 token'"
+    assert finding.exit_code == 4
+
+
+async def test_a_worker_of_another_protocol():
+    async with speaking(PREAMBLE.pack(MAGIC, 9, 0, Role.CONTROL, 0)) as port:
+        (finding,) = await findings(port)
+    assert "the other side speaks protocol 9.0, this side 1.0" in finding.what
+    assert finding.do == "install the same version of ddlf on both"
+    assert finding.exit_code == 4
+
+
+async def test_another_program_on_the_port():
+    async with speaking(SSH) as port:
+        (finding,) = await findings(port)
+    assert finding.what == "another program listens there, not a DDLF worker"
+
+
+async def test_another_program_on_the_port_that_a_worker_here_would_take(monkeypatch):
+    async with speaking(SSH) as port:
+        monkeypatch.setattr(module, "DEFAULT_PORT", port)
+        (finding,) = await findings()
+    assert finding.what == f"another program has port {port}, which ddlf-worker would take"
+    assert finding.do.endswith(f"ddlf-worker --port {port + 1}")
+
+
+async def test_a_worker_with_its_default_port_is_no_other_program(daemons, monkeypatch):
+    monkeypatch.setattr(module, "DEFAULT_PORT", daemons[0].port)
+    assert await findings() == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (dict(python="3.12.0"), "Python 3.12.0 there, 3.11.7 here"),
+        (dict(ddlf="0.0.9"), "DDLF 0.0.9 there, 0.1.0 here"),
+        (
+            dict(packages={**machine()["packages"], "tensorflow": "2.21.0"}),
+            "tensorflow 2.21.0 and tensorflow-cpu 2.21.0 are both",
+        ),
+        (dict(without_bytecode=["tensorflow"]), "there is no bytecode of tensorflow"),
+        (dict(disks=[{"folder": "/tmp", "size": GB, "free": 1}]), "the disk of /tmp has 0.0 GB of 1.0 GB left"),
+        (dict(memory_free=1), "0.0 GB of 16.0 GB memory is free"),
+    ],
+)
+async def test_what_is_wrong_with_a_workers_machine_comes_from_its_daemon(daemons, monkeypatch, facts, what):
+    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(**facts))
+    (finding,) = await findings(*(daemon.port for daemon in daemons))
+    assert what in finding.what
+    assert finding.where == tuple(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
+
+
+async def test_what_is_wrong_here_and_there_is_said_once(daemons, monkeypatch):
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(memory_free=1))
+    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(memory_free=2))
+    (finding,) = await findings(daemons[0].port)
+    assert finding.where == ("this machine", f"worker 1 (127.0.0.1:{daemons[0].port})")
+
+
+async def test_a_clock_that_is_off(daemons, monkeypatch):
+    class Clock:
+        strftime = time.strftime
+
+        @staticmethod
+        def time():
+            return time.time() + 37
+
+    monkeypatch.setattr(control, "time", Clock)
+    (finding,) = await findings(daemons[0].port)
+    assert finding.what.startswith("its clock is 37 s ahead of this machine's")
+    assert "timedatectl set-ntp true" in finding.do
+
+
+async def test_a_slow_link(daemons, monkeypatch):
+    monkeypatch.setattr(module, "TRIES", 1)
+    async with FaultProxy("127.0.0.1", daemons[0].port) as proxy:
+        proxy.set(Fault(bytes_per_s=2e6))
+        (finding,) = await findings(proxy.port)
+    assert finding.where == (f"worker 1 (127.0.0.1:{proxy.port})",)
+    to, back = (float(part.split()[0]) for part in finding.what.split(", "))
+    assert 0 < to < 4
+    assert 0 < back < 4
+    assert "check its cable" in finding.do
+
+
+async def test_a_worker_that_is_slow_for_a_moment_is_not_a_slow_link(daemons, monkeypatch):
+    speeds = iter([0.2, 50.0, 500.0, 0.3, 0.4, 40.0])
+
+    async def once(worker, data, size):
+        return next(speeds)
+
+    monkeypatch.setattr(module, "_speed_once", once)
+    report = await examine(options(daemons[0].port))
+    assert report.findings == []
+    assert (report.answers[0].there_mbs, report.answers[0].back_mbs) == (500.0, 40.0)
+
+
+async def test_an_older_worker(daemons, monkeypatch):
+    monkeypatch.setattr(control, "SLOW", tuple(name for name in control.SLOW if name != "machine"))
+    (finding,) = await findings(daemons[0].port)
+    assert finding.what == "it runs an older DDLF, which cannot be asked what it has installed"
+    assert finding.do == "install the same version of ddlf on both"
+
+
+async def test_dead_workers_cost_their_timeout_once(daemons, monkeypatch):
+    dialled = []
+
+    async def silence(host, port, timeout_s):
+        dialled.append(port)
+        if port == daemons[0].port:
+            return await reach(host, port, timeout_s)
+        if len(dialled) == 6:
+            all_dialled.set()
+        await asyncio.wait_for(all_dialled.wait(), PATIENCE_S)  # none waits for another one's end
+        raise module.ConnectError("does not answer within 5 s", hint="check the address")
+
+    all_dialled, reach = asyncio.Event(), dial.__globals__["_reach"]
+    monkeypatch.setitem(dial.__globals__, "_reach", silence)
+    ports = [daemons[0].port, 1, 2, 3, 4, 5]
+    (finding,) = await findings(*ports)
+    assert sorted(dialled) == sorted(ports)
+    assert len(finding.where) == 5
+
+
+async def test_mistakes_in_the_cluster_file(tmp_path):
+    (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:99999]\n")
+    (finding,) = await findings()
+    assert finding.what == "cluster.yaml:1:11: port must be 1-65535, got 99999"
+    assert finding.exit_code == 2
+
+
+def limit(link, rate):
+    """Make a cable slow, in both directions."""
+    for end in (link.a, link.b):
+        shape = f"dev cable root tbf rate {rate} burst 32kb latency 200ms".split()
+        subprocess.run(["ip", "netns", "exec", end, "tc", "qdisc", "add", *shape], check=True)
+
+
+@pytest.mark.slow
+async def test_a_cable_that_has_become_slow_between_two_machines(monkeypatch):
+    monkeypatch.undo()
+    with Link() as link, inside(link.a), Workers() as workers:
+        _, port = workers.start(host=link.address_b, namespace=link.b)
+
+        async def found():
+            hosts = ["--hosts", f"{link.address_b}:{port}", "--token-file", str(workers.token_file)]
+            report = await examine(verbs.parser().parse_args(["doctor", *hosts]))
+            assert report.answers[0].error is None
+            return [
+                finding for finding in report.findings if "memory" not in finding.what
+            ]  # that of the tests' machine
+
+        assert await found() == []
+        limit(link, "40mbit")
+        (finding,) = await found()
+        to, back = (float(part.split()[0]) for part in finding.what.split(", "))
+        assert 1 < to < 6
+        assert 1 < back < 6
+        assert "check its cable" in finding.do
+
+
+@pytest.mark.slow
+def test_real_workers_that_are_well_have_no_findings_and_one_that_was_killed_has(start_worker, free_port):
+    both = [start_worker() for _ in range(2)]
+    hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in both)
+    for code in (0, 3):
+        ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", both[0].token_file, "--json")
+        found = [finding for finding in json.loads(ended.stdout)["findings"] if "memory" not in finding["what"]]
+        assert (ended.returncode, len(found)) == (code, bool(code)), ended
+        both[1].end(signal.SIGKILL)

@@ -1,0 +1,165 @@
+"""``ddlf run --dry-run``: the plan of a run, of which nothing is done."""
+
+import sys
+
+import pytest
+
+from ddlf.cli import main
+from ddlf.cli.dry_run import needs_of
+from ddlf.cli.run import run_target
+from ddlf.cli.stopping import Stop
+from ddlf.cli.target import find_target
+from ddlf.cli.verbs import parser
+from tests.cli.facts import machine
+from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
+
+APP = """
+import ddlf
+import beside
+
+class App(ddlf.IApp):
+    batch_size = 64
+
+    def load_dataset(self):
+        raise AssertionError("nothing is loaded")
+
+    def create_model(self):
+        from deeper import later
+
+async def main(cluster, points=3):
+    raise AssertionError("nothing is run")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "beside.py").write_text("X = 1\n")
+    (tmp_path / "deeper" / "__init__.py").write_text("")
+    (tmp_path / "deeper" / "later.py").write_text("import math\n")
+    (tmp_path / "unused.py").write_text("")
+    (tmp_path / "token").write_bytes(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDLF_CONFIG", raising=False)
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("ddlf.cli.dry_run.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine())
+    yield tmp_path
+    for name in {*sys.modules} - before:  # the next test's modules of these names are others
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+async def planned(*arguments, target="App"):
+    options = parser().parse_args(["run", "app.py", "--target", target, "--dry-run", *arguments])
+    return await run_target(find_target(options.app, target, options), options, Stop())
+
+
+async def test_the_plan_says_what_would_be_loaded_shipped_and_set(folder, capsys):
+    assert await planned("--seed", "5") == 0
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    assert lines[0] == "cluster   no cluster file: 2 workers on this machine"
+    assert lines[1].startswith("          2 would be started, each with DDLF 0.1.0, Python 3.11.7, keras 3.15.1")
+    assert lines[2] == "loads     class App of app.py"
+    assert "settings  batch_size  64  class App" in text
+    assert "          seed        5   --seed" in text
+    assert " app.py  0.3 kB\n" in text  # the tests' own modules are no installed ones either
+    assert " beside.py  0.0 kB\n" in text
+    assert "          deeper/later.py  0.0 kB, when a function imports it" in text
+    assert "unused.py" not in text
+    assert lines[-1] == "done      nothing was connected for good, started or trained: --dry-run"
+
+
+async def test_workers_are_asked_as_a_guest_and_their_versions_shown(folder, capsys, monkeypatch, free_port):
+    daemon = DaemonWithoutProcesses(TOKEN)
+    hosts = ("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token")
+    assert await planned(*hosts) == 0
+    assert f"worker 1 (127.0.0.1:{daemon.port})  the same versions; 4 cores" in capsys.readouterr().out
+    async with connected(daemon.port) as master:
+        assert await planned(*hosts) == 3
+        assert "in use by " in capsys.readouterr().out
+        assert await planned(*hosts, "--takeover") == 0
+        assert (await master.status())["lease"]["state"] == "alive"
+    capsys.readouterr()
+    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(python="3.12.0"))
+    assert await planned(hosts[0], f"{hosts[1]},127.0.0.1:{free_port}", *hosts[2:]) == 3
+    text = capsys.readouterr().out
+    assert f"worker 2 (127.0.0.1:{free_port})  no answer, see below" in text
+    assert "connection refused, nothing listens there" in text
+    assert "Python 3.12.0 there, 3.11.7 here" in text
+    await daemon.end()
+
+
+async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_worker(folder, capsys, monkeypatch):
+    block = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["ddlf>=0.1", "pandas>=2"]\n# ///\n'
+    (folder / "app.py").write_text(block + APP)
+    asked = []
+
+    def about(folders=(), needs=()):
+        asked.append(list(needs))
+        return machine(unmet=["pandas>=2 (not installed)"])
+
+    monkeypatch.setattr("ddlf.cli.dry_run.about", about)
+    monkeypatch.setattr("ddlf.machine.about", about)
+    daemon = DaemonWithoutProcesses(TOKEN)
+    assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 0
+    await daemon.end()
+    text = capsys.readouterr().out
+    assert asked == [["ddlf>=0.1", "pandas>=2"]] * 2
+    assert (
+        f"warning   this machine, worker 1 (127.0.0.1:{daemon.port}): needed, and not there: pandas>=2 (not installed)"
+        in text
+    )
+    assert "try  python -m pip install 'pandas>=2'" in text
+
+
+@pytest.mark.parametrize("text", ["", "# /// script\n# dependencies = 3\n# ///\n", "# /// script\n# [\n# ///\n"])
+def test_a_script_without_such_a_block_or_with_a_wrong_one_needs_nothing(text):
+    assert needs_of(text) == []
+
+
+async def test_a_function_has_a_plan_too(folder, capsys):
+    assert await planned(target="main") == 0
+    text = capsys.readouterr().out
+    assert "loads     function main of app.py" in text
+    assert "\nsettings  " not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--target", "App", "--mode", "async", "-p", "merge=median"), "merge='median' is for synchronous training"),
+        (("--target", "App", "--checkpoint-every", "2"), "--checkpoint-every has no effect without --checkpoint DIR"),
+        (("--target", "main", "--seed", "2"), "--seed has no effect on main(cluster), which is no app"),
+        (("--target", "App", "-p", "batch_sise=2"), "did you mean 'batch_size'?"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_in_the_same_words(folder, capfd, arguments, sentence):
+    said = []
+    for more in ((), ("--dry-run",)):
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", "app.py", *arguments, *more])
+        assert ended.value.code == 2
+        said.append(capfd.readouterr().err)
+    assert sentence in said[0]
+    assert said[0] == said[1]
+
+
+def test_a_script_that_runs_by_itself_is_refused_before_it_does(folder, capfd):
+    (folder / "script.py").write_text("import asyncio\nasync def work(): print('worked')\nasyncio.run(work())\n")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main.main(["run", "script.py", "--dry-run"])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "--dry-run has no effect: script.py runs by itself" in err
+
+
+def test_to_plan_starts_no_template(folder):
+    from ddlf.cli.run import _will_train_here
+
+    options = parser().parse_args(["run", "app.py", "--dry-run"])
+    assert not _will_train_here(options.app, options)

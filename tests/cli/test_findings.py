@@ -1,0 +1,122 @@
+"""What ``ddlf doctor`` makes of facts: no process, no socket."""
+
+import pytest
+
+from ddlf.cli.findings import Finding, joined, of_clock, of_error, of_machine, of_speeds, of_versions
+from ddlf.errors import AuthError, ConfigError
+from tests.cli.facts import machine
+
+GB = 10**9
+
+
+def whats(findings):
+    return [finding.what for finding in findings]
+
+
+def test_nothing_is_found_on_a_machine_and_a_worker_that_are_well():
+    assert list(of_machine(machine(), "here")) == []
+    assert (
+        list(
+            of_versions(machine(), machine(python="3.11.9", packages={**machine()["packages"], "numpy": "2.9.0"}), "w")
+        )
+        == []
+    )
+    assert list(of_clock(1.5, "w")) == []
+    assert list(of_speeds({"a": (110.0, 500.0), "b": (112.0, 3000.0), "c": (800.0, 101.0)})) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "do"),
+    [
+        (
+            dict(packages={"tensorflow": "2.20.0", "tensorflow-cpu": "2.21.0", "keras": "3.15.1"}),
+            "tensorflow 2.20.0 and tensorflow-cpu 2.21.0 are both installed",
+            "pip uninstall -y tensorflow tensorflow-cpu && python -m pip install 'ddlf[tensorflow]'",
+        ),
+        (
+            dict(unmet=["numpy>=1.26 (1.24.0 is installed)"]),
+            "needed, and not there: numpy>=1.26 (1.24.0 is installed)",
+            "python -m pip install 'numpy>=1.26'",
+        ),
+        (dict(has_backend=False), "Keras would use tensorflow, which is not installed", "KERAS_BACKEND"),
+        (
+            dict(without_bytecode=["keras"]),
+            "there is no bytecode of keras: each start",
+            "python -m compileall -q -j 0 /v/lib",
+        ),
+        (
+            dict(without_bytecode=["tensorflow", "keras"], may_write_bytecode=False),
+            "no bytecode of tensorflow and keras, and PYTHONDONTWRITEBYTECODE is set",
+            "unset PYTHONDONTWRITEBYTECODE",
+        ),
+        (dict(memory_free=GB // 2), "0.5 GB of 16.0 GB memory is free", "fewer workers"),
+        (
+            dict(disks=[{"folder": "/tmp", "size": 20 * GB, "free": GB // 10}]),
+            "the disk of /tmp has 0.1 GB of 20.0 GB left",
+            "du -xh /tmp",
+        ),
+    ],
+)
+def test_each_fault_of_a_machine_is_named_with_its_remedy(facts, what, do):
+    (finding,) = of_machine(machine(**facts), "here")
+    assert what in finding.what
+    assert do in finding.do
+    assert (finding.level, finding.where) == ("warning", ("here",))
+
+
+def test_what_is_not_known_of_memory_is_no_finding():
+    assert list(of_machine(machine(memory=None, memory_free=None), "here")) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "what", "do"),
+    [
+        (dict(python="3.12.1"), "error", "Python 3.12.1 there, 3.11.7 here", "install Python 3.11 there"),
+        (dict(ddlf="0.0.9"), "warning", "DDLF 0.0.9 there, 0.1.0 here", "python -m pip install ddlf==0.1.0"),
+        (
+            dict(packages={**machine()["packages"], "keras": "3.14.0"}),
+            "warning",
+            "keras 3.14.0 there, 3.15.1 here",
+            "pip install 'keras==3.15.1' there",
+        ),
+        (
+            dict(packages={"keras": "3.15.0", "numpy": "1.26.4", "tensorflow": "2.21.1"}),
+            "warning",
+            "numpy 1.26.4 there, 2.4.6 here",
+            "numpy==2.4.6",
+        ),
+        (dict(packages={"numpy": "2.4.6"}), "error", "Keras is here, but not there", "'ddlf[tensorflow]' there"),
+    ],
+)
+def test_each_version_that_does_not_fit_is_named_with_its_remedy(facts, level, what, do):
+    (finding,) = of_versions(machine(), machine(**facts), "worker 1")
+    assert what in finding.what
+    assert do in finding.do
+    assert finding.level == level
+
+
+def test_a_clock_is_ahead_or_behind():
+    assert ["37 s ahead of" in text for text in whats(of_clock(37.2, "w"))] == [True]
+    assert ["3600 s behind" in text for text in whats(of_clock(-3600, "w"))] == [True]
+
+
+def test_a_way_is_slow_by_itself_or_beside_the_others():
+    assert whats(of_speeds({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
+    slow = list(of_speeds({"a": (110.0, 111.0), "b": (112.0, 30.0), "c": (108.0, 112.0)}))
+    assert [(finding.where, finding.what) for finding in slow] == [
+        (("b",), "112.0 MB/s to it, 30.0 MB/s from it: 27% of the usual speed")
+    ]
+    assert "--codec int8" in slow[0].do
+
+
+def test_errors_come_first_and_the_same_finding_of_several_machines_is_one():
+    low = [finding for name in ("here", "worker 1") for finding in of_machine(machine(has_backend=False), name)]
+    refused = of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
+    found = joined([*low, refused])
+    assert found[0] == Finding("error", ("worker 2",), "it holds another token", "copy it", 4)
+    assert found[1].where == ("here", "worker 1")
+    assert len(found) == 2
+
+
+def test_every_error_has_something_to_do():
+    assert of_error(ConfigError("cluster.yaml:3:1: unknown key"), "here").do

@@ -1,0 +1,147 @@
+"""``ddlf new`` and ``ddlf demo``: what they write, and that it runs as it stands."""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from ddlf.cli import main, new, verbs
+from tests.patience import PATIENCE_S
+from tests.processes import command
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ddlf(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main.main(list(arguments))
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_line_has_every_template():
+    (option,) = [action for action in verbs.parser().verbs.choices["new"]._actions if action.dest == "template"]
+    assert set(option.choices) == set(new.TEMPLATES)
+
+
+@pytest.mark.parametrize("name", new.TEMPLATES)
+def test_a_project_has_its_files_and_says_what_it_needs(ddlf, tmp_path, name):
+    assert ddlf("new", "deep/lab", "--template", name)[:2] == (
+        0,
+        "made      "
+        + ", ".join(
+            f"deep/lab/{file}"
+            for file in (*new.TEMPLATES[name].files, "README.md", "cluster.example.yaml", ".gitignore")
+        )
+        + "\nnext      cd deep/lab && ddlf run app.py\n",
+    )
+    for file in new.TEMPLATES[name].files:
+        text = (tmp_path / "deep/lab" / file).read_text()
+        assert "apps/" not in text
+        module = ast.parse(text)
+        assert ast.get_docstring(module)
+        block = text.partition("# /// script\n")[2].partition("# ///\n")[0]
+        script = tomllib.loads("".join(line.removeprefix("# ") for line in block.splitlines(keepends=True)))
+        assert script["requires-python"] == ">=3.11"
+        assert script["dependencies"][0].startswith("ddlf>=" if name == "rpc" else "ddlf[tensorflow]>=")
+    assert "# lab\n" in (tmp_path / "deep/lab/README.md").read_text()
+
+
+def test_what_exists_is_refused_and_stays(ddlf, tmp_path):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("lab", "file"):
+        code, out, err = ddlf("new", name)
+        assert (code, out) == (2, "")
+        assert err == f"error  {name} exists already, and nothing is overwritten; choose another name\n"
+    assert not list((tmp_path / "lab").iterdir())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(ddlf, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = ddlf("new", "file/lab")
+    assert code == 2
+    assert err == "error  file/lab cannot be written: Not a directory; choose a folder you own\n"
+
+
+def test_the_wheel_has_every_source_of_a_template():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    sources = {source for template in new.TEMPLATES.values() for source in template.files.values()}
+    assert included == {f"apps/{source}": f"ddlf/templates/{source}" for source in sources}
+
+
+def test_the_demo_says_what_is_missing_in_one_sentence(ddlf, monkeypatch):
+    monkeypatch.setattr(new, "has_module", lambda name: name == "numpy")
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    code, out, err = ddlf("demo")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error  the demo trains a model, and keras and tensorflow are not installed; python -m pip install 'ddlf[tensorflow]'\n"
+    )
+
+
+def test_the_demo_is_a_run_of_the_digits_on_this_machine_whatever_lies_here(ddlf, tmp_path):
+    (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:1]\n")
+    code, out, _ = ddlf("demo", "--dry-run", "--batch-size", "5")
+    assert code == 0
+    assert "cluster   2 workers on this machine\n" in out
+    assert "loads     class DigitsCNN of " in out
+    assert "batch_size     5   --batch-size" in out
+    assert os.listdir(tmp_path) == ["cluster.yaml"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", new.TEMPLATES)
+def test_a_project_runs_as_it_stands(tmp_path, name):
+    command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
+    more = ["--master-epochs", "1"] if name != "rpc" else []
+    ended = command("ddlf.cli.main", "run", "app.py", "--local", "2", *more, cwd=tmp_path / "lab")
+    assert ended.returncode == 0, ended.stderr
+    assert ("test  " if name != "rpc" else "hosted, by name:") in ended.stdout
+    for script in set(new.TEMPLATES[name].files) - {"app.py"}:
+        run = [sys.executable, script]
+        ended = subprocess.run(
+            run, cwd=tmp_path / "lab", capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert "accuracy" in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_trains_the_demo(tmp_path):
+    """A new environment has the wheel; what the wheel needs is that of the tests' own environment."""
+    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(make, check=True, timeout=PATIENCE_S)
+    (wheel,) = tmp_path.glob("ddlf-*.whl")
+    venv.create(tmp_path / "new", with_pip=False)
+    (packages,) = (tmp_path / "new" / "lib").glob("python*/site-packages")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), str(wheel)],
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    # A line of a .pth file comes behind the environment's own packages, and .pth files there are not read.
+    (packages / "others.pth").write_text(str(Path(sys.modules["numpy"].__file__).parents[1]) + "\n")
+    (tmp_path / "empty").mkdir()
+    ended = subprocess.run(
+        [tmp_path / "new" / "bin" / "python", "-m", "ddlf.cli.main", "demo"],
+        cwd=tmp_path / "empty",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "test  " in ended.stdout
