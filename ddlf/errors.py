@@ -56,10 +56,12 @@ class DDLFError(Exception):
 
     Attributes:
         others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
+        item_index: Of the item of a map that it is of, from 0; None of what is no map's.
     """
 
     exit_code = 1
     others: Sequence[Exception] = ()
+    item_index: int | None = None
     _of = 0  # workers in that call
     _base: type[Exception] | None = None
 
@@ -362,8 +364,7 @@ class RemoteError(DDLFError):
 
     def _text(self) -> str:
         # Not super(): a builtin in between (KeyError) may print itself in its own way.
-        text = DDLFError._text(self)
-        return f"{text}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else text
+        return f"{DDLFError._text(self)}\n\n{self.remote_traceback}".rstrip()
 
 
 OWN = ("message", "hint", "worker", "type_name", "remote_message", "remote_traceback", "attributes")

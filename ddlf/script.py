@@ -33,13 +33,17 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: Called from inside a coroutine that this function runs; use ``await`` there.
     """
+    return wait_on(shared_loop(), coroutine)
+
+
+def wait_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], who: str = "ddlf.run") -> T:
+    """``run`` on an event loop that runs in another thread."""
     target = sys.modules.get("ddlf.cli.target")
     if target is not None and target.Importing.now is not None:  # `ddlf run` imports a script that runs by itself
         target.Importing.now.check_runs_by_itself(coroutine)
-    loop = _shared_loop()
     if _running_here() is loop:
         coroutine.close()
-        raise RuntimeError("ddlf.run is for code that is not async; inside a coroutine use await")
+        raise RuntimeError(f"{who} is for code that is not async; inside a coroutine use await")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()
@@ -96,7 +100,8 @@ def in_notebook() -> bool:
     )
 
 
-def _shared_loop() -> asyncio.AbstractEventLoop:
+def shared_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all who are not async themselves."""
     global _loop
     with _lock:
         if _loop is None:

@@ -19,6 +19,7 @@ from ddlf.errors import ConfigError
 from ddlf.launch.launcher import Given, Launcher, addresses, machine
 from ddlf.liveness import Timing
 from ddlf.net.tls import Security, client_context
+from ddlf.sinks import Events
 
 
 class Cluster(Group):
@@ -98,7 +99,7 @@ class Cluster(Group):
             replay=hosted.requests_for,
         )
         self._launcher = launcher
-        super().__init__(Members(launcher, self._proxies(count), min_workers, connect_timeout_s), hosted)
+        super().__init__(Members(launcher, self._proxies(count), min_workers, connect_timeout_s), hosted, Events())
 
     def _proxies(self, count: int) -> list[ProxyWorker]:
         launcher = self._launcher
@@ -213,6 +214,7 @@ class Cluster(Group):
         self._machines[machine(host)] += 1
         worker = self._proxy(host, port, id=number, N=number)
         await self._members.add(worker)
+        self._dispatch.look()
         return worker
 
     @property
@@ -220,12 +222,19 @@ class Cluster(Group):
         """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
         return list(self._members.missing)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop on which it is connected; None while it is not."""
+        return self._members.loop
+
     def take_in(self, worker: ProxyWorker) -> None:
         """Count a missing worker that has been reached now among the workers."""
         self._members.take_in(worker)
+        self._dispatch.look()
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those that the launcher started, as ``local`` does, end. Safe to call again."""
+        self._dispatch.close()
         await self._members.close()
 
     async def shutdown(self) -> None:

@@ -7,18 +7,23 @@ collide with a method's own keyword arguments.
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
+from ddlf.cluster.dispatch import Dispatch
 from ddlf.cluster.hosted import Hosted, copied
+from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
 from ddlf.iworker import checked_function, method_name
+from ddlf.sinks import Events
 from ddlf.wire.code import PickleOnce, Snapshot
 from ddlf.wire.messages import Request
+
+MAX_PER_WORKER = 1000
+"""Calls at the same time on a worker; each may need a thread there."""
 
 
 class Group:
@@ -29,13 +34,19 @@ class Group:
         hosted: What its workers were given to keep.
     """
 
-    def __init__(self, members: Members, hosted: Hosted) -> None:
+    def __init__(self, members: Members, hosted: Hosted, events: Events) -> None:
         self._members = members
         self._hosted = hosted
+        self._events = events
+        self._dispatch = Dispatch(members)
         self._workers = members.present
         self._on_error: Literal["raise", "return"] = "raise"
         self._timeout_s: float | None = None
         self._idempotent = False
+        self._per_worker = 1
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a cluster is its master's; what runs on a worker cannot use it, nor begin a map within a map")
 
     @property
     def workers(self) -> list[ProxyWorker]:
@@ -54,6 +65,7 @@ class Group:
         timeout_s: float | None = None,
         idempotent: bool | None = None,
         workers: Sequence[ProxyWorker | int] | None = None,
+        per_worker: int | None = None,
     ) -> Self:
         """A view of this cluster, over the same connections.
 
@@ -63,15 +75,21 @@ class Group:
             idempotent: Whether requests may run more than once: a lost one is tried again on the same worker, up to 3 times in all.
                 Requests that are not marked start at most once.
             workers: A part of the workers, as proxies or by their numbers from 1.
+            per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run at the same time on each worker: 1 by default. With more,
+                each plain function has a thread of its own, and async ones run in turns on the worker's event loop.
         """
         if on_error not in (None, "raise", "return"):
             raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
         if timeout_s is not None and (not is_number(timeout_s) or not 0 <= timeout_s < math.inf):
             raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
-        view = copy.copy(self)
+        if per_worker is not None and (not isinstance(per_worker, int) or not 1 <= per_worker <= MAX_PER_WORKER):
+            raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
         view._on_error = on_error or self._on_error
         view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
         view._idempotent = self._idempotent if idempotent is None else idempotent
+        view._per_worker = per_worker or self._per_worker
         if workers is not None:
             view._workers = [self._find(worker) for worker in workers]
             if len(set(map(id, view._workers))) != len(view._workers):
@@ -203,6 +221,67 @@ class Group:
         return await self._rpc(found, Request("run", method_name(method), *args, **kwargs))
 
     run_on = run_at
+
+    # -- any worker -------------------------------------------------------------------------------------------------
+
+    def map(self, function: Callable[..., Any], /, *iterables: Any, ordered: bool = True) -> Map:
+        """Call a function once for each item, on whichever worker is free.
+
+        Args:
+            function: Plain or async; as in ``run_method``. It is sent once to each worker, as it is now, with what it uses: give what all items share
+                to it with ``functools.partial``.
+            iterables: The items: anything to iterate over, also endless and asynchronous; several are taken together, as by ``zip``.
+            ordered: Whether results come in the order of the items, or as they come.
+
+        Returns:
+            What gives all results in a list when it is awaited, or one by one with ``async for``.
+
+        Raises:
+            DDLFError: An item has failed: what ``run_method`` raises, with ``item_index``, from 0, and the item in its text. What was begun of
+                the others is cancelled; ``options(on_error="return")`` goes on instead, and puts the error in the place of the result.
+            NotPicklable: The function holds something that cannot be sent; nothing ran.
+
+        On failure:
+            An item that cannot have begun on a worker that is lost goes to another one; one that may have run ends with that error, unless
+            ``options(idempotent=True)`` says that it may run twice. Lost workers take part again when they are back; local ones are started again.
+        """
+        source, total = items_of(iterables)
+        return Map(self.tally(function, total), source, ordered=ordered)
+
+    def starmap(self, function: Callable[..., Any], items: Any, /, *, ordered: bool = True) -> Map:
+        """``map`` for items that are tuples of arguments."""
+        source, total = items_of([items])
+        return Map(self.tally(function, total), untupled(source), ordered=ordered)
+
+    def tally(self, function: Callable[..., Any], total: int | None) -> Tally:
+        """What ``map`` is made of, for others who take results: what calls the function for each item, and counts."""
+        return Tally(
+            self._function(function),
+            self._events.emit,
+            total=total,
+            workers=self._workers,
+            keep_errors=self._on_error == "return",
+        )
+
+    def _function(self, function: Callable[..., Any]) -> Function:
+        return Function(
+            function,
+            self._dispatch,
+            workers=None if self._is_whole else self._workers,
+            timeout_s=self._timeout_s,
+            idempotent=self._idempotent,
+            per_worker=self._per_worker,
+        )
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        """Call a function once, on a worker that is free, now or as soon as there is one.
+
+        Returns:
+            A future: ``await`` it, ``cancel`` it, or give many of them to ``asyncio.as_completed``, ``gather`` or ``wait``.
+        """
+        call = self._function(function)
+        self._dispatch.look()
+        return asyncio.get_running_loop().create_task(call(*args, **kwargs))
 
     async def add_method(
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False

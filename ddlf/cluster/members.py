@@ -32,6 +32,7 @@ class Members:
     Attributes:
         present: The workers that were reached, in the order of their numbers. It stays the same list.
         missing: Those that were not.
+        loop: The event loop that the connections belong to; None while there are none.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Members:
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
         self._connecting: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def known(self) -> list[ProxyWorker]:
@@ -57,6 +59,7 @@ class Members:
             self._connecting = asyncio.ensure_future(self._connect(modules))
             try:
                 await self._connecting
+                self.loop = asyncio.get_running_loop()
             except asyncio.CancelledError:
                 caller = asyncio.current_task()
                 if caller is not None and caller.cancelling():
@@ -177,3 +180,4 @@ class Members:
         async with self._lock:
             await asyncio.gather(*(worker.close() for worker in self.known))
             await self.launcher.stop()
+            self.loop = None

@@ -137,6 +137,11 @@ class ProxyWorker(IWorker):
         return self._link.control is not None
 
     @property
+    def in_use(self) -> bool:
+        """Whether this side has connected to it and not left it since, whatever has become of the connection."""
+        return self._link.standing.in_use
+
+    @property
     def state(self) -> State:
         """``"alive"``, ``"suspect"`` (silent for ``suspect_after_s``), or ``"dead"`` (there is no connection)."""
         return "dead" if self._link.control is None else self._link.control.liveness.state

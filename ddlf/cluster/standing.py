@@ -64,6 +64,11 @@ class Standing:
         """Whether this side has closed the link, and not begun again."""
         return self.phase is Phase.CLOSED
 
+    @property
+    def in_use(self) -> bool:
+        """Whether this side has the worker as far as it is concerned, whatever has become of the connection."""
+        return self.phase in (Phase.OPEN, Phase.LOST)
+
     def open(self) -> None:
         """A daemon has let this side in: what others did before says nothing about it."""
         self.phase, self.lease, self._stopped_by = Phase.OPEN, None, ""

@@ -3,7 +3,7 @@
 Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/observe``; only reasons (``why``) are texts here, as errors give them.
 """
 
-from ddlf.events import checkpoints, cluster, phases, run, slots, workers
+from ddlf.events import checkpoints, cluster, maps, phases, run, slots, workers
 from ddlf.events.checkpoints import (
     CheckpointDamaged,
     CheckpointFailed,
@@ -19,6 +19,13 @@ from ddlf.events.cluster import (
 )
 from ddlf.events.event import (
     Event,
+)
+from ddlf.events.maps import (
+    HowMapped,
+    MapBegan,
+    MapEnded,
+    MapEvent,
+    MapMoved,
 )
 from ddlf.events.phases import (
     PhaseBegan,
@@ -74,6 +81,11 @@ __all__ = [
     "Event",
     "ExecutorEnded",
     "How",
+    "HowMapped",
+    "MapBegan",
+    "MapEnded",
+    "MapEvent",
+    "MapMoved",
     "ModelBuilt",
     "ModelSaved",
     "NothingToTrain",
@@ -109,10 +121,10 @@ __all__ = [
     "WorkerWrote",
 ]
 
-BASES = (ClusterEvent, PhaseEvent, SlotEvent, WorkerEvent)
+BASES = (ClusterEvent, MapEvent, PhaseEvent, SlotEvent, WorkerEvent)
 KINDS: dict[str, type[Event]] = {
     name: kind
-    for module in (run, phases, slots, workers, checkpoints, cluster)
+    for module in (run, phases, slots, workers, checkpoints, cluster, maps)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, *BASES)
 }

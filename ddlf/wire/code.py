@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError
+from ddlf.wire.culprit import Cached, find_culprit, name_of, text_of
 from ddlf.wire.messages import where_modules_come_from
 from ddlf.wire.values import Tag
 
@@ -60,21 +61,22 @@ def pickle_object(value: Any) -> bytes:
             _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
             data = file.getvalue()
         except Exception as error:  # whatever an object's own __reduce__ raises
-            path = _find_culprit(value, _name_of(value), 0, set())
+            path = find_culprit(value, _can_pickle)
             raise NotPicklable(
-                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {_text(error)})",
+                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {text_of(error)})",
                 hint="create it inside the method, on the worker, or pass plain data instead",
             ) from None
-    if len(data) > MAX_CODE_BYTES and isinstance(value, types.FunctionType | type):
-        raise NotPicklable(
-            f"function {_name_of(value)!r} carries {len(data) / 1e6:,.1f} MB in its variables and defaults",
-            hint="pass arrays as arguments, or use set_variable",
-        )
+    if isinstance(value, types.FunctionType | type):
+        _check_size(data, name_of(value))
     return data
 
 
-_Cached = type(functools.cache(len))
-"""What ``functools.cache`` and ``lru_cache`` make: neither a function nor a class."""
+def _check_size(code: bytes, name: str) -> None:
+    if len(code) > MAX_CODE_BYTES:
+        raise NotPicklable(
+            f"function {name!r} carries {len(code) / 1e6:,.1f} MB in its variables and defaults",
+            hint="pass arrays as arguments, or use set_variable",
+        )
 
 
 def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
@@ -94,7 +96,7 @@ def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    dispatch_table: ClassVar[Any] = ChainMap({_Cached: _reduce_cached}, cloudpickle.CloudPickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap({Cached: _reduce_cached}, cloudpickle.CloudPickler.dispatch_table)
 
 
 def unpickle(data: bytes) -> Any:
@@ -109,7 +111,7 @@ def unpickle(data: bytes) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise NotPicklable(
             f"cannot load code sent to Python {sys.version_info.major}.{sys.version_info.minor} "
-            f"({type(error).__name__}: {_text(error)})",
+            f"({type(error).__name__}: {text_of(error)})",
             hint=where_modules_come_from(missing)
             if missing
             else "install what is missing on the worker, and use the same Python version on all machines",
@@ -129,6 +131,24 @@ class Snapshot:
 
     def __reduce__(self) -> Any:
         return pickle.loads, (self.data,)
+
+
+class Pickled(bytes):
+    """What was pickled once for many calls, and is sent to a worker with the first of them, whatever it is: later ones name it, as they do functions.
+
+    Args:
+        value: Anything that has a ``__name__``.
+    """
+
+    def __new__(cls, value: Any) -> Pickled:
+        made = super().__new__(cls, pickle_object(value))
+        _check_size(made, value.__name__)
+        return made
+
+    @functools.cached_property
+    def address(self) -> bytes:
+        """Its SHA-256."""
+        return hashlib.sha256(self).digest()
 
 
 class PickleOnce:
@@ -156,9 +176,12 @@ class CodeSender:
     def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
         """Functions and classes by content address, other objects pickled."""
         data = pickle(value)
-        if not isinstance(value, types.FunctionType | type):
+        if isinstance(data, Pickled):
+            address = data.address
+        elif isinstance(value, types.FunctionType | type):
+            address = hashlib.sha256(data).digest()
+        else:
             return Tag.OBJECT, data
-        address = hashlib.sha256(data).digest()
         if address in self._held:
             self._held.move_to_end(address)
             return Tag.CODE, address
@@ -289,93 +312,6 @@ def is_installed(file: str) -> bool:
 
 _resolved = functools.cache(os.path.realpath)
 """There are thousands of modules, in hundreds of folders."""
-
-
-def _find_culprit(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
-    """The path to the innermost part of ``value`` that cannot be pickled. Runs only after a failure."""
-    if id(value) in seen or depth > 6 or _can_pickle(value):
-        return None
-    seen.add(id(value))
-    for suffix, part in _parts(value):
-        found = _find_culprit(part, f"{path}{suffix}", depth + 1, seen)
-        if found:
-            return found
-    return f"{path} (a {type(value).__module__}.{type(value).__qualname__})"
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What ``value`` is pickled with, and how one gets there."""
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-        yield "", value.__func__
-    elif isinstance(value, _Cached):
-        yield "", value.__wrapped__
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
-    elif isinstance(value, type):
-        # A class lists descriptors of its own that are never pickled.
-        own = ((name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType))
-        yield from ((f".{name}", item) for name, item in own)
-    else:
-        yield from _parts_of_object(value)
-        yield " -> class", type(value)
-
-
-def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
-    """Its state, which is not what it has: ``__getstate__`` and ``__reduce__`` may leave things out."""
-    try:
-        kind: Any = type(value)
-        reduces = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
-        reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduces else None
-        state = reduced[2:3] if isinstance(reduced, tuple) else (value.__getstate__(),)
-    except Exception:  # it will not be pickled at all
-        return
-    if isinstance(reduced, tuple):
-        yield from ((f" -> argument {place}", item) for place, item in enumerate(reduced[1], 1))
-    for part in state:
-        for names in part if isinstance(part, tuple) else (part,):  # attributes, slots
-            if isinstance(names, dict):
-                yield from ((f".{name}", item) for name, item in names.items())
-            elif names is not None:
-                yield " -> state", names
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield f" -> variable {name!r}", cell.cell_contents
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            yield f" -> global {name!r}", function.__globals__[name]
-    for item in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield " -> a default", item
-    yield from ((f".{name}", item) for name, item in vars(function).items())
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    """The globals that a function uses, also in the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
-
-
-def _name_of(value: Any) -> str:
-    named = isinstance(value, types.FunctionType | types.MethodType | type)
-    return str(value.__qualname__ if named else type(value).__qualname__)
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "no text"
 
 
 def _can_pickle(value: Any) -> bool:

@@ -1,0 +1,312 @@
+"""Gives calls to workers: each to one that is free, and to another one when that is lost. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from ddlf.cluster.lanes import Habit, Lane
+from ddlf.cluster.members import Members
+from ddlf.cluster.proxy import MAX_ATTEMPTS, RECONNECT_S, ProxyWorker
+from ddlf.errors import (
+    AuthError,
+    ConnectError,
+    DDLFError,
+    ExecutorCrashed,
+    LeaseError,
+    RequestFailed,
+    VersionError,
+    WorkerLost,
+)
+from ddlf.wire.messages import Request
+
+LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
+"""What says something about a worker, and nothing about the call."""
+MAX_HABITS = 1000
+"""Functions of which it is known how long they take."""
+
+WorkerLane = Lane[ProxyWorker]
+
+
+class Job:
+    """Calls that have something in common.
+
+    Args:
+        habit: What is known of them.
+        workers: Who may do them; None for all, also those that come later.
+        timeout_s: For each of them; None for ever.
+        idempotent: Whether each may run more than once.
+        per_worker: How many of them, and of other jobs of this kind, may run at the same time on a worker; 1 to take turns.
+
+    Attributes:
+        waiting: How many wait for a worker.
+        compute_s: Seconds that workers have taken for them, together.
+        on_sent: Called each time that one has been sent to a worker.
+    """
+
+    def __init__(
+        self,
+        habit: Habit,
+        *,
+        workers: list[ProxyWorker] | None = None,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
+        per_worker: int = 1,
+    ) -> None:
+        self.habit = habit
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.idempotent = idempotent
+        self.per_worker = per_worker
+        self.waiting = 0
+        self.compute_s = 0.0
+        self.on_sent: Callable[[], None] = lambda: None
+
+    def allows(self, lane: WorkerLane) -> bool:
+        """Whether a lane's worker may do them."""
+        return self.workers is None or lane.worker in self.workers
+
+    def fits(self, lane: WorkerLane) -> bool:
+        """Whether a lane has a place for another one."""
+        if self.per_worker > 1:
+            return len(lane.beside) < self.per_worker
+        return lane.has_turn(alone=self.timeout_s is not None)
+
+
+class Place:
+    """Of one call: first in a queue, then on a lane.
+
+    Args:
+        job: It is of.
+    """
+
+    __slots__ = ("begin", "job", "lane", "lonely", "put")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.lane: WorkerLane | None = None
+        self.lonely = False  # nothing was before it
+        self.begin = 0.0
+        self.put: asyncio.Future[None] | None = None
+
+
+class Dispatch:
+    """What the workers of a cluster do of what any of them may do.
+
+    Args:
+        members: Of the cluster.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._lanes: dict[ProxyWorker, WorkerLane] = {}
+        self._why: dict[WorkerLane, DDLFError] = {}
+        self._queues: tuple[OrderedDict[Place, None], ...] = (OrderedDict(), OrderedDict())
+        self._coming: dict[WorkerLane, asyncio.Task[None]] = {}
+        self._habits: dict[bytes, Habit] = {}
+        self._open = 0  # calls
+
+    def habit(self, address: bytes) -> Habit:
+        """What is known of the function of that address."""
+        if len(self._habits) > MAX_HABITS:
+            self._habits.clear()
+        return self._habits.setdefault(address, Habit())
+
+    async def run(self, job: Job, request: Request) -> Any:
+        """Let a worker do a call.
+
+        Returns:
+            What it returned, without its seconds.
+
+        Raises:
+            RequestFailed: As ``ProxyWorker.rpc``. One that was lost with its worker, and cannot have run or is idempotent, goes to another one.
+        """
+        attempts = 0
+        self._open += 1
+        try:
+            while True:
+                place = self._ask(job)
+                try:
+                    lane = place.lane or await self._placed(place)
+                    seconds, value = await lane.worker.rpc(request, job.timeout_s)
+                    self._note(place, lane, seconds)
+                    return value
+                except LOSS as error:
+                    if place.lane is None:  # nobody is left
+                        raise
+                    self._lost(place.lane, error)
+                    may_have_run = getattr(error, "may_have_run", False)
+                    attempts += may_have_run or place.lane.is_first(place)
+                    if attempts == MAX_ATTEMPTS or (may_have_run and not job.idempotent):
+                        if isinstance(error, RequestFailed):
+                            error.attempts = attempts
+                        error.message += f" (tried {attempts} times)" if attempts > 1 else ""
+                        raise
+                finally:
+                    self._leave(place)
+        finally:
+            self._open -= 1
+
+    def look(self) -> None:
+        """See whether workers that were given up are there again, or have come."""
+        for lane in self._all():
+            if not lane.open and lane not in self._coming:
+                lane.open, lane.hope_until = True, inf  # the next call will see
+        self._fill()
+
+    def close(self) -> None:
+        """End what waits; what runs ends with its connection."""
+        for task in self._coming.values():
+            task.cancel()
+        for lane in self._lanes.values():
+            lane.open, lane.hope_until = False, 0.0
+            self._why[lane] = WorkerLost("the cluster was closed", may_have_run=False)
+        self._give_up()
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[WorkerLane]:
+        lanes = self._lanes
+        return [lanes.get(worker) or lanes.setdefault(worker, Lane(worker)) for worker in self._members.present]
+
+    def _queue(self, job: Job) -> OrderedDict[Place, None]:
+        return self._queues[job.per_worker > 1]
+
+    def _ask(self, job: Job) -> Place:
+        """A place for a call, on a lane if there is one free, else in the queue.
+
+        Raises:
+            DDLFError: No worker is left that may do it: that of the one that was lost last.
+        """
+        place = Place(job)
+        job.waiting += 1
+        self._queue(job)[place] = None
+        if job.waiting == 1:  # else there was no place for the one before it
+            self._fill()
+        if place.lane is None and (error := self._hopeless(job)):
+            self._leave(place)
+            raise error
+        return place
+
+    async def _placed(self, place: Place) -> WorkerLane:
+        place.put = asyncio.get_running_loop().create_future()
+        await place.put
+        assert place.lane is not None
+        return place.lane
+
+    def _leave(self, place: Place) -> None:
+        """Give back a place, wherever it is."""
+        if place.lane is None:
+            if place in self._queue(place.job):
+                del self._queue(place.job)[place]
+                place.job.waiting -= 1
+            return
+        place.lane.turns.pop(place, None)
+        place.lane.beside.discard(place)
+        self._fill_lane(place.lane)
+
+    def _fill(self) -> None:
+        """Give what waits to the lanes that have least to do."""
+        lanes = self._all()
+        while free := [(lane.load, index) for index, lane in enumerate(lanes) if self._next_for(lane)]:
+            lane = lanes[min(free)[1]]
+            place = self._next_for(lane)
+            assert place is not None
+            self._put(place, lane)
+
+    def _fill_lane(self, lane: WorkerLane) -> None:
+        while place := self._next_for(lane):
+            self._put(place, lane)
+
+    def _next_for(self, lane: WorkerLane) -> Place | None:
+        """What of the queues is to be given to a lane now. Nothing overtakes what the lane may do and only has no place for yet."""
+        for queue in self._queues if lane.open else ():
+            place = next((place for place in queue if place.job.allows(lane)), None)
+            if place is not None and place.job.fits(lane):
+                return place
+        return None
+
+    def _put(self, place: Place, lane: WorkerLane) -> None:
+        job = place.job
+        del self._queue(job)[place]
+        job.waiting -= 1
+        place.lane = lane
+        place.lonely = not lane.turns
+        place.begin = asyncio.get_running_loop().time()
+        if job.per_worker > 1:
+            lane.beside.add(place)
+        else:
+            lane.turns[place] = job.habit
+        if place.put is not None and not place.put.done():
+            place.put.set_result(None)
+        job.on_sent()
+
+    def _note(self, place: Place, lane: WorkerLane, seconds: float) -> None:
+        """Learn from a call that has ended."""
+        habit = place.job.habit
+        habit.took(seconds)
+        place.job.compute_s += seconds
+        carried = lane.worker.bytes_sent + lane.worker.bytes_received
+        if habit not in lane.known:  # it brought the function along
+            lane.known.add(habit)
+        else:
+            habit.carried(carried - lane.carried)
+            if place.lonely:
+                lane.measured_way(asyncio.get_running_loop().time() - place.begin - seconds)
+        lane.carried = carried
+
+    # -- losses -----------------------------------------------------------------------------------------------------
+
+    def _lost(self, lane: WorkerLane, error: DDLFError) -> None:
+        """Give a lane nothing until its worker is there again."""
+        self._why[lane] = error
+        if not lane.open:
+            return
+        loop = asyncio.get_running_loop()
+        lane.open, lane.hope_until = False, 0.0
+        if lane.worker.in_use:
+            lane.hope_until = loop.time() + RECONNECT_S
+            self._coming[lane] = loop.create_task(self._bring_back(lane))
+            loop.call_at(lane.hope_until, self._give_up)
+        self._give_up()
+
+    async def _bring_back(self, lane: WorkerLane) -> None:
+        """Reach a worker again, for as long as there is something to do."""
+        try:
+            while True:
+                try:
+                    await lane.worker.reconnect(RECONNECT_S)
+                    lane.open, lane.hope_until = True, inf
+                    break
+                except ConnectError as error:
+                    self._why[lane] = error
+                    if not self._open or not lane.worker.in_use:
+                        break
+        except DDLFError as error:  # another master has it, or it cannot start
+            self._why[lane], lane.hope_until = error, 0.0
+        finally:
+            self._coming.pop(lane, None)
+        self._fill_lane(lane)
+        self._give_up()
+
+    def _hopeless(self, job: Job) -> DDLFError | None:
+        """Why no worker is going to do a job's calls; None if one may."""
+        now = asyncio.get_running_loop().time()
+        lanes = [lane for lane in self._all() if job.allows(lane)]
+        if any(lane.open or lane.hope_until > now for lane in lanes):
+            return None
+        why = [self._why[lane] for lane in lanes if lane in self._why]
+        return copy.copy(why[-1]) if why else WorkerLost("no worker is left", may_have_run=False)
+
+    def _give_up(self) -> None:
+        """End what waits for workers that are not going to come."""
+        for queue in self._queues:
+            for place in list(queue):
+                if error := self._hopeless(place.job):
+                    self._leave(place)
+                    if place.put is not None and not place.put.done():
+                        place.put.set_exception(error)

@@ -1,0 +1,321 @@
+"""One function for many items, each on whichever worker is free: the calls, and their results in order or as they come. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from ddlf.cluster.dispatch import Dispatch, Job
+from ddlf.errors import DDLFError, NotPicklable, RemoteError, RequestFailed, ResultNotData
+from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved
+from ddlf.iworker import checked_function
+from ddlf.wire.code import Pickled, pickle_object
+from ddlf.wire.messages import Request
+from ddlf.worker.timed import Timed
+
+BUFFER_BYTES = 64 * 1024 * 1024
+"""Of items and results on their way, and of results that wait to be taken, as far as it is known how large they are."""
+MOST_UNTAKEN = 2000
+"""Items that are on their way or wait to be taken."""
+UNSENT = 2
+"""Items that are taken from their source before a worker has a place for them."""
+TOLD_S = 0.2
+"""Between two events that say how far a map is."""
+NAMED = (int, float, complex, str, bytes, type(None))
+"""What errors show of an item; of other types the name."""
+
+_numbers = itertools.count(1)
+
+
+class Function:
+    """A function as it is now, for calls of it on any worker.
+
+    Args:
+        function: Anything that can be called and sent.
+        dispatch: Of the cluster.
+        job: What ``Job`` takes by name.
+
+    Raises:
+        TypeError: It cannot be called.
+        NotPicklable: It cannot be sent.
+    """
+
+    def __init__(self, function: Callable[..., Any], dispatch: Dispatch, **job: Any) -> None:
+        checked_function(function, "a map")
+        self.dispatch = dispatch
+        self._timed = Timed(function, job.get("per_worker", 1) > 1)
+        try:
+            self._pickled = Pickled(self._timed)
+        except NotPicklable:
+            pickle_object(function)  # says better where in it the culprit is
+            raise
+        self.name = self._timed.__name__
+        self.job = Job(dispatch.habit(self._pickled.address), **job)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on a worker that is free. See ``Dispatch.run``."""
+        request = Request("run_method", self._timed, *args, **kwargs)
+        request.pickle = self._pickle
+        try:
+            return await self.dispatch.run(self.job, request)
+        except ResultNotData as error:  # beside its seconds it is the second of a list
+            error.message = error.message.replace(" (at [1] of the value)", "").replace("(at [1]", "(at ")
+            raise
+        except RequestFailed as error:
+            if error.may_have_run and not self.job.idempotent:
+                error.hint = "what may run twice is tried again on another worker: options(idempotent=True)"
+            raise
+
+    def _pickle(self, value: Any) -> bytes:
+        return self._pickled if value is self._timed else pickle_object(value)
+
+
+class Tally:
+    """How far a map is, and what becomes of each item of it.
+
+    Args:
+        function: Of the map.
+        emit: Takes its events.
+        total: Number of items; None where that is not known.
+        workers: Who may do them, now and later.
+        keep_errors: Whether an item's error takes its place among the results, instead of ending the map.
+
+    Attributes:
+        done: Items that have a result, so far.
+        failed: Items that have an error, so far.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        emit: Callable[[Event], None],
+        *,
+        total: int | None,
+        workers: Sequence[object],
+        keep_errors: bool = False,
+    ) -> None:
+        self.done = 0
+        self.failed = 0
+        self.total = total
+        self.function = function
+        self.keep_errors = keep_errors
+        self._emit = emit
+        self._workers = workers
+        self._names: dict[str, Any] = {"map": next(_numbers), "function": function.name}
+        self._told = 0.0
+        self._begin: float | None = None
+        self._over = False
+
+    @property
+    def window(self) -> int:
+        """How many items may be on their way or wait to be taken."""
+        job = self.function.job
+        least = job.per_worker * len(self._workers) + UNSENT
+        size = job.habit.bytes
+        return 2 * least if size is None else max(least, min(MOST_UNTAKEN, int(BUFFER_BYTES / max(size, 1))))
+
+    def begin(self) -> None:
+        """Say that it begins."""
+        self._begin = self._told = time.monotonic()
+        self.function.dispatch.look()
+        facts: dict[str, Any] = {"workers": len(self._workers), "per_worker": self.function.job.per_worker}
+        self._emit(MapBegan(**self._names, items=self.total, **facts))
+
+    async def item(self, number: int, args: tuple[Any, ...]) -> Any:
+        """The result of an item.
+
+        Args:
+            number: Of the item, from 0.
+            args: For the function.
+
+        Raises:
+            DDLFError: There is none. The text and ``item_index`` say of which item.
+        """
+        try:
+            result = await self.function(*args)
+        except DDLFError as error:
+            self.failed += 1
+            error.item_index = number
+            error.message = f"item {number} ({', '.join(map(_brief, args))}): {error.message}"
+            if isinstance(error, RemoteError):
+                error = error.with_traceback(None)  # it has the worker's; how the answer was received says nothing
+            if not self.keep_errors:
+                raise error from error.__cause__
+            return error
+        else:
+            self.done += 1
+            return result
+        finally:
+            now = time.monotonic()
+            if now - self._told >= TOLD_S:
+                self._told = now
+                self._emit(MapMoved(**self._names, done=self.done, failed=self.failed))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that it is over. Safe to call again.
+
+        Args:
+            error: What ended it; None when it is complete.
+        """
+        if self._begin is None or self._over:
+            return
+        self._over = True
+        how: HowMapped = "complete" if error is None else "failed" if isinstance(error, Exception) else "cancelled"
+        self._emit(
+            MapEnded(
+                **self._names,
+                how=how,
+                done=self.done,
+                failed=self.failed,
+                seconds=time.monotonic() - self._begin,
+                compute_s=self.function.job.compute_s,
+                why=str(error) if how == "failed" else "",
+            )
+        )
+
+
+class Map:
+    """The results of a function for each of many items. Nothing runs before it is awaited or iterated over; it can be once.
+
+    ``await`` it for all results in a list, or take them one by one with ``async for``: items are then taken from their source as fast as results are
+    taken, so there may be any number of them. Who leaves such a loop ends what is still running.
+
+    Args:
+        tally: Of the map.
+        source: Arguments for each item, as tuples. One that blocks holds up the event loop, unless it is asynchronous.
+        ordered: Whether results come in the order of the items, or as they come.
+    """
+
+    def __init__(
+        self,
+        tally: Tally,
+        source: Iterable[tuple[Any, ...]] | AsyncIterable[tuple[Any, ...]],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._tally = tally
+        self._job = tally.function.job
+        self._source = source
+        self._ordered = ordered
+        self._open: set[asyncio.Task[Any]] = set()
+        self._next: asyncio.Queue[asyncio.Task[Any] | Exception | None] = asyncio.Queue()
+        self._untaken = 0
+        self._room: asyncio.Future[None] | None = None
+        self._unlimited = False
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Any]:
+        self._unlimited = True  # all results are kept anyway
+        return [result async for result in self]
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        self._job.on_sent = self._go_on
+        self._tally.begin()
+        feeding = asyncio.get_running_loop().create_task(self._feed())
+        ended = False
+        error: BaseException | None = None
+        try:
+            while not ended or self._untaken:
+                task = await self._next.get()
+                if not isinstance(task, asyncio.Task):
+                    ended, error = True, task
+                    continue
+                result = await task
+                self._untaken -= 1
+                self._go_on()
+                yield result
+            if error is not None:
+                raise error
+        except BaseException as reason:
+            error = reason
+            raise
+        finally:
+            self._tally.end(error)
+            feeding.cancel()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(feeding, *self._open, return_exceptions=True)
+
+    async def _feed(self) -> None:
+        """Take items from their source as there is room for them."""
+        error = None
+        numbers = itertools.count()
+        try:
+            if isinstance(self._source, AsyncIterable):
+                async for args in self._source:
+                    await self._push(next(numbers), args)
+            else:
+                for args in self._source:
+                    await self._push(next(numbers), args)
+        except Exception as failure:
+            error = failure
+        self._next.put_nowait(error)
+
+    async def _push(self, number: int, args: tuple[Any, ...]) -> None:
+        task = asyncio.get_running_loop().create_task(self._tally.item(number, args))
+        self._untaken += 1
+        self._open.add(task)
+        task.add_done_callback(self._ended)
+        if self._ordered:
+            self._next.put_nowait(task)
+        await asyncio.sleep(0)  # so that it finds a place, if there is one
+        while not self._has_room():
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def _has_room(self) -> bool:
+        return self._job.waiting < UNSENT and (self._unlimited or self._untaken < self._tally.window)
+
+    def _go_on(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._open.discard(task)
+        if not self._ordered:
+            self._next.put_nowait(task)
+        if not task.cancelled():
+            task.exception()  # it may be that another one's ended the map
+
+
+def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
+    """Arguments for each item, of one iterable for each parameter, or one that is asynchronous; and how many items there are, if that is known."""
+    if len(iterables) == 1 and isinstance(iterables[0], AsyncIterable):
+        return _tuples(iterables[0]), None
+    if not iterables:
+        raise TypeError("map takes a function and its items, got no items")
+    for items in iterables:
+        if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+            several = " beside others" if isinstance(items, AsyncIterable) else ""
+            raise TypeError(f"map takes items to iterate over, got {type(items).__name__}{several}")
+    lengths = [len(items) if hasattr(items, "__len__") else None for items in iterables]
+    known = [length for length in lengths if length is not None]
+    return zip(*iterables, strict=False), min(known) if len(known) == len(lengths) else None
+
+
+def untupled(source: Any) -> Any:
+    """Items that are the arguments themselves, of what ``items_of`` returned."""
+    if isinstance(source, AsyncIterable):
+        return _untupled(source)
+    return (tuple(args) for (args,) in source)
+
+
+async def _untupled(source: AsyncIterable[Any]) -> AsyncGenerator[tuple[Any, ...], None]:
+    async for (args,) in source:
+        yield tuple(args)
+
+
+async def _tuples(items: AsyncIterable[Any]) -> AsyncGenerator[tuple[Any, ...], None]:
+    async for item in items:
+        yield (item,)
+
+
+def _brief(value: Any) -> str:
+    if not isinstance(value, NAMED):
+        return type(value).__name__
+    return repr(value[:40] if isinstance(value, str | bytes) else value)

@@ -1,0 +1,63 @@
+"""What a function of a map, or of ``submit``, is on a worker: itself, and how long it takes. Runs in the executor."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddlf.iworker import awaited
+from ddlf.worker.methods import takes_self
+
+
+class Timed:
+    """A function on its way to workers; what arrives is ``timed(function, concurrent)``.
+
+    Args:
+        function: Anything that can be called and sent.
+        concurrent: Whether it may run while another method does; a plain function then has a thread of its own.
+    """
+
+    def __init__(self, function: Callable[..., Any], concurrent: bool) -> None:
+        self.function = function
+        self.concurrent = concurrent
+        self.__name__ = name_of(function)
+
+    def __reduce__(self) -> Any:
+        return timed, (self.function, self.concurrent)
+
+
+def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
+    """The function, but what it returns is a list: the seconds that it took, and its result."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        result = function(*args, **kwargs)
+        return ended(begin, result) if inspect.isawaitable(result) else [time.perf_counter() - begin, result]
+
+    async def ended(begin: float, result: Any) -> list[Any]:
+        value = await awaited(result)
+        return [time.perf_counter() - begin, value]
+
+    async def run_async(*args: Any, **kwargs: Any) -> list[Any]:  # which needs no thread when it is concurrent
+        begin = time.perf_counter()
+        value = await function(*args, **kwargs)
+        return [time.perf_counter() - begin, value]
+
+    inner: Callable[..., Any] = run_async if inspect.iscoroutinefunction(function) else run
+    outer = inner
+    if takes_self(function):  # found out once, not at every call
+
+        def outer(self: object, *args: Any, **kwargs: Any) -> Any:
+            return inner(self, *args, **kwargs)
+
+    outer.__name__ = name_of(function)
+    outer.concurrent = concurrent  # type: ignore[attr-defined]
+    return outer
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Of a function, or of what can be called as one."""
+    inner = getattr(function, "func", function)  # of a partial
+    return str(getattr(inner, "__name__", type(inner).__name__))
