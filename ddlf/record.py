@@ -75,7 +75,7 @@ class RoundRecord:
         slots: Number of slots in this round; 0 in records of 0.1.0.
         workers: Number of the worker whose update of each slot counts, in slot order.
         verdicts: A line for each update that was not simply accepted.
-        lost: Copies of slots that ended with their worker and were computed again.
+        recomputed: Copies of slots that ended with their worker and were computed again.
         metrics: Metrics of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights after this round, when they are evaluated on the way (``evaluate_every``).
     """
@@ -98,7 +98,7 @@ class RoundRecord:
     slots: int = 0
     workers: tuple[int, ...] = ()
     verdicts: tuple[str, ...] = ()
-    lost: int = 0
+    recomputed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -129,8 +129,8 @@ class RoundRecord:
             parts.append(f"{waited:.2f} s not computing")
         if self.error:
             parts.append(f"update error {self.error:.2%}")
-        if self.lost:
-            parts.append(f"{self.lost} computed again")
+        if self.recomputed:
+            parts.append(f"{self.recomputed} computed again")
         parts += self.verdicts
         if self.slot is not None:
             parts.append(f"staleness {self.staleness}")

@@ -24,7 +24,9 @@ def test_the_line_has_round_time_metrics_and_bytes_in_eighty_columns():
 
 def test_what_does_not_fit_goes_on_below_and_many_metrics_are_counted():
     test = {"loss": 0.3, "accuracy": 0.8}
-    assert str(record(metrics={"loss": 0.25, "accuracy": 0.9, "val_loss": 0.31}, test=test, lost=1)).splitlines() == [
+    assert str(
+        record(metrics={"loss": 0.25, "accuracy": 0.9, "val_loss": 0.31}, test=test, recomputed=1)
+    ).splitlines() == [
         "round  3/10    2.00 s  loss 0.2500  accuracy 0.9000  val_loss 0.3100",
         "          test_loss 0.3000  test_accuracy 0.8000  2.10 MB out, 512 B back",
         "          1 computed again",

@@ -45,39 +45,39 @@ def encode_update(
     codec: Codec,
     tensors: Sequence[Tensor],
     lossless: Sequence[bool],
-    errors: Sequence[Float32s | None] | None = None,
+    residuals: Sequence[Float32s | None] | None = None,
 ) -> tuple[EncodedUpdate, list[Float32s | None]]:
     """Encode all tensors of an update, or of weights on their way to a worker.
 
-    The errors belong to one slot's stream of updates: keep the returned ones once the master has merged the update, and
-    start from None when the stream starts anew. Weights are sent without errors, since each sending replaces the one
+    Residuals belong to one slot's stream of updates: keep the returned ones once the master has merged the update, and
+    start from None when the stream starts anew. Weights are sent without any, since each sending replaces the one
     before.
 
     Args:
         codec: For every tensor that need not travel raw.
         tensors: One array per tensor. The result may share their memory.
         lossless: Per tensor, whether it must travel exactly, as BatchNorm statistics must.
-        errors: What the previous call returned, or None at first.
+        residuals: What the previous call returned, or None at first.
 
     Returns:
-        What travels, and per tensor what was lost (None: nothing).
+        What travels, and per tensor the residual: what it lacks (None: nothing).
 
     Raises:
         ConfigError: The lists differ in length.
     """
-    errors = [None] * len(tensors) if errors is None else errors
-    _check_lengths(len(tensors), lossless, errors)
+    residuals = [None] * len(tensors) if residuals is None else residuals
+    _check_lengths(len(tensors), lossless, residuals)
     payloads: list[Payload] = []
-    lost: list[Float32s | None] = []
-    for tensor, exact, error in zip(tensors, lossless, errors, strict=True):
-        whole = tensor if error is None else added(tensor, error)
+    left: list[Float32s | None] = []
+    for tensor, exact, residual in zip(tensors, lossless, residuals, strict=True):
+        whole = tensor if residual is None else added(tensor, residual)
         if _travels_raw(codec, whole, exact):
             payload, rest = _raw(whole), None
         else:
             payload, rest = codec.encode(whole)
         payloads.append(payload)
-        lost.append(rest)
-    return {"codec": codec.name, "payloads": payloads}, lost
+        left.append(rest)
+    return {"codec": codec.name, "payloads": payloads}, left
 
 
 def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor]:

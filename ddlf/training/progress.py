@@ -215,4 +215,7 @@ def _as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dic
             _, slot, i = key.split(" ")
             length = len(arrays["weights"]) if name == RESIDUAL else int(i) + 1
             states[int(slot)][name] = max(length, states[int(slot)].get(name, 0))
-    return arrays, {**facts, "states": states}
+    facts = {**facts, "states": states}
+    if "records" in facts:
+        facts["records"] = [{**record, "recomputed": record["lost"]} for record in facts["records"]]
+    return arrays, facts

@@ -381,7 +381,7 @@ class Run:
             slots=first.slots,
             workers=tuple(reply.worker for reply in replies),
             verdicts=tuple(dict.fromkeys(self.verdicts)),
-            lost=recomputed,
+            recomputed=recomputed,
             metrics=metrics | shown,
         )
 

@@ -150,9 +150,9 @@ def test_a_malformed_update_is_refused(encoded):
         decode_update(encoded, like=LIKE)
 
 
-@pytest.mark.parametrize("wrong", [{"lossless": [False]}, {"errors": [None]}])
+@pytest.mark.parametrize("wrong", [{"lossless": [False]}, {"residuals": [None]}])
 def test_lists_of_different_length_are_refused(wrong):
-    arguments = {"codec": Int8(), "tensors": LIKE, "lossless": [False, False], "errors": None} | wrong
+    arguments = {"codec": Int8(), "tensors": LIKE, "lossless": [False, False], "residuals": None} | wrong
     with pytest.raises(ConfigError):
         encode_update(**arguments)
 
