@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
+from ddlf.algorithms.weights import Weights
 from ddlf.roles.build import describe_weights
 from ddlf.roles.callbacks import look_at_batches
 from ddlf.roles.describe import describe_optimizer
@@ -14,8 +13,6 @@ from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scala
 from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
 from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.roles.task import Task
-
-Weights = list[np.ndarray[Any, Any]]
 
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""

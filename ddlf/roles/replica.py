@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ddlf.algorithms.weights import is_float
+from ddlf.algorithms.weights import Weights, is_float
 from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 REPLICA = "replica"
 """What this role is called on workers."""
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 class App(Protocol):

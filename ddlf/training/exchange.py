@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import EncodedUpdate, encode_delta, encode_update
+from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
 from ddlf.wire.messages import Request
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 class WeightsOut:

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.contents import Checkpoint
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 from ddlf.training.ledger import Ledger
-
-Weights = list[np.ndarray[Any, Any]]
 
 KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""

@@ -15,15 +15,12 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import numpy as np
-
+from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
 from ddlf.events import Committed, Event
 from ddlf.iworker import awaited
 from ddlf.record import RoundRecord
 from ddlf.training.evaluation import evaluate, measured, validate
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 class Reporter:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import Indices, partition, smooth_speed
+from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.events import SlotsChanged, UpdateArrived
 from ddlf.record import RoundRecord
@@ -30,8 +29,6 @@ from ddlf.training.keeper import Keeper
 from ddlf.training.parts import Parts
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
-
-Weights = list[np.ndarray[Any, Any]]
 
 STOP_S = 2.0
 """How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""

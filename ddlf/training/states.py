@@ -9,19 +9,15 @@ undisturbed one.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import numpy as np
 
 from ddlf.algorithms.codec import Codec
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 from ddlf.wire.messages import Request
-
-Weights = list[np.ndarray[Any, Any]]
 
 FETCH_S = 30.0
 """How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""

@@ -21,12 +21,11 @@ from benchmarks.measure import table
 from ddlf.algorithms.check import judge, scaled
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 
 SLOTS, BAD_SLOT, BAD_ROUNDS = 4, 2, range(1, 5)
 COLUMNS = (("stop", "mean"), ("reject", "mean"), ("clip", "mean"), ("stop", "median"), ("stop", "trimmed:0.25"))
-
-Weights = list[np.ndarray[Any, Any]]
 
 
 def nan(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
