@@ -113,18 +113,25 @@ class RuleOf:
         return self.what or f"one of {resolve_name(self.home)}"
 
 
-def outer_optimizer(name: str, value: Any) -> Any:
-    """``subtract``, ``nesterov`` with its parameters, or an object of your own"""
-    if value is None or isinstance(value, str):
-        return OUTER(name, "subtract" if value is None else value)
-    if isinstance(value, type) and hasattr(value, "update"):
-        raise ConfigError(f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()")
-    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
-        raise ConfigError(
-            f"{name} must be an outer optimizer or the name of one, got {value!r}",
-            hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
-        )
-    return value
+class OuterOf(RuleOf):
+    """As ``RuleOf``, or any object with ``init`` and ``update``; None is ``subtract``."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return super().__call__(name, "subtract" if value is None else value)
+        if isinstance(value, type) and hasattr(value, "update"):
+            raise ConfigError(
+                f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()"
+            )
+        if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+            raise ConfigError(
+                f"{name} must be an outer optimizer or the name of one, got {value!r}",
+                hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
+            )
+        return value
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, or an object of your own"
 
 
 def seconds(name: str, value: Any) -> float:
@@ -137,7 +144,7 @@ def seconds(name: str, value: Any) -> float:
 CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
 OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
-OUTER = RuleOf("ddlf.algorithms.outer:OUTER")
+OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
@@ -249,7 +256,7 @@ class Settings:
     ] = "float32"
     """After ``delta:`` any codec can stand: the difference to what the worker holds is sent."""
 
-    merge: Annotated[str, MERGE, "merge of updates: mean, median, trimmed:0.2", "RULE", FACT, "sync"] = "mean"
+    merge: Annotated[str, MERGE, "merge of updates: mean, median, trimmed:0.2, krum", "RULE", FACT, "sync"] = "mean"
     """How the updates of a round become one. The mean is weighted by samples; few bad updates cannot move the others far."""
 
     update_policy: Annotated[
@@ -258,9 +265,7 @@ class Settings:
     """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
 
-    outer: Annotated[
-        "OuterOptimizer | str | None", outer_optimizer, "how a merged update changes the weights", None, FACT
-    ] = None
+    outer: Annotated["OuterOptimizer | str | None", OUTER, "how a merged update changes the weights", None, FACT] = None
     """By default it is subtracted."""
 
     evaluate_every: Annotated[

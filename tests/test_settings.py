@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import ddlf
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
@@ -47,6 +50,12 @@ def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
 def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there():
     in_the_file = {name for name, setting in SETTINGS.items() if Use.FILE in setting.use} | OF_THE_CLUSTER
     assert set(RunConfig.model_fields) == set(schema()["$defs"]["RunConfig"]["properties"]) == in_the_file
+
+
+def test_what_is_said_of_a_rule_names_all_that_exist():
+    said = {"codec": SETTINGS["codec"].help, "merge": SETTINGS["merge"].help, "outer": str(SETTINGS["outer"].check)}
+    for name, family in (("codec", CODEC), ("merge", MERGE), ("outer", OUTER)):
+        assert [rule for rule in family.names if rule not in said[name]] == []
 
 
 def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
