@@ -84,14 +84,12 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         for sentence in callbacks.warnings(app.callbacks):
             app._tell(Warned(about="callback", why=sentence))
-        for weight in app.model.non_trainable_weights:
-            kind = np.dtype(weight.dtype)
-            if kind.kind in "iu" and kind.itemsize > 1:  # booleans are masks, single bytes quantized: neither changes
-                why = (
-                    f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
-                    "each round, because only floats are merged; make it a float"
-                )
-                app._tell(Warned(about="model", why=why))
+        for weight in may_count(app.model):
+            why = (
+                f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+                "each round, because only floats are merged; make it a float"
+            )
+            app._tell(Warned(about="model", why=why))
         check_test_data(app)
         run = await _run(app, samples, crew, settings, fresh)
         progress = app._progress = run.progress
@@ -117,6 +115,15 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app.history = History(progress.records)
                 app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
                 await to_its_end(run.keep_last())
+
+
+def may_count(model: Any) -> list[Any]:
+    """Weights of integers in which users' layers may count. Keras's own count in theirs before training (``Normalization.adapt``)."""
+    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
+    known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
+    kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
+    # Booleans are masks, single bytes quantized: neither changes.
+    return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
 
 
 @contextlib.asynccontextmanager

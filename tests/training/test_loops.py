@@ -10,8 +10,10 @@ import pytest_asyncio
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError, RemoteError
-from ddlf.testing import in_process_cluster
+from ddlf.events import Warned
+from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.evaluation import compute
+from ddlf.training.start import may_count
 from tests.training.models import Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
@@ -89,14 +91,23 @@ async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, 
     assert np.all(trained.model.layers[0].mask.numpy())
 
 
-async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_name(cluster, capsys):
-    for kind in ("int32", "bool", "float32"):
-        trained = with_mask(kind=kind)(cluster.options(workers=[1]))
-        trained.verbose = True
-        await trained.train_sync(master_epochs=1)
-        told = " ".join(capsys.readouterr().out.split())
-        assert ("mask' is of type int32: what layers count in it is lost after each round" in told) == (kind == "int32")
-        assert ("WARNING the weight" in told) == (kind == "int32")
+async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_name():
+    kinds = {"steps": "int32", "mask": "bool", "mean": "float32"}
+    run = FakeRun(start={name: np.zeros(3, kind) for name, kind in kinds.items()}, frozen=frozenset(["steps", "mask"]))
+    told = []
+    run.subscribe(told.append)
+    await run.train_model()
+    (warned,) = [event.why for event in told if isinstance(event, Warned)]
+    assert warned.startswith("the weight 'steps' is of type int32: what layers count in it is lost after each round")
+
+
+async def test_what_keras_counts_itself_before_training_is_not_warned_of():
+    import keras
+
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Normalization(), masked(kind="int32")])
+    model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(4)])
+    assert [weight.name for weight in model.non_trainable_weights if "int" in weight.dtype] == ["count", "mask"]
+    assert [weight.name for weight in may_count(model)] == ["mask"]
 
 
 async def test_a_weight_that_is_trainable_and_no_float_is_refused_by_name(cluster):
