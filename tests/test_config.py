@@ -136,6 +136,17 @@ def test_a_configuration_cannot_be_changed():
         load_config().name = "other"
 
 
+def test_a_file_is_checked_again_only_when_it_has_changed_or_had_mistakes():
+    write("workers: [a:1]\nsecurity: {token_file: token}")
+    with pytest.raises(ConfigError, match="token_file 'token' does not exist"):
+        load_config()
+    Path("token").touch()
+    first = load_config()
+    assert load_config() is first
+    write("workers: [b:2]")
+    assert load_config().workers[0].host == "b"
+
+
 def test_a_configuration_made_in_python_keeps_the_same_rules():
     with pytest.raises(ValueError, match="are the same address"):
         ClusterConfig(workers=(WorkerAddress(host="a"), WorkerAddress(host="a")))

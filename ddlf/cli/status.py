@@ -34,14 +34,14 @@ async def status(options: argparse.Namespace) -> int:
         )
     else:
         for worker, answer in zip(workers, answers, strict=True):
-            print(f"{worker.id:>3}  {worker.label:<21}  {describe(answer)}")
+            print(f"{worker.id:>3}  {worker.label:<21}  {describe(answer, worker.label)}")
     return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
 
 
-def describe(answer: Any) -> str:
+def describe(answer: Any, label: str) -> str:
     if isinstance(answer, DDLFError):
-        answer.worker = ""
-        return f"unreachable: {answer}"
+        answer.worker = ""  # the line says which
+        return f"unreachable: {str(answer).removeprefix(f'{label}: ')}"
     busy = answer["busy"]
     doing = f"busy with {busy['method']!r} since {busy['seconds']:.1f} s" if busy else "idle"
     state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
-from ddlf.settings import SETTINGS
+from ddlf.settings import FOLDER, SETTINGS
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -209,7 +209,8 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
-        yield key, _value(key, text, default), f"-p {key}"
+        is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
+        yield key, text if is_path else _value(key, text, default), f"-p {key}"
 
 
 def _near(target: type[IApp], key: str) -> str:

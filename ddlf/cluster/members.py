@@ -121,15 +121,16 @@ class Members:
         if not failures:
             self._keep(reached, [worker for worker in self.missing if worker not in reached])
             return
+        used = sum(isinstance(failure, LeaseError) for failure in failures)
+        lost = len(failures) - used
         rows = []
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
                 where = worker.label
-                reason = str(outcome).removeprefix(where).lstrip(": ")
+                # What to do about those in use is said once, at the end, if there are no others.
+                reason = (str(outcome) if lost else outcome.message).removeprefix(where).lstrip(": ")
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
-        used = sum(isinstance(failure, LeaseError) for failure in failures)
-        lost = len(failures) - used
         are = "is" if used == 1 else "are"
         problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
         problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
@@ -138,7 +139,8 @@ class Members:
             log.warning("%s\ngoing on with %d workers", text, len(reached))
             self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
             return
-        error = LeaseError(text) if all(isinstance(failure, LeaseError) for failure in failures) else ConnectError(text)
+        hint = next((failure.hint for failure in failures if isinstance(failure, LeaseError)), "")
+        error = ConnectError(text) if lost else LeaseError(text, hint=hint)
         error.exit_code = max(getattr(failure, "exit_code", 3) for failure in failures)
         raise error
 

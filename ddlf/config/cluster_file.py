@@ -12,6 +12,7 @@ This file imports pydantic and yaml (150 ms): import it only when a configuratio
 import difflib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +84,14 @@ def load_config(path: str | Path | None = None) -> ClusterConfig:
             hint=SMALLEST_EXAMPLE,
         )
     text = _read_text(found, named_by="" if path is not None else " (named by DDLF_CONFIG)")
-    config, problems = _check(text, found.parent)
+    return _config(text, found, found.parent.absolute())
+
+
+@lru_cache(maxsize=1)  # one command asks for it several times
+def _config(text: str, path: Path, folder: Path) -> ClusterConfig:
+    config, problems = _check(text, folder)
     if config is None or problems:
-        raise ConfigError(_report(found, problems))
+        raise ConfigError(_report(path, problems))
     return config
 
 

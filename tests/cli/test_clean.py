@@ -58,7 +58,7 @@ async def test_what_earlier_runs_left_is_shown_and_freed_and_methods_only_when_a
     first, _ = proxies(machines)
     await leave_things(first)
     await first.close()
-    shown = [describe(answer) for answer in await status(machines)]
+    shown = [describe(answer, "") for answer in await status(machines)]
     assert "holds 1 data set of 8.0 MB and 1 method" in shown[0]
     assert "holds" not in shown[1]
     assert await clean(proxies(machines), options()) == 0
