@@ -250,7 +250,7 @@ MISTAKES = [
     (ONE + "run: {batchsize: 3}\n", "2:7: unknown key 'batchsize', did you mean 'batch_size'"),
     (ONE + "seed: 3\n", "2:1: unknown key 'seed', it belongs in 'run'"),
     ("workers: [{host: a, prt: 1}]\n", "1:21: unknown key 'prt', did you mean 'port'"),
-    (ONE + "zzz: 3\n", "2:1: unknown key 'zzz', known here: version, name, workers, security, run"),
+    (ONE + "zzz: 3\n", "2:1: unknown key 'zzz', known here: version, name, workers, launcher, security, run"),
     ("name: lab\n", "1:1: key 'workers' is missing; the smallest"),
     ("workers: [{port: 1}]\n", "1:11: key 'host' is missing"),
     (ONE + "version: 2\n", "2:10: version must be 1, got 2"),
@@ -272,6 +272,8 @@ MISTAKES = [
     ("workers:\n-\n", r"2:2: workers\[0\] must be 'host:port' or a mapping, got nothing"),
     ("workers: a:1\n", "1:10: workers must be a list, got a:1"),
     ("workers: []\n", "1:10: workers must list at least one address"),
+    (ONE + "launcher: herd\n", "2:11: launcher and workers exclude each other"),
+    ("launcher: 3\n", "1:11: launcher must be text, got 3, write it in quotes"),
     (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
@@ -497,7 +499,7 @@ def test_an_address_that_is_none_gets_a_sentence_that_says_why(text, sentence):
 
 def test_the_schema_describes_both_forms_of_a_worker_and_leaves_x_keys_free():
     result = schema()
-    assert result["required"] == ["workers"]
+    assert result["oneOf"] == [{"required": ["workers"]}, {"required": ["launcher"]}]
     assert result["properties"]["version"]["const"] == 1
     assert (result["properties"]["workers"]["minItems"], result["properties"]["workers"]["maxItems"]) == (
         1,

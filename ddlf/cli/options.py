@@ -144,11 +144,21 @@ def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
     Args:
         options: As parsed.
         more: As for ``Cluster``; a ``guest`` asks those workers, too, that another master has.
+
+    Raises:
+        ConfigError: The cluster file says what starts them for each run, so that none runs now.
     """
     from ddlf.cluster.cluster import Cluster
     from ddlf.config.addresses import parse_address
 
     if not options.hosts:
+        from ddlf.config.cluster_file import load_config
+
+        if (launcher := load_config(options.config).launcher) is not None:
+            raise ConfigError(
+                f"the cluster file has each run start its workers with launcher {launcher!r}: none can be asked",
+                hint="name workers that run with --hosts",
+            )
         return Cluster.from_config(options.config, token_file=options.token_file, **more)
     hosts, ports = zip(*(parse_address(part) for part in options.hosts.split(",") if part), strict=True)
     plaintext = options.insecure_plaintext

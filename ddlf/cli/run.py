@@ -228,8 +228,8 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     if not options.local and (path := find_config(options.config)):
         from ddlf.config.cluster_file import load_config
 
-        cluster = named_cluster(options, **more)
-        name = load_config(path).name
+        cluster = Cluster.from_config(options.config, token_file=options.token_file, **more)
+        name = load_config(options.config).name
         return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "

@@ -16,7 +16,7 @@ from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
-from ddlf.launch.launcher import Given, Launcher, addresses, machine
+from ddlf.launch.launcher import Given, Launcher, addresses, installed, machine
 from ddlf.liveness import Timing
 from ddlf.net.tls import Security, client_context
 from ddlf.sinks import Events
@@ -147,9 +147,13 @@ class Cluster(Group):
         if token_file is not None:
             security["token_file"] = token_file
         security["pickle_results"] = pickle_results or config.security.pickle_results
+        workers: dict[str, Any] = {
+            "hosts": [worker.host for worker in config.workers],
+            "ports": [worker.port for worker in config.workers],
+            "names": [worker.name or "" for worker in config.workers],
+        }
         return cls(
-            [worker.host for worker in config.workers],
-            [worker.port for worker in config.workers],
+            **({"hosts": installed(config.launcher)} if config.launcher is not None else workers),
             **security,
             connect_timeout_s=config.run.connect_timeout_s,
             min_workers=config.run.min_workers,
@@ -158,7 +162,6 @@ class Cluster(Group):
             dead_after_s=config.run.dead_after_s,
             takeover=takeover,
             guest=guest,
-            names=[worker.name or "" for worker in config.workers],
         )
 
     @classmethod

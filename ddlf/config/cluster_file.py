@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from ddlf.config.addresses import find_config, quote
 from ddlf.config.models import (
     MAX_WORKERS,
+    SMALLEST_EXAMPLE,
     ClusterConfig,
     RunConfig,
     SecurityConfig,
@@ -48,7 +49,6 @@ _EXPECTED = {
     "tuple_type": "a list",
 }
 
-SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"
 _SECTIONS: dict[int | str, type[BaseModel]] = {"workers": WorkerAddress, "security": SecurityConfig, "run": RunConfig}
 
 
@@ -175,8 +175,7 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     if kind == "extra_forbidden":
         return at(document.keys[where], _unknown_key(where))
     if kind == "missing":
-        example = f"; {SMALLEST_EXAMPLE}" if name == "workers" else ""
-        return document.at(where, f"key {quote(name)} is missing{example}")
+        return document.at(where, f"key {quote(name)} is missing")
     if kind == "value_error":
         return document.at(where, str(details["ctx"]["error"]))
     if kind not in _EXPECTED:
@@ -195,15 +194,15 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
 
 def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
     """Return the `contradictions` between those values that are right by themselves."""
-    entries = document.data.get("workers")
-    if not isinstance(entries, list) or not entries:
+    entries = document.data.get("workers", [])
+    if not isinstance(entries, list) or (not entries and "workers" in document.data):
         return iter(())  # has been reported; nothing to compare
     workers = {}
     for index, entry in enumerate(entries[:MAX_WORKERS]):
         with suppress(ValidationError):  # has been reported with its position
             workers[index] = WorkerAddress.model_validate(entry)
     run = document.data.get("run")
-    return contradictions(workers, len(entries), run if isinstance(run, dict) else {})
+    return contradictions(workers, len(entries), run if isinstance(run, dict) else {}, document.data.get("launcher"))
 
 
 def _unknown_key(where: Where) -> str:

@@ -25,6 +25,7 @@ from ddlf.liveness import Timing
 from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Use, Whole
 
 MAX_WORKERS = 4096
+SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"
 SHORT_FORM = r"^(\[[0-9A-Fa-f:.]+(%[^\]]+)?\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$"
 """Of an address, for editors. ``parse_address`` knows better, and says what is wrong."""
 
@@ -172,8 +173,12 @@ class ClusterConfig(_Section):
     name: Name | None = Field(default=None, description="A name for the cluster.")
     # Lax about the container only: YAML gives a list, and a frozen model holds a tuple.
     workers: Annotated[tuple[WorkerAddress, ...], Field(strict=False)] = Field(
+        default=(),
         description="The workers, in the order that counts them.",
         json_schema_extra={"minItems": 1, "maxItems": MAX_WORKERS},
+    )
+    launcher: str | None = Field(
+        default=None, description="Instead of workers, what starts them: NAME or NAME:TEXT, of an installed package."
     )
     security: SecurityConfig = Field(default=SecurityConfig(), description="The token's file, and certificates.")
     run: RunConfig = Field(default=RunConfig(), description="Settings of a run.")
@@ -200,7 +205,8 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        for _, sentence in contradictions(dict(enumerate(self.workers)), len(self.workers), dict(self.run)):
+        listed = len(self.workers)
+        for _, sentence in contradictions(dict(enumerate(self.workers)), listed, dict(self.run), self.launcher):
             raise ConfigError(sentence)
         return self
 
@@ -219,6 +225,8 @@ def schema() -> dict[str, Any]:
     for name in ("security", "run"):  # or nothing, when all their lines are commented out
         section = result["properties"][name]
         section["anyOf"] = [{"$ref": section.pop("$ref")}, {"type": "null"}]
+    del result["properties"]["workers"]["default"]
+    result["oneOf"] = [{"required": [name]} for name in ("workers", "launcher")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result, "title": "cluster.yaml of DDLF"}
 
 
@@ -226,7 +234,7 @@ TIMES = ("heartbeat_s", "suspect_after_s", "dead_after_s")
 
 
 def contradictions(
-    workers: Mapping[int, WorkerAddress], listed: int, run: Mapping[str, Any]
+    workers: Mapping[int, WorkerAddress], listed: int, run: Mapping[str, Any], launcher: Any
 ) -> Iterator[tuple[Where, str]]:
     """Yield what is wrong between values that are right by themselves: the place, and a sentence.
 
@@ -234,7 +242,12 @@ def contradictions(
         workers: The workers that are right by themselves, by their index in the file.
         listed: How many workers the file lists, right or wrong.
         run: The section of that name, whose values may be wrong by themselves.
+        launcher: What stands there.
     """
+    if not listed and launcher is None:
+        yield ("workers",), f"key 'workers' is missing; {SMALLEST_EXAMPLE}"
+    elif listed and launcher is not None:
+        yield ("launcher",), "launcher and workers exclude each other"
     addresses: dict[tuple[str, int], int] = {}
     names: dict[str, int] = {}
     for index, worker in workers.items():
@@ -245,7 +258,7 @@ def contradictions(
             where = ("workers", index, "name")
             yield where, f"workers[{first}] and workers[{index}] have the same name, {quote(worker.name)}"
     min_workers = run.get("min_workers")
-    if type(min_workers) is int and min_workers > listed:
+    if type(min_workers) is int and min_workers > listed > 0:
         yield ("run", "min_workers"), f"min_workers is {min_workers}, but workers lists only {listed}"
     right = {name: run[name] for name in TIMES if type(run.get(name)) in (int, float) and 0 < run[name] < math.inf}
     try:

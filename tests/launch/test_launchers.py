@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ddlf.cli.options import add_options
+from ddlf.cli.options import add_options, named_cluster
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resolve_cluster
 from ddlf.cluster.cluster import Cluster
@@ -197,3 +197,18 @@ def test_ddlf_run_takes_it_in_place_of_local(package):
     assert (cluster.N, described) == (3, "--launcher herd:3 (3 workers)")
     with pytest.raises(ConfigError, match="a launcher has a token of its own"):
         resolve_cluster(parser.parse_args(["--launcher", "herd", "--token-file", "token"]))
+
+
+def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("launcher: herd:3\nname: lab\nrun: {min_workers: 2}\n")
+    parser = Parser()
+    add_options(parser)
+    options = parser.parse_args(["-c", str(path)])
+    cluster, described = resolve_cluster(options)
+    assert (cluster.N, described) == (3, f"lab, {path} (3 workers)")
+    with pytest.raises(ConfigError, match="has each run start its workers with launcher 'herd:3': none can be asked"):
+        named_cluster(options)
+    path.write_text("launcher: herd:3\nsecurity: {token_file: cluster.yaml}\n")
+    with pytest.raises(ConfigError, match="a launcher has a token of its own"):
+        resolve_cluster(options)
