@@ -192,11 +192,24 @@ def token_file(own_folders: Path) -> Path:
 @pytest.fixture
 def start_worker(tmp_path: Path, token_file: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start workers as a person would, with ``ddlf-worker``; they are ended after the test."""
+    with starting_workers(tmp_path, token_file) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def standing_workers(tmp_path_factory: pytest.TempPathFactory, token_file: Path) -> Iterator[list[WorkerProcess]]:
+    """Two such workers for all tests of a module, which leave them as they were."""
+    with starting_workers(tmp_path_factory.mktemp("standing"), token_file) as start:
+        yield [start(), start()]
+
+
+@contextlib.contextmanager
+def starting_workers(folder: Path, token_file: Path) -> Iterator[Callable[..., WorkerProcess]]:
     started: list[WorkerProcess] = []
 
     def start(*arguments: str, port: int = 0, state_dir: Path | None = None, **environment: str) -> WorkerProcess:
-        state = state_dir or tmp_path / f"state-{len(started)}"
-        log = tmp_path / f"worker-{len(started)}.log"
+        state = state_dir or folder / f"state-{len(started)}"
+        log = folder / f"worker-{len(started)}.log"
         read_fd, write_fd = os.pipe()
         with log.open("wb") as output:
             process = subprocess.Popen(

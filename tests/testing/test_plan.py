@@ -238,6 +238,11 @@ async def test_a_wrong_update_in_training_is_found_where_the_plan_put_it():
 class Watched(type(blobs_app(None))):
     """Its right update is 2 everywhere."""
 
+    async def create_model(self):
+        await super().create_model()
+        if hasattr(self, "worker"):
+            self.worker.data["app"] = self
+
     def train(self, weights, worker_epochs, batch_size):
         return [np.full(w.shape, 2.0, "float32") for w in weights]
 
@@ -278,14 +283,11 @@ async def two_rounds(app):
 
 async def train_alone(self, weights, number):
     """What a replica does with a task, without the rest of the round."""
-    import gc
     import types
 
-    from ddlf.roles.replica import Replica, call
+    from ddlf.roles.replica import call
 
-    (app,) = [
-        one.app for one in gc.get_objects() if type(one) is Replica and one.app.worker is self and not one.stopping
-    ]
+    app = self.data["app"]
 
     def train():
         app.replica._task = types.SimpleNamespace(round=number)

@@ -281,7 +281,7 @@ def test_the_frames_before_a_wrong_one_come_out_however_the_stream_is_cut(chunk)
 
 def test_a_false_claim_allocates_one_buffer_at_a_time():
     allocate = Recorder()
-    sizes = [1024**3] * 4
+    sizes = [1024**2] * 4
     decoder = FrameDecoder(LIMITS, lambda size: allocate(0) or bytearray(size))
     feed(decoder, raw(header(1, 7, "run", sizes, None), body_length=sum(sizes)), 10**9)
     assert len(allocate.sizes) == 1
