@@ -216,8 +216,10 @@ class IApp(Settings):
 
     async def connect(self) -> None:
         """Connect to the workers. Safe to call again."""
-        if self.cluster is None:
-            self.cluster = default_cluster()
+        from ddlf.cluster.default import default_cluster
+
+        self.cluster = self.cluster or default_cluster()
+        self.cluster.echo = self.cluster.echo and self.echo
         await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:
@@ -384,12 +386,3 @@ class IApp(Settings):
                 continue
             state[name] = made[1] if made is not None and made[0] is value else value
         return state
-
-
-def default_cluster() -> Cluster:
-    """The cluster that is used when none is named: of the configuration if there is one, else two workers on this machine."""
-    from ddlf.cluster.cluster import Cluster
-    from ddlf.config.addresses import find_config
-
-    path = find_config()
-    return Cluster.from_config(path) if path is not None else Cluster.local(2)

@@ -306,6 +306,9 @@ class Settings:
 
     wait_for_workers_s: Annotated[float, seconds, "how long to wait when all workers are lost"] = 60.0
 
+    echo: Annotated[bool, SWITCH, "print what user code writes on the workers, with the worker's name"] = True
+    """``print``, ``logging`` and warnings, in training and before. All of it is told as ``WorkerWrote`` in any case."""
+
     verbose: Annotated[bool, SWITCH, "print a line for each step"] = True
     """``-q`` switches it off."""
 

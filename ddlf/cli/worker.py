@@ -119,6 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
         security=security if encrypted else None,
+        shows_prints=not given,
         template_fd=options.template_fd,
     )
 

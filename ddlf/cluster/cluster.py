@@ -19,6 +19,7 @@ from ddlf.errors import ConfigError
 from ddlf.launch.launcher import Given, Launcher, addresses, installed, machine
 from ddlf.liveness import Timing
 from ddlf.net.tls import Security, client_context
+from ddlf.observe.echo import Echo
 from ddlf.sinks import Events
 
 
@@ -44,6 +45,7 @@ class Cluster(Group):
         takeover: Take the workers from another master that has them.
         guest: Ask without having the workers: status and measurements, also while another master has them.
         names: What people call the workers, instead of their addresses.
+        echo: Print what user code writes on the workers to standard error, with the worker's name. The attribute can be set at any time.
 
     Raises:
         ConfigError: The addresses or the certificates cannot be used, or the times contradict each other.
@@ -74,6 +76,7 @@ class Cluster(Group):
         takeover: bool = False,
         guest: bool = False,
         names: Sequence[str] = (),
+        echo: bool = True,
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
             raise ConfigError("a launcher has a token of its own", hint="leave out token_file")
@@ -88,7 +91,9 @@ class Cluster(Group):
         if ca or certificate:
             client_context(security)  # now, not at the first connection: a wrong file is a mistake of the caller
         self._machines = Counter(machine(host) for host, _ in launcher.addresses)
-        hosted = Hosted()
+        hosted, events = Hosted(), Events()
+        self._echo = Echo(on=echo)
+        events.subscribe(self._echo)
         self._options: dict[str, Any] = dict(
             threads=threads,
             pickle_results=pickle_results,
@@ -97,9 +102,11 @@ class Cluster(Group):
             takeover=takeover,
             guest=guest,
             replay=hosted.requests_for,
+            emit=events.emit,
         )
         self._launcher = launcher
-        super().__init__(Members(launcher, self._proxies(count), min_workers, connect_timeout_s), hosted, Events())
+        members = Members(launcher, self._proxies(count), min_workers, connect_timeout_s, events.emit)
+        super().__init__(members, hosted, events)
 
     def _proxies(self, count: int) -> list[ProxyWorker]:
         launcher = self._launcher
@@ -179,6 +186,15 @@ class Cluster(Group):
     def __repr__(self) -> str:
         return f"Cluster({', '.join(f'{worker.host}:{worker.port}' for worker in self._workers)})"
 
+    @property
+    def echo(self) -> bool:
+        """Whether what user code writes on the workers is printed here."""
+        return self._echo.on
+
+    @echo.setter
+    def echo(self, on: bool) -> None:
+        self._echo.on = on
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self, *, modules: Sequence[str] = ()) -> Self:
@@ -239,6 +255,7 @@ class Cluster(Group):
         """Leave the workers; they go on, but those that the launcher started, as ``local`` does, end. Safe to call again."""
         self._dispatch.close()
         await self._members.close()
+        self._echo.flush()
 
     async def shutdown(self) -> None:
         """End the workers' processes."""

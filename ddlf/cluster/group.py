@@ -17,8 +17,9 @@ from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
+from ddlf.events import Event
 from ddlf.iworker import checked_function, method_name
-from ddlf.sinks import Events
+from ddlf.sinks import Events, Sink
 from ddlf.wire.code import PickleOnce, Snapshot
 from ddlf.wire.messages import Request
 
@@ -32,6 +33,7 @@ class Group:
     Args:
         members: Of the cluster.
         hosted: What its workers were given to keep.
+        events: Who wants to know what happens to the workers.
     """
 
     def __init__(self, members: Members, hosted: Hosted, events: Events) -> None:
@@ -57,6 +59,23 @@ class Group:
     def N(self) -> int:
         """Number of workers."""
         return len(self._workers)
+
+    def subscribe(self, sink: Sink) -> Callable[[], None]:
+        """Have ``sink(event)`` called on the master for all that happens to the workers: they are connected and lost, user code on them writes lines.
+
+        Of a view made by ``options`` it is not told of other workers. It is to return at once, and is told no more when it raises.
+
+        Returns:
+            Takes the sink off.
+        """
+        if self._is_whole:
+            return self._events.subscribe(sink)
+
+        def sink_of_view(event: Event) -> None:
+            if getattr(event, "worker", 0) in (0, *(worker.id for worker in self._workers)):
+                sink(event)
+
+        return self._events.subscribe(sink_of_view)
 
     def options(
         self,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ddlf.cluster.channels import ControlChannel, DataChannel
 from ddlf.cluster.claim import Claim, master_name
+from ddlf.cluster.news import News
 from ddlf.cluster.pulse import Pulse
 from ddlf.cluster.sources import Sources
 from ddlf.cluster.standing import EVENTS, Standing, of_start
@@ -31,6 +32,7 @@ from ddlf.errors import (
     RequestTimeout,
     VersionError,
 )
+from ddlf.events import Event
 from ddlf.liveness import Liveness, Timing
 from ddlf.net.channel import Channel, said
 from ddlf.net.connection import Connection
@@ -78,6 +80,7 @@ class Link:
     how_ended: Callable[[], Awaitable[int | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
     replay: Callable[[int], list[Request]]
+    emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
         self.standing = Standing(self.how_ended)
@@ -94,6 +97,8 @@ class Link:
         self._told: dict[str, Any] = {}  # the session, as the executor knows it
         self._replayed_to = ""  # the executor that has what ``replay`` returned
         self._sources = Sources()
+        self._news = News(self.emit, lambda: {"worker": self.session["id"], "name": self.nickname})
+        self._given_up: DDLFError | None = None  # why this side has ended the connections
 
     @property
     def name(self) -> str:
@@ -104,6 +109,11 @@ class Link:
     def label(self) -> str:
         """The worker's name in cluster.yaml, else its address."""
         return self.called or f"{self.host}:{self.port}"
+
+    @property
+    def nickname(self) -> str:
+        """The worker's name in cluster.yaml, else ``"worker 2"``."""
+        return self.called or f"worker {self.session['id']}"
 
     @property
     def silent_s(self) -> float | None:
@@ -153,6 +163,7 @@ class Link:
             control.stream.close()
             raise
         self.standing.open()
+        self._given_up = None
         if control.stream.closed:
             self.standing.lose()
             return
@@ -254,6 +265,7 @@ class Link:
         except BaseException:
             data.stream.close()  # or the next request would use an executor without a session, or with half of what it must have
             raise
+        self._news.connected(f"{self.host}:{self.port}", self.facts)
         return data
 
     def _check_python(self) -> None:
@@ -325,6 +337,7 @@ class Link:
 
     def drop(self, reason: DDLFError, *, abort: bool = False) -> None:
         """End both connections, and all open requests with the same reason."""
+        self._given_up = reason
         for channel in (self.data, self.control):
             if channel is not None:
                 channel.fail(reason)
@@ -346,6 +359,8 @@ class Link:
         elif channel is self.control:
             self.control = None
             self.standing.lose()
+            lost = self._given_up or self.standing.lost(channel.reason, self.name, self.silent_s)
+            self._news.disconnected("" if self.standing.is_closed else lost.message)
             if self.data is not None:
                 self.data.stream.close()
 
@@ -368,10 +383,15 @@ class Link:
         facts = loads(frame.buffers)
         try:
             if frame.name == "wanted":
-                what, name, file = (str(facts[key]) for key in ("what", "name", "file"))
-                self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), what, name, file))
+                question = (str(facts[key]) for key in ("what", "name", "file"))
+                self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
+                return
+            if frame.name == "wrote":
+                self._news.wrote(facts)
                 return
             self.standing.heard(frame.name, facts, self.name, epoch=self.claim.epoch, first_id=self._first_id)
+            if frame.name == "executor_exited" and self.standing.crash is not None:
+                self._news.executor_ended(self.standing.crash.message)
             if frame.name == "lease_lost" and self.standing.lease is not None:
                 self.drop(self.standing.lease)
         except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -6,13 +6,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
+from ddlf.events import Event
 from ddlf.launch.launcher import Launcher
 from ddlf.net.deadline import Deadline
+from ddlf.phases import Phase
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ class Members:
         workers: Their proxies, in order.
         min_workers: How many are enough; None for all.
         timeout_s: For the connection to each.
+        emit: Takes the events of what takes time.
 
     Attributes:
         present: The workers that were reached, in the order of their numbers. It stays the same list.
@@ -36,7 +40,12 @@ class Members:
     """
 
     def __init__(
-        self, launcher: Launcher, workers: list[ProxyWorker], min_workers: int | None, timeout_s: float
+        self,
+        launcher: Launcher,
+        workers: list[ProxyWorker],
+        min_workers: int | None,
+        timeout_s: float,
+        emit: Callable[[Event], None],
     ) -> None:
         self.launcher = launcher
         self.present = workers
@@ -44,6 +53,7 @@ class Members:
         self._highest = 0  # number of a worker; 0 until ``connect`` has given them
         self._min_workers = min_workers
         self._timeout_s = timeout_s
+        self._emit = emit
         self._lock = asyncio.Lock()
         self._connecting: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -71,7 +81,10 @@ class Members:
     async def _connect(self, modules: Sequence[str]) -> None:
         before = [worker for worker in self.known if worker.connected]
         try:
-            await self.launcher.start(modules)
+            starting = self.launcher.revives and not all(worker.is_open for worker in self.known)
+            count: dict[str, Any] = {"total": len(self.known), "unit": "workers"}
+            with Phase(self._emit, "starting", **count) if starting else nullcontext():
+                await self.launcher.start(modules)
             # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
             await self._reach(self.known, ProxyWorker.connect_control)
             self._give_numbers()
@@ -91,7 +104,9 @@ class Members:
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
-                await connect(worker, timeout_s=self._timeout_s)
+                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname}
+                with nullcontext() if worker.is_open else Phase(self._emit, "connecting", **who):
+                    await connect(worker, timeout_s=self._timeout_s)
                 return
             except (WorkerLost, ConnectError, ExecutorCrashed):
                 was_reached = connect is ProxyWorker.connect or self.launcher.revives

@@ -11,6 +11,7 @@ from ddlf.cluster.claim import Claim, master_name
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Link
 from ddlf.errors import (
     ConnectError,
+    DDLFError,
     ExecutorCrashed,
     LeaseError,
     ProtocolError,
@@ -18,6 +19,7 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
+from ddlf.events import Event
 from ddlf.iworker import IWorker, checked_function, method_name
 from ddlf.liveness import State, Timing
 from ddlf.net.deadline import NEVER, Deadline
@@ -29,12 +31,18 @@ RECONNECT_S = 30.0
 """How long an idempotent request waits for a worker that was lost."""
 MAX_ATTEMPTS = 3
 """How often an idempotent request is tried: what ended three executors will end the fourth."""
+FLUSH_S = 1.0
+"""How long a worker that is left may take to say what user code wrote last."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
 async def _unknown() -> None:
     """How a process ended that nobody here started."""
+
+
+def _nobody(event: Event) -> None:
+    """Takes events that nobody wants to know of."""
 
 
 class ProxyWorker(IWorker):
@@ -58,6 +66,7 @@ class ProxyWorker(IWorker):
         how_ended: Returns the exit code of the worker's process, negative for a signal; None while it runs, or where nobody here started it.
         revive: Starts the worker's process again if it has ended, and returns its address; None where nobody here can.
         replay: Returns the requests that a new executor of the worker with a number gets before any other.
+        emit: Takes the events of the worker.
 
     Attributes:
         id: Number of the worker in its cluster, from 1; ``renumber`` changes it.
@@ -88,6 +97,7 @@ class ProxyWorker(IWorker):
         how_ended: Callable[[], Awaitable[int | None]] = _unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
+        emit: Callable[[Event], None] = _nobody,
     ) -> None:
         self.id = id
         self.N = N
@@ -105,6 +115,7 @@ class ProxyWorker(IWorker):
             how_ended=how_ended,
             revive=revive,
             replay=replay,
+            emit=emit,
         )
         self._reconnecting = asyncio.Lock()
 
@@ -132,6 +143,11 @@ class ProxyWorker(IWorker):
         return self._link.label
 
     @property
+    def nickname(self) -> str:
+        """Its name in cluster.yaml, else ``"worker 2"``, as events have it."""
+        return self._link.nickname
+
+    @property
     def connected(self) -> bool:
         """Whether the daemon is reachable as far as this side knows."""
         return self._link.control is not None
@@ -140,6 +156,11 @@ class ProxyWorker(IWorker):
     def in_use(self) -> bool:
         """Whether this side has connected to it and not left it since, whatever has become of the connection."""
         return self._link.standing.in_use
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its executor is, too."""
+        return self._link.data is not None
 
     @property
     def state(self) -> State:
@@ -202,7 +223,12 @@ class ProxyWorker(IWorker):
         On failure:
             Requests that are still open end with ``WorkerLost``; the daemon ends what runs of them.
         """
-        self._link.close()
+        try:
+            if self.state == "alive" and self.is_open:
+                with contextlib.suppress(DDLFError):  # a worker of an earlier release; or it is gone
+                    await self.ask("flush", timeout_s=FLUSH_S)  # what user code wrote last comes first
+        finally:
+            self._link.close()
 
     async def reconnect(self, timeout_s: float | None = None) -> None:
         """Connect again, as often as it takes, in pauses that grow from 0.1 to 5 s. Safe to call while connected.

@@ -19,7 +19,7 @@ from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, ProtocolError, R
 
 log = logging.getLogger(__name__)
 
-EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted"})
+EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"})
 """What a daemon tells of; what a newer one may tell besides is not heard."""
 NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
@@ -158,6 +158,18 @@ class Standing:
             worker: As errors show it.
             silent_s: How long the worker has given no sign of life.
         """
+        lost = self.lost(reason, worker, silent_s)
+        code = await self._how_ended() if not self.is_closed else None
+        if code is not None and isinstance(lost, WorkerLost):
+            lost.signal = signal.Signals(-code).name if code < 0 else None
+            lost.message = (
+                f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
+            )
+            lost.hint = "connect again: that starts a new one"
+        return lost
+
+    def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
+        """The same, without what who started its process knows."""
         if self.lease is not None:
             return self.lease
         lost = WorkerLost(
@@ -168,13 +180,6 @@ class Standing:
         )
         if self._stopped_by:
             lost.message, lost.hint = f"was stopped by {self._stopped_by}", "ask them, and start it again"
-        code = await self._how_ended() if not self.is_closed else None
-        if code is not None:
-            lost.signal = signal.Signals(-code).name if code < 0 else None
-            lost.message = (
-                f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
-            )
-            lost.hint = "connect again: that starts a new one"
         return lost
 
 

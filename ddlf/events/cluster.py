@@ -70,7 +70,7 @@ class WorkerWrote(ClusterEvent):
 
     Args:
         stream: ``"stdout"`` or ``"stderr"``.
-        lines: The lines, without their ends. A very long one is cut, and says so.
+        lines: The lines, without their ends. A very long one is cut, and says so. None where only some are missing.
         dropped: How many lines of the worker are missing just before these, of both streams.
     """
 

@@ -32,11 +32,13 @@ class PhaseEvent(Event):
         phase: Number of the phase, another one for each in this process.
         what: What is being done; one of ``ddlf.events.What``.
         worker: Number of the worker that does it, or for which it is done; 0 for the master.
+        name: Name of that worker in cluster.yaml, else ``"worker 2"``; empty for the master.
     """
 
     phase: int
     what: What
     worker: int = 0
+    name: str = ""
 
 
 class PhaseBegan(PhaseEvent):

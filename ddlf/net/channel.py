@@ -25,7 +25,7 @@ from ddlf.errors import (
 from ddlf.net.deadline import NEVER, Deadline
 from ddlf.wire.code import CodeSender
 from ddlf.wire.frame import Buffer, Frame
-from ddlf.wire.messages import Kind, Request, rebuild
+from ddlf.wire.messages import DOING, Kind, Request, rebuild
 from ddlf.wire.values import dumps, loads, refuse_loading
 
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
@@ -78,12 +78,15 @@ class Channel:
 
     Attributes:
         pending: The futures of the open requests.
+        reason: Why it has ended, as far as the stream knows.
     """
 
     def __init__(
         self, owner: Owner, open: Opener, ids: Iterator[int], load_object: Callable[..., Any] = refuse_loading
     ) -> None:
         self.pending: dict[int, asyncio.Future[Any]] = {}
+        self.reason: BaseException | None = None
+        self._hearing: dict[int, Callable[[dict[str, Any]], None]] = {}
         self._owner = owner
         self._ids = ids
         self._load_object = load_object
@@ -111,6 +114,8 @@ class Channel:
         buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         self.pending[id] = future
+        if request.hear is not None:
+            self._hearing[id] = request.hear
         left_s = deadline.left_s()
         timer = None if left_s is None else loop.call_later(left_s, self._time_out, future, request, deadline)
         try:
@@ -140,6 +145,7 @@ class Channel:
             raise
         finally:
             self.pending.pop(id, None)
+            self._hearing.pop(id, None)
             if timer is not None:
                 timer.cancel()
 
@@ -159,7 +165,10 @@ class Channel:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.EVENT:
-            self._owner.on_event(frame)
+            if frame.name != DOING:
+                self._owner.on_event(frame)
+            elif frame.id in self._hearing:
+                self._hear(frame)
             return
         if frame.kind not in ANSWERS:
             raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
@@ -175,7 +184,15 @@ class Channel:
             return
         future.set_result((frame.kind, value))
 
+    def _hear(self, frame: Frame) -> None:
+        """Pass on what the worker tells of a request that is open."""
+        try:
+            self._hearing[frame.id](loads(frame.buffers))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ProtocolError(f"event {DOING!r} cannot be read ({type(error).__name__}: {error})") from None
+
     def _ended(self, reason: BaseException | None) -> None:
+        self.reason = reason
         self._owner.on_end(self)
         if self.pending:
             self._owner.spawn(self._explain(reason))

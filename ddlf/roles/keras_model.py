@@ -105,7 +105,7 @@ class KerasModel:
         epochs: range,
         callbacks: Iterable[Any],
         begin_epoch: Callable[[int], None],
-        stop: Callable[[], bool],
+        end_batch: Callable[[int, int, Any], bool],
     ) -> dict[str, float]:
         """Run ``Model.fit``.
 
@@ -114,7 +114,7 @@ class KerasModel:
             epochs: Numbers of the epochs.
             callbacks: Callbacks of the user.
             begin_epoch: Called with the number of each.
-            stop: Asked after each batch whether it is to end.
+            end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the compiled step; whether to end.
 
         Returns:
             Keras's metrics of the last epoch.
@@ -123,10 +123,11 @@ class KerasModel:
 
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch
                 begin_epoch(epoch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if stop():
+                if end_batch(self.epoch, batch, logs):
                     self.model.stop_training = True
 
         model, callbacks = self._app.model, list(callbacks)

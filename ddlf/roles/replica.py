@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 REPLICA = "replica"
 """What this role is called on workers."""
 
+MOVED_EVERY_S = 0.5
+"""How often a worker tells how far its round is."""
+
 
 class App(Protocol):
     """What a replica needs of an app; ``ddlf.IApp`` has it."""
@@ -81,6 +84,7 @@ class Replica:
         self._feed: tuple[int, Feed] | None = None
         self._task: Task
         self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
+        self._told = 0.0  # when it was told how far this round is
         self._kept = KeptStates()
         self._model: KerasModel
 
@@ -96,10 +100,13 @@ class Replica:
             What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
         """
         compute, held = self._worker.compute, self._worker.datasets
+        self._worker.tell(what="importing")
         await compute(self.begin)
         if wanted is None and held:
             return None
+        self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
+        self._worker.tell(what="building")
         model: dict[str, Any] = await compute(self.build)
         return data | model
 
@@ -196,6 +203,7 @@ class Replica:
         begin = time.perf_counter()
         self.stopping = False
         self._task, self._fed = task, []
+        self._told = time.monotonic()
         state = self._kept.begin(task)
         self._model.begin(task, state.get(OPTIMIZER))
         self.app.indices = task.indices
@@ -266,10 +274,27 @@ class Replica:
             self._fed.append(indices)
             feed.set_order(self.order(indices, epoch - first))
 
+        def end_batch(epoch: int, batch: int, logs: Any) -> bool:
+            if (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
+                self._told = now
+                self._tell(epoch, min((batch + 1) * batch_size, len(indices)), logs)
+            return self.stopping
+
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        return self._model.fit(
-            feed.dataset, range(first, first + epochs), callbacks, begin_epoch, lambda: self.stopping
-        )
+        return self._model.fit(feed.dataset, range(first, first + epochs), callbacks, begin_epoch, end_batch)
+
+    def _tell(self, epoch: int, samples: int, logs: Any) -> None:
+        """Tell the master how far this round is.
+
+        Args:
+            epoch: Number of the local epoch, from 0.
+            samples: How many of it are done.
+            logs: Keras's metrics so far.
+        """
+        done = sum(map(len, self._fed[:-1])) + samples
+        total = max(done, self._task.epochs * len(self._task.indices))
+        loss = scalars(logs or {}).get("loss")
+        self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
 
     def _feed_of(self, batch_size: int) -> Feed:
         """The feed of the training data; it is kept from round to round."""

@@ -5,27 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddlf.data.parts import batches, has
-from ddlf.data.trees import first_array
+from ddlf.data.trees import first_array, leaves
 from ddlf.errors import AppError, ConfigError
 from ddlf.events import ModelSaved, Warned
 from ddlf.iworker import awaited
+from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.feed import Feed, make_feed
 from ddlf.roles.metrics import scalars
 
 EVALUATION_BATCH = 512
+MOVED_EVERY_S = 0.5
+"""How often it is told how far an evaluation is."""
+
+Moved = Callable[[int], object]
+"""Takes how many samples are evaluated."""
 
 
 def evaluate(
-    app: Any, weights: list[Any] | None, part: str = "test", batch_size: int = EVALUATION_BATCH
+    app: Any,
+    weights: list[Any] | None,
+    part: str = "test",
+    batch_size: int = EVALUATION_BATCH,
+    *,
+    moved: Moved | None = None,
 ) -> dict[str, float]:
     """Evaluate the app's model on its test data, with the given weights or those that it has.
 
@@ -34,24 +47,46 @@ def evaluate(
         weights: One array for each of ``model.weights``, or None.
         part: ``"test"`` or ``"val"``.
         batch_size: Samples in a batch.
+        moved: Told a few times a second, on any thread.
     """
     if weights is not None:
         app.model.set_weights(weights)
     feed = _feed(app, part, batch_size)
-    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True))
+    callbacks = [] if moved is None else [_telling(moved, batch_size)]
+    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks))
 
 
-def validate(app: Any, weights: list[Any], batch_size: int) -> dict[str, float]:
+def _telling(moved: Moved, batch_size: int) -> Any:
+    """A Keras callback that tells how far an evaluation is."""
+    import keras
+
+    class Telling(keras.callbacks.Callback):  # type: ignore[misc]
+        async_safe = True  # the evaluation does not wait for it
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told = time.monotonic()
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (now := time.monotonic()) - self.told >= MOVED_EVERY_S:
+                self.told = now
+                moved((batch + 1) * batch_size)
+
+    return Telling()
+
+
+def validate(app: Any, weights: list[Any], batch_size: int, *, moved: Moved | None = None) -> dict[str, float]:
     """What ``fit`` would say of its validation data after an epoch: metrics that begin with ``val_``; none without such data.
 
     Args:
         app: The user's ``IApp``.
         weights: After the round.
         batch_size: As in training, which is what ``fit`` takes.
+        moved: As in ``evaluate``.
     """
     if not has(app, "val"):
         return {}
-    return {f"val_{name}": value for name, value in evaluate(app, weights, "val", batch_size).items()}
+    return {f"val_{name}": value for name, value in evaluate(app, weights, "val", batch_size, moved=moved).items()}
 
 
 def _feed(app: Any, part: str, batch_size: int) -> Feed:
@@ -113,7 +148,13 @@ async def measured(function: Any, app: Any, weights: list[Any] | None, *args: An
     def stop() -> None:
         vars(app)["model"].stop_evaluating = True
 
-    metrics: dict[str, float] = await compute(function, app, weights, *args, stop=stop)
+    validates = function is validate
+    shapes = [getattr(array, "shape", ()) for _, array in leaves(app.x_val if validates else app.x_test)]
+    samples = next((shape[0] for shape in shapes if shape), 0)  # what is no array is refused by the evaluation itself
+    tell = asyncio.get_running_loop().call_soon_threadsafe
+    with Phase(app._tell, "validating" if validates else "evaluating", total=samples, unit="samples") as phase:
+        evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
+        metrics: dict[str, float] = await compute(evaluation, app, weights, *args, stop=stop)
     return metrics
 
 
@@ -127,7 +168,8 @@ async def save(app: Any, path: str | Path) -> None:
     check_path(path)
     temporary = path.with_name(f".{path.stem}.new.keras")
     try:
-        await compute(app.model.save, temporary)
+        with Phase(app._tell, "saving"):
+            await compute(app.model.save, temporary)
         temporary.replace(path)
     except FileNotFoundError:
         raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first") from None

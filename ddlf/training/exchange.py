@@ -10,12 +10,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import EncodedUpdate, encode_delta, encode_update
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.events import Event, SlotMoved
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
@@ -79,10 +81,20 @@ class Exchange:
         codec: Name of the codec of updates.
         weights_out: How weights travel.
         states: What each slot has left for its next round, and where that is.
+        emit: Takes the events of how far slots are.
     """
 
-    def __init__(self, name: str, samples: int, codec: str, weights_out: WeightsOut, states: SlotStates) -> None:
+    def __init__(
+        self,
+        name: str,
+        samples: int,
+        codec: str,
+        weights_out: WeightsOut,
+        states: SlotStates,
+        emit: Callable[[Event], None] = lambda event: None,
+    ) -> None:
         self.states = states
+        self._emit = emit
         self._name = name
         self._samples = samples
         self._codec = codec
@@ -106,13 +118,30 @@ class Exchange:
         state = await self.states.of(task.slot, holds)
         encoded = self._weights_out.encode(task.slot, task.weights, holds=holds)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
-        answer = await worker.rpc(Request("call", self._name, REPLICA, "train", message))
+        request = Request("call", self._name, REPLICA, "train", message)
+        request.hear = partial(self._moved, task, worker.id)
+        answer = await worker.rpc(request)
         return dataclasses.replace(
             Reply.from_message(answer, task, task.weights, self._samples, worker.name),
             worker=worker.id,
             elapsed_s=time.perf_counter() - begin,
             bytes_out=worker.bytes_sent - out,
             bytes_back=worker.bytes_received - back,
+        )
+
+    def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
+        """Tell how far a worker says that it is with a task."""
+        loss = facts["loss"]
+        self._emit(
+            SlotMoved(
+                round=task.round + 1,
+                slot=task.slot + 1,
+                worker=worker,
+                done=int(facts["done"]),
+                total=int(facts["total"]),
+                epoch=int(facts["epoch"]),
+                loss=None if loss is None else float(loss),
+            )
         )
 
     async def stop(self, workers: Sequence[ProxyWorker], timeout_s: float) -> None:

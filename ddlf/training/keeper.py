@@ -12,6 +12,7 @@ from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.checkpoints.contents import Checkpoint
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
+from ddlf.phases import Phase
 from ddlf.record import RoundRecord
 from ddlf.roles.task import SlotState
 from ddlf.training.progress import Progress, with_states
@@ -111,16 +112,17 @@ class Keeper:
         count: int,
     ) -> None:
         begin = time.perf_counter()
-        if states is not None:
-            checkpoint = with_states(checkpoint, await states)
 
-        def save() -> None:
+        def save(checkpoint: Checkpoint) -> None:
             new = {**self._changed(records), **dict(enumerate(records[self._written : count], self._written))}
             self._folder.save(dataclasses.replace(checkpoint, records=list(new.values())))
             self._written = count
             self._recent = dict(sorted({**self._recent, **new}.items())[-RECENT:])
 
-        await asyncio.to_thread(save)
+        with Phase(self._emit, "writing"):
+            if states is not None:
+                checkpoint = with_states(checkpoint, await states)
+            await asyncio.to_thread(save, checkpoint)
         took = time.perf_counter() - begin
         self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took))
 

@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from ddlf.cluster.default import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.events import DataLoaded, ModelBuilt, Warned
+from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.iworker import awaited
+from ddlf.phases import Phase, PhasesInTurn
 from ddlf.roles import PRELOADED, import_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.roles.replica import REPLICA, Replica
@@ -29,6 +31,8 @@ from ddlf.wire.messages import Request
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""
+TOLD = ("importing", "loading", "building")
+"""What a worker tells of while it loads."""
 CLOSE_S = 30.0
 """How long a worker may take to hear that a run is over: it may be at work on something else."""
 
@@ -61,7 +65,8 @@ class Opening:
         self._telling: set[asyncio.Future[Any]] = set()
         self._news = asyncio.Event()
         self._pickle = PickleOnce()
-        self._pickle(app)
+        self._size = len(self._pickle(app))
+        self._is_over = False
 
     async def open(self, worker: ProxyWorker) -> None:
         """Bring one worker to where training is: app, data and model. After a loss all of it is to be done again.
@@ -71,14 +76,25 @@ class Opening:
             AppError: The model there is another one.
             DatasetMismatch: The data there is other data.
         """
+        with PhasesInTurn(self._tell, worker.id, worker.nickname) as phases:
+            await self._open(worker, phases)
+
+    def _tell(self, event: Event) -> None:
+        """Give it to the app, unless the run is over: what is on its way then is told to nobody."""
+        if not self._is_over:
+            self.app._tell(event)
+
+    async def _open(self, worker: ProxyWorker, phases: PhasesInTurn) -> None:
         self.opened.pop(worker.id, None)
         take = Request("call", self.run, REPLICA, "open", Replica, self.app)
         take.pickle = self._pickle
         try:
+            phases.begin("importing")
             await worker.preload(*PRELOADED)
+            phases.begin("sending", total=self._size, unit="bytes")
             await worker.rpc(take)
             wanted = self.wanted if self.content.done() else None
-            asking = asyncio.ensure_future(worker.rpc(Request("call", self.run, REPLICA, "load", wanted)))
+            asking = asyncio.ensure_future(worker.rpc(self._load(wanted, phases)))
             await asyncio.sleep(0)  # in which it is sent
         finally:
             self._asked.add(worker.id)
@@ -90,20 +106,33 @@ class Opening:
             raise
         if facts is None:
             await self.content
-            facts = await worker.rpc(Request("call", self.run, REPLICA, "load", self.wanted))
+            facts = await worker.rpc(self._load(self.wanted, phases))
         if self.checked:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app._content, {worker.id: facts})
         self.opened[worker.id] = facts
 
+    def _load(self, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Request:
+        """The request to load data and build the model, of which the worker tells what it does."""
+
+        def hear(facts: dict[str, Any]) -> None:
+            if facts["what"] in TOLD:
+                phases.begin(facts["what"])
+
+        load = Request("call", self.run, REPLICA, "load", wanted)
+        load.hear = hear
+        return load
+
     async def here(self, seed: int) -> None:
         """Load the data and build the model on this side, as soon as the workers do."""
         app = self.app
         # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
-        await asyncio.gather(self._have_asked(app.cluster.workers), asyncio.to_thread(import_keras))
+        with Phase(app._tell, "importing"):
+            await asyncio.gather(self._have_asked(app.cluster.workers), asyncio.to_thread(import_keras))
         if not hasattr(app, "x_train"):
             before = dict(vars(app))
-            await _make(app, app.load_dataset)
+            with Phase(app._tell, "loading"):
+                await _make(app, app.load_dataset)
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
             app._arrays_only = made <= {*parts.NAMES, "_made"}
         found: dict[str, str] = {}
@@ -117,7 +146,7 @@ class Opening:
             import keras
 
             keras.utils.set_random_seed(seed)
-            with fresh_names():
+            with Phase(app._tell, "building"), fresh_names():
                 await _make(app, app.create_model)
         ready_model(app)
 
@@ -133,6 +162,7 @@ class Opening:
 
     def close(self, workers: list[ProxyWorker]) -> None:
         """Let these workers free what they have of this run. Nobody waits for that: what does not hear it does so when the next run opens."""
+        self._is_over = True
         for worker in workers:
             if worker.id in self._asked and worker.connected:
                 telling = asyncio.ensure_future(worker.rpc(Request("call", self.run, REPLICA, "close"), CLOSE_S))
@@ -177,8 +207,10 @@ async def crew_of(
     """
     begin = time.perf_counter()
     opening = Opening(app, run or secrets.token_hex(8))
-    await app.connect()
+    app.cluster = app.cluster or default_cluster()
+    stop_hearing = app.cluster.subscribe(app._tell)
     try:
+        await app.connect()
         async with (
             Crew(app.cluster, opening.open, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
             hooked(app, crew.end),
@@ -190,6 +222,7 @@ async def crew_of(
             _tell(app, opening.opened, time.perf_counter() - begin)
             yield crew, samples
     finally:
+        stop_hearing()
         opening.content.cancel()  # nobody will tell it any more
         opening.close(app.cluster.workers)
 

@@ -202,5 +202,5 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         differences=weights_out.differences,
     )
     reporter = Reporter(app, progress.records, settings["batch_size"])
-    exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states)
+    exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
     return Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)

@@ -14,6 +14,8 @@ import ddlf.errors
 from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError, RequestFailed
 from ddlf.wire.values import dumps
 
+DOING = "doing"
+"""The event of a request: what it does now, and how far it is."""
 MAX_ERROR_TEXT = 64 * 1024
 """Characters of an exception's text: the rest is cut."""
 MAX_ATTRIBUTES_BYTES = 64 * 1024
@@ -42,18 +44,20 @@ class Request:
 
     Attributes:
         pickle: Pickles the objects in it for all workers that it goes to; None for each of them anew.
+        hear: Takes what the worker tells of it while it runs; None if nobody wants to know.
 
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
     """
 
-    __slots__ = ("args", "command", "kwargs", "pickle")
+    __slots__ = ("args", "command", "hear", "kwargs", "pickle")
 
     def __init__(self, command: str, /, *args: Any, **kwargs: Any) -> None:
         self.command = command
         self.args = args
         self.kwargs = kwargs
         self.pickle: Callable[[Any], bytes] | None = None
+        self.hear: Callable[[dict[str, Any]], None] | None = None
 
     def __repr__(self) -> str:
         given = [repr(value)[:40] for value in self.args] + [f"{k}={repr(v)[:40]}" for k, v in self.kwargs.items()]

@@ -82,6 +82,7 @@ class Calls:
 
     Attributes:
         running: The call whose turn it is; None between two.
+        on_turn_over: Called when a turn is over, before its answer.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Calls:
         activity: Activity | None = None,
     ) -> None:
         self.running: Call | None = None
+        self.on_turn_over: Callable[[], None] = lambda: None
         self._worker = worker
         self._find = find
         self._askers = askers
@@ -258,6 +260,7 @@ class Calls:
     def _finish(self, call: Call, response: Response) -> None:
         if call is self.running:
             self.running = None
+            self.on_turn_over()
             if self._activity is not None:
                 self._activity.end()
             if self._waiting:

@@ -67,6 +67,11 @@ class Control:
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.EVENT, 0, name, dumps(facts))
 
+    @property
+    def queued_bytes(self) -> int:
+        """What the master has not taken yet."""
+        return self._connection.queued_bytes
+
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
@@ -123,6 +128,8 @@ class Control:
             except (TypeError, ValueError) as error:
                 self._fail(frame.id, ProtocolError(f"probe cannot be read: {error}"))
                 return
+        elif frame.name == "flush":
+            self._daemon.process.lines.flush()
         elif frame.name == "beat":
             self._daemon.hear(args[0] if args else b"")
         elif frame.name == "shutdown":

@@ -49,6 +49,7 @@ class Options:
         state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
         security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
         max_message_bytes: The largest message body accepted.
+        shows_prints: Whether what user code prints goes to this process's standard output; else it goes to the executor's log.
         template_fd: Socket of a template that others have, too; None for one of its own, when a master wants something preloaded.
     """
 
@@ -58,6 +59,7 @@ class Options:
     state_dir: Path | None
     security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
+    shows_prints: bool = True
     template_fd: int | None = None
 
 
@@ -98,8 +100,10 @@ class Daemon:
         self.process.on_question = lambda question, descriptor: self._questions.put(
             question, descriptor, self._holder.event if self._holder else None
         )
+        self.process.lines.master = lambda: self._holder
         self._lease = Lease()
         self._holder: Control | None = None
+        self._written_for = b""  # the master that what user code writes is for
         self._admission = Admission(log, lambda: len(self._controls))
         self._orphans: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -268,6 +272,10 @@ class Daemon:
         self._holder = control
         if before is not control:
             self._questions.end()
+            if self._written_for != master.master_id:
+                self.process.lines.forget()
+            self._written_for = master.master_id
+            self.process.lines.wake()
         self.process.grant(self._lease.key)
         if before is not None and before is not control:
             if before.master_id != master.master_id:

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import io
 import json
 import os
 import signal
@@ -41,6 +40,7 @@ from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.session import Session
 from ddlf.worker.worker import Worker
+from ddlf.worker.written import Written
 
 READY = b"R"
 LENGTH = struct.Struct("<I")
@@ -90,6 +90,7 @@ class Executor:
         self.worker = worker = kind(self._methods, datasets)
         self.calls = Calls(worker, self._find, self.sessions, activity)
         self._hosting = Hosting(worker, free)
+        worker.on_tell = self._tell
         self.commands = {
             name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
             for name in (*IN_TURN, *AT_ONCE)
@@ -134,6 +135,12 @@ class Executor:
         """See ``Worker``; roles end, too."""
         self._hosting.close_all()
         await self.worker.clean()
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        """Tell who asked for what runs now. Any thread may."""
+        call = self.calls.running
+        if call is not None and isinstance(call.asker, Session):
+            call.asker.tell(call, facts)
 
     def _begin(self, master_id: bytes, gives_modules: bool) -> None:
         """Take note of the master that has the worker."""
@@ -192,18 +199,16 @@ def run(channel_fd: int, activity_fd: int) -> None:
     channel.set_inheritable(False)
     activity = Activity(activity_fd)
     os.close(activity_fd)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a method printed is there even if it crashes
     settings = _read_settings(channel)
     name_process(settings["name"])
     channel.setblocking(False)
     executor = Executor(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
     signal.signal(signal.SIGINT, executor.calls.interrupt)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_serve(executor, channel, settings))
+        asyncio.run(_serve(executor, channel, activity, settings))
 
 
-async def _serve(executor: Executor, channel: socket.socket, settings: dict[str, Any]) -> None:
+async def _serve(executor: Executor, channel: socket.socket, activity: Activity, settings: dict[str, Any]) -> None:
     tokens = tuple(token.encode() for token in settings["tokens"])
     limits = Limits(max_body_bytes=settings["max_message_bytes"])
     own, ca, certificate, key = (Path(file) if file else None for file in settings["tls_files"])
@@ -212,7 +217,7 @@ async def _serve(executor: Executor, channel: socket.socket, settings: dict[str,
     loop = asyncio.get_running_loop()
 
     def log(line: str) -> None:
-        print(f"ddlf-worker: data connection: {line}", file=sys.stderr, flush=True)
+        print(f"ddlf-worker: data connection: {line}", file=sys.__stderr__, flush=True)
 
     admission = Admission(log, lambda: len(executor.sessions) + ready.qsize())
 
@@ -257,6 +262,7 @@ async def _serve(executor: Executor, channel: socket.socket, settings: dict[str,
     executor.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)
+    executor.calls.on_turn_over = Written(activity, channel, settings["stdout"]).end_line
     async with asyncio.TaskGroup() as connections:
         while True:
             connections.create_task(executor.serve(*await ready.get()))

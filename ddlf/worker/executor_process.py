@@ -14,13 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.net.tls import Security
 from ddlf.worker.activity import Activity
+from ddlf.worker.endings import Reason, reason_of
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
 from ddlf.worker.questions import MAX_QUESTION_BYTES
+from ddlf.worker.written import LINES, Forwarding
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Options
@@ -41,34 +43,6 @@ STDERR_TAIL_LINES = 40
 """A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
 
 
-class Reason(NamedTuple):
-    """Why a process ended, for people.
-
-    Args:
-        text: What happened to it.
-        hint: What they can do.
-        gave_up: Whether its daemon ended it after a ``cancel``.
-    """
-
-    text: str
-    hint: str = ""
-    gave_up: bool = False
-
-
-def reason_of(code: int | None, name: str | None) -> Reason:
-    """What an exit code, or the name of a signal, says alone."""
-    if code == UNKNOWN:
-        return Reason("has ended, and so has the process that could say how")
-    if name == "SIGKILL":
-        return Reason(
-            f"was ended by {name}",
-            "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers",
-        )
-    if name:
-        return Reason(f"was ended by {name}", "the fault is in native code that the method called")
-    return Reason(f"ended with exit code {code}")
-
-
 class ExecutorProcess:
     """The executor's process, as its daemon sees it.
 
@@ -86,6 +60,7 @@ class ExecutorProcess:
         settled: Set while the state is not ``"starting"``.
         restarts: How often one was started after the first.
         last_exit: How the last one ended; empty before that.
+        lines: What user code writes, on its way to the master.
     """
 
     def __init__(
@@ -110,6 +85,7 @@ class ExecutorProcess:
         self.on_question: Callable[[bytes, int], None] = lambda question, descriptor: os.close(descriptor)
         self._activity_fd = Activity.create()
         self.activity = Activity(self._activity_fd)
+        self.lines = Forwarding(self.activity)
         self._process: asyncio.subprocess.Process | Forked | None = None
         self._forks = Forks(options.template_fd)
         self._replacing = False
@@ -198,6 +174,7 @@ class ExecutorProcess:
                 "session_dir": str(self._session_dir),
                 "persist_dir": str(self._persist_dir),
                 "max_message_bytes": self._options.max_message_bytes,
+                "stdout": 1 if self._options.shows_prints else 2,
                 "tls_files": [str(file) if file else None for file in tls_files],
             }
         ).encode()
@@ -236,6 +213,7 @@ class ExecutorProcess:
     async def _wait(self) -> int:
         assert self._process is not None
         code = await self._process.wait()
+        self.lines.end()
         self._kill_group(also_ended=True)  # what user code started
         if isinstance(self._process, Forked):
             self._process.release()
@@ -366,6 +344,7 @@ class ExecutorProcess:
             await self._process.wait()
         if isinstance(self._process, Forked):
             self._process.release()
+        self.lines.end()
         self._close_channel()
         await self._forks.close()
         if self._stderr is not None:
@@ -397,4 +376,7 @@ class ExecutorProcess:
         if not question:  # it has ended
             asyncio.get_running_loop().remove_reader(channel.fileno())
         for descriptor in descriptors:
-            self.on_question(question, descriptor)
+            if question == LINES:
+                self.lines.listen(descriptor)
+            else:
+                self.on_question(question, descriptor)

@@ -14,7 +14,7 @@ from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeMissing, dump_result
 from ddlf.wire.frame import Frame, Limits
-from ddlf.wire.messages import Kind, Request, Response, describe, read_arguments
+from ddlf.wire.messages import DOING, Kind, Request, Response, describe, read_arguments
 from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Call, Calls
@@ -146,6 +146,16 @@ class Session:
             self._begin(self._lease[:MASTER_ID_BYTES], modules)
         return refusal
 
+    def tell(self, call: Call, facts: dict[str, Any]) -> None:
+        """Tell what a call does now; any thread may."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._tell, call.id, facts)
+
+    def _tell(self, id: int, facts: dict[str, Any]) -> None:
+        if id in self._open and not self._connection.queued_bytes:  # the next time says more
+            with contextlib.suppress(ConnectionError):
+                self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
+
     def answer(self, call: Call, response: Response) -> None:
         self._answer(call.id, response)
 
@@ -211,4 +221,4 @@ def _no_connect() -> LeaseError:
 
 
 def _log(why: str) -> None:
-    print(f"ddlf-worker: closed a connection: {why}", file=sys.stderr, flush=True)
+    print(f"ddlf-worker: closed a connection: {why}", file=sys.__stderr__, flush=True)

@@ -37,6 +37,7 @@ class Worker(IWorker):
         data: A dict for methods to keep things in.
         variables: The values set by ``set_variable``, by name.
         datasets: Loaded data sets of this run and the one before, by content hash or name; they serve later runs without loading again.
+        on_tell: Takes what ``tell`` is given.
     """
 
     def __init__(self, methods: Methods, datasets: HeldData) -> None:
@@ -46,6 +47,7 @@ class Worker(IWorker):
         self.variables: dict[str, Any] = {}
         self.datasets = datasets
         self._methods = methods
+        self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
         self._namespace: dict[str, Any] = {"self": self}
         self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._compute: ThreadPoolExecutor | None = None
@@ -199,6 +201,14 @@ class Worker(IWorker):
     async def shutdown(self) -> None:
         """End this process; its daemon decides what follows."""
         asyncio.get_running_loop().call_soon(sys.exit, 0)
+
+    def tell(self, **facts: Any) -> None:
+        """Tell who asked for what runs now how far it is. Any thread may; what comes while much is being sent is dropped.
+
+        Args:
+            facts: Data, of a few bytes.
+        """
+        self.on_tell(facts)
 
     async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Run a function on the one thread that Keras lives on, so that weights and indices keep flowing meanwhile.

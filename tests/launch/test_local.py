@@ -211,8 +211,9 @@ async def main():
 asyncio.run(main())
 """
     process = await start(script)
-    output, _ = await process.communicate()
-    assert output.decode().splitlines() == ["seen"]
+    output, errors = await process.communicate()
+    assert output == b""
+    assert "[worker 1] seen" in errors.decode().splitlines()
 
 
 async def test_a_script_needs_no_guard_around_its_main_part(tmp_path):

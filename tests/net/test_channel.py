@@ -143,6 +143,30 @@ async def test_events_go_to_the_owner_and_other_messages_break_the_protocol(chan
         channel.stream.on_frame(Frame(Kind.REQUEST, 1, "run", None, []))
 
 
+async def test_what_is_told_of_a_request_is_heard_as_long_as_it_is_open_and_by_who_wants_to_know(channel):
+    heard, request = [], Request("run", "f")
+    request.hear = heard.append
+    call, other = await called(channel, request, Request("run", "g"))
+    for id in (5, 6, 7):
+        channel.stream.on_frame(Frame(Kind.EVENT, id, "doing", None, dumps({"done": id})))
+    channel.stream.answer(5, None)
+    channel.stream.answer(6, None)
+    await asyncio.gather(call, other)
+    channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({"done": 5})))
+    assert heard == [{"done": 5}]
+    assert channel._owner.told == []
+
+
+async def test_what_is_told_of_a_request_and_cannot_be_read_breaks_the_protocol(channel):
+    request = Request("run", "f")
+    request.hear = lambda facts: int(facts["done"])
+    (call,) = await called(channel, request)
+    with pytest.raises(ProtocolError, match=r"event 'doing' cannot be read \(KeyError: 'done'\)"):
+        channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({})))
+    channel.stream.answer(5, None)
+    await call
+
+
 async def test_another_event_loop_is_refused(channel):
     with pytest.raises(WorkerLost, match="connected on another event loop") as caught:
         await asyncio.to_thread(asyncio.run, channel.call(Request("run", "f")))

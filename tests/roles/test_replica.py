@@ -22,6 +22,12 @@ from tests.training.models import Blobs, blobs, equal, small_model
 class FakeWorker:
     id = 2
 
+    def __init__(self):
+        self.told = []
+
+    def tell(self, **facts):
+        self.told.append(facts)
+
 
 @pytest.fixture
 def make_replica():
@@ -70,6 +76,17 @@ def arrays(reply, like):
     from ddlf.algorithms.encoding import decode_update
 
     return decode_update(reply.update, like)
+
+
+def test_a_round_tells_how_far_it_is_with_the_loss_so_far(make_replica, monkeypatch):
+    monkeypatch.setattr("ddlf.roles.replica.MOVED_EVERY_S", 0)
+    replica = make_replica()
+    reply = replica.carry(task(replica, epochs=2, round=1))
+    told = replica._worker.told
+    assert [facts["done"] for facts in told] == sorted({facts["done"] for facts in told})
+    assert {facts["total"] for facts in told} == {406}
+    assert [facts["epoch"] for facts in told if facts["done"] in (203, 406)] == [3, 4]
+    assert told[-1] == {"what": "training", "done": 406, "total": 406, "epoch": 4, "loss": reply.metrics["loss"]}
 
 
 def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_replica):

@@ -301,7 +301,7 @@ async def test_B83_a_request_from_a_worker_ends_the_connection(running, serves_o
         assert await master.run_code("1 + 1") == 2, "on a new connection"
 
 
-@pytest.mark.parametrize("name", ["executor_exited", "lease_lost", "stopped_by", "wanted"])
+@pytest.mark.parametrize("name", ["executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"])
 async def test_an_event_that_cannot_be_read_ends_the_connection(running, serves_others, name):
     async with connected(running.port) as master:
         with pytest.raises(WorkerLost, match=f"event '{name}' cannot be read"):

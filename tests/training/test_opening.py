@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
+from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
 from ddlf.testing import in_process_cluster
 from ddlf.training.exchange import Exchange
 from ddlf.training.opening import Opening
@@ -204,6 +205,21 @@ async def test_an_app_that_trains_and_is_asked_to_train_refuses_and_trains_on(sm
     assert equal(app.model.get_weights(), alone.model.get_weights())
 
 
+async def test_what_takes_time_before_training_and_after_it_is_told_of_every_node(two_workers):
+    app, told = Quick(two_workers), []
+    app.subscribe(told.append)
+    await app.train_sync(1)
+    await app.evaluate_model()
+    phases = [event for event in told if isinstance(event, PhaseBegan)]
+    nodes = {(event.worker, event.what) for event in phases}
+    here, there = ("importing", "loading", "building"), ("importing", "sending", "loading", "building")
+    assert {(0, what) for what in (*here, "evaluating")} | {(n, what) for n in (1, 2) for what in there} <= nodes
+    assert {event.phase for event in phases} == {event.phase for event in told if isinstance(event, PhaseEnded)}
+    assert {(event.worker, event.name) for event in phases} == {(0, ""), (1, "worker 1"), (2, "worker 2")}
+    assert [event.total for event in phases if event.what == "evaluating"] == [100]
+    assert sorted(event.worker for event in told if isinstance(event, WorkerReady)) == [1, 2]
+
+
 async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
     class Without(Blobs):
         async def load_dataset(self):
@@ -245,7 +261,7 @@ def replicas():
 
 async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_began():
     app = Blobs(None)
-    opening = Opening(app)
+    opening = Opening(app, "a run")
     sent = opening._pickle(app)
     app.lock = threading.Lock()  # as a user's on_round might, and it cannot be sent
     assert opening._pickle(app) is sent

@@ -1,0 +1,65 @@
+"""What a link tells of its worker, as events. Runs on the master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from ddlf.events import Event, ExecutorEnded, Stream, WorkerConnected, WorkerDisconnected, WorkerWrote
+
+STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+
+
+class News:
+    """Makes events of what happens to one worker, as long as it is connected.
+
+    Args:
+        emit: Takes them.
+        who: Returns number and name of the worker, as events have them.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], who: Callable[[], dict[str, Any]]) -> None:
+        self._emit = emit
+        self._who = who
+        self._is_connected = False
+        self._was_connected = False
+
+    def connected(self, address: str, facts: dict[str, Any]) -> None:
+        """Its executor has answered, with facts of itself."""
+        if self._is_connected:
+            return
+        self._emit(
+            WorkerConnected(
+                **self._who(),
+                address=address,
+                host=str(facts["host"]),
+                python=str(facts["python"]),
+                cores=int(facts["cores"]),
+                threads=int(facts["threads"]),
+                again=self._was_connected,
+            )
+        )
+        self._is_connected = self._was_connected = True
+
+    def disconnected(self, why: str) -> None:
+        """The connection to its daemon has ended."""
+        if self._is_connected:
+            self._is_connected = False
+            self._emit(WorkerDisconnected(**self._who(), why=why))
+
+    def executor_ended(self, why: str) -> None:
+        """Its daemon says how an executor has ended."""
+        if self._is_connected:
+            self._emit(ExecutorEnded(**self._who(), why=why))
+
+    def wrote(self, facts: dict[str, Any]) -> None:
+        """Its daemon has lines that user code wrote, of both streams, in their order."""
+        dropped = int(facts["dropped"])
+        for stream, lines in groupby(facts["lines"], itemgetter(0)):
+            texts = tuple(str(text) for _, text in lines)
+            self._emit(WorkerWrote(**self._who(), stream=STREAMS[stream], lines=texts, dropped=dropped))
+            dropped = 0
+        if dropped:
+            self._emit(WorkerWrote(**self._who(), stream="stdout", lines=(), dropped=dropped))

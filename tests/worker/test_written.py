@@ -1,0 +1,203 @@
+"""What user code writes, from Python's streams through the pipe to who has the worker."""
+
+import asyncio
+import io
+import os
+import socket
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ddlf.worker import written
+from ddlf.worker.activity import Activity
+from ddlf.worker.written import LINES, NOTHING, Forwarding, Written, joined, shown
+from tests.patience import PATIENCE_S
+
+
+class Master:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.queued_bytes = 0
+        self.lines, self.dropped, self.told = [], 0, []
+        self.news = asyncio.Event()
+
+    def event(self, name, facts):
+        assert name == "wrote"
+        self.told.append((len(facts["lines"]), facts["dropped"]))
+        self.lines += [tuple(line) for line in facts["lines"]]
+        self.dropped += facts["dropped"]
+        self.news.set()
+
+
+@asynccontextmanager
+async def both_ends(monkeypatch, copy):
+    """An executor's end, whose streams are this process's, and a daemon's end with its master."""
+    for name in ("stdout", "stderr"):  # the executor's are put in their place, and go at the end of the test
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace"))
+    page = Activity.create()
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        sender = Written(Activity(page), mine, copy.fileno())
+        data, (pipe,), _, _ = socket.recv_fds(theirs, 64, 1)
+    assert data == LINES
+    forwarding, master = Forwarding(Activity(page)), Master()
+    forwarding.master = lambda: master
+    forwarding.listen(pipe)
+    try:
+        yield sender, forwarding, master
+    finally:
+        forwarding.end()
+        os.close(sender._pipe)
+        os.close(page)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Where all that is written goes as well."""
+    with open(tmp_path / "log", "w+b") as file:
+        yield file
+
+
+def content(file):
+    return os.pread(file.fileno(), 10**8, 0)
+
+
+async def test_lines_come_with_their_stream_and_are_where_they_always_were_too(monkeypatch, copy):
+    async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
+        print("first", 1)
+        print("to stderr", file=sys.stderr)
+        print("two\nlines é 漢 \U0001f600")
+        sys.stdout.buffer.write(b"no text: \xff\x00\n")
+        print("without an end", end="")
+        sender.end_line()
+        forwarding.flush()
+        assert master.lines == [
+            (1, "first 1"), (2, "to stderr"), (1, "two"), (1, "lines é 漢 \U0001f600"), (1, "no text: \\xff\x00"), (1, "without an end"),
+        ]  # fmt: skip
+        assert master.dropped == 0
+        expected = "first 1\ntwo\nlines é 漢 \U0001f600\n".encode() + b"no text: \xff\x00\nwithout an end"
+        assert content(copy) == expected
+        assert (sys.stdout.fileno(), sys.stdout.isatty(), sys.stdout.name) == (1, False, "<stdout>")
+
+
+async def test_lines_come_by_themselves_and_those_of_all_threads_whole(monkeypatch, copy):
+    def write(number):
+        for line in range(20):
+            sys.stdout.write(f"thread {number} line {line}\n")
+
+    async with both_ends(monkeypatch, copy) as (_, _, master):
+        await asyncio.gather(*(asyncio.to_thread(write, number) for number in range(4)))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(master.lines) < 80:
+                master.news.clear()
+                await master.news.wait()
+    assert sorted(master.lines) == sorted((1, f"thread {n} line {line}") for n in range(4) for line in range(20))
+
+
+async def test_of_too_many_lines_some_come_and_the_others_are_counted_one_by_one(monkeypatch, copy):
+    async with both_ends(monkeypatch, copy) as (_, forwarding, master):
+        for number in range(30_000):
+            print("line", number)
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        forwarding.flush()
+        assert len(master.lines) + master.dropped == 30_000
+        assert master.lines[: written.LINES_AT_ONCE] == [(1, f"line {n}") for n in range(written.LINES_AT_ONCE)]
+        assert content(copy).count(b"\n") == 30_000
+        before = len(master.lines)
+        print("and", "three\nmore\nlines")
+        forwarding.flush()
+        assert len(master.lines) - before + master.dropped + before == 30_003
+
+
+async def test_a_daemon_that_is_late_loses_lines_and_counts_them(monkeypatch, copy):
+    monkeypatch.setattr(written, "LINES_AT_ONCE", 10**6)
+    monkeypatch.setattr(written, "BYTES_AT_ONCE", 10**9)
+    async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
+        sender._lines, sender._bytes = 10.0**6, 10.0**9
+        for number in range(2_000):
+            print(f"{number:>2000}")
+        forwarding.flush()
+        assert len(master.lines) + master.dropped == 2_000
+        assert master.dropped > 1_000
+
+
+async def test_what_nobody_takes_waits_for_the_same_master_up_to_a_bound(monkeypatch, copy):
+    monkeypatch.setattr(written, "MAX_WAITING_LINES", 10)
+    async with both_ends(monkeypatch, copy) as (_, forwarding, master):
+        forwarding.master = lambda: None
+        for number in range(15):
+            print(number)
+        forwarding.flush()
+        forwarding.master = lambda: master
+        master.queued_bytes = written.MAX_QUEUED_BYTES
+        forwarding.flush()
+        assert master.told == []
+        master.queued_bytes = 0
+        forwarding.flush()
+        assert master.lines == [(1, str(number)) for number in range(10)]
+        assert master.dropped == 5
+
+
+async def test_what_was_written_before_is_not_for_another_master(monkeypatch, copy):
+    async with both_ends(monkeypatch, copy) as (_, forwarding, master):
+        for number in range(3_000):
+            print(number)
+        forwarding.forget()
+        print("for the next one")
+        forwarding.flush()
+        assert len(master.lines) + master.dropped == 1
+
+
+async def test_the_lines_of_a_child_process_are_not_counted(monkeypatch, copy):
+    async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
+        print("mine")
+        sender._in_child()
+        print("its")
+        forwarding.flush()
+        assert master.lines == [(1, "mine")]
+        assert master.dropped == 0
+        assert content(copy) == b"mine\nits\n"
+
+
+async def test_lines_that_come_while_lines_are_sent_are_sent_too(monkeypatch, copy):
+    class Ending:
+        def __del__(self):
+            print("the end of an object")
+
+    async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
+        take, ending = sender._send, [Ending()]
+
+        def interrupted(*args):
+            ending.clear()
+            take(*args)
+
+        sender._send = interrupted
+        print("around it", file=sys.stderr)
+        forwarding.flush()
+    assert sorted(master.lines) == [(1, "the end of an object"), (2, "around it")]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "line"),
+    [
+        ([b"plain"], b"plain"),
+        ([b"a", b"b"], b"ab"),
+        ([b"windows\r"], b"windows"),
+        ([b"10%\r20%\r", b"30%"], b"30%"),
+        ([b"10%\r", b"20%\r"], b"20%"),
+        ([b"\r"], b""),
+        ([b"x" * 5000, b"y" * 5000], b"x" * 3072 + b" [cut, 6928 more bytes]"),
+        ([b"x" * 5000, b"\rnew"], b"new"),
+        ([b"x" + "é".encode() * 2000], b"x" + "é".encode() * 1535 + b" [cut, 929 more bytes]"),
+        ([b"\xff" * 4000], b"\xff" * 3072 + b" [cut, 928 more bytes]"),
+    ],
+    ids=str,
+)
+def test_a_line_is_what_a_terminal_would_show_of_it_and_a_long_one_is_cut(pieces, line):
+    rest = NOTHING
+    for piece in pieces:
+        rest = joined(rest, piece)
+    assert shown(*rest) == line
