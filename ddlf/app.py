@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError
 from ddlf.events import Evaluated, Event
+from ddlf.history import History
 from ddlf.observe.lines import line_without_hook, training_event
-from ddlf.record import History, RoundRecord, TrainingEvent, fitted
+from ddlf.record import RoundRecord, TrainingEvent, fitted
 from ddlf.roles import PRELOADED
 from ddlf.settings import SETTINGS, Settings
 from ddlf.sinks import Events, Sink
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.roles.replica import Replica
+    from ddlf.runs.recording import Recording
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
     from ddlf.worker.worker import Worker
@@ -47,7 +49,7 @@ class IApp(Settings):
         cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, and without such a file two new ones on this machine.
 
     Attributes:
-        history: The records of all rounds so far, of every training since the last fresh one; ``history.to_keras()`` is a dict of lists.
+        history: The records of all rounds so far, of every training since the last fresh one; ``history.history`` is a dict of lists, as Keras's.
         optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
             and with ``optimizer_state="fresh"``.
         ledger: How often each sample was trained on in them: what ``replica.fit`` was given; what an own ``train`` feeds without it counts as its
@@ -73,6 +75,7 @@ class IApp(Settings):
     _content = ""
     _optimizer: Mapping[str, Any] = {}  # that of the workers, described
     _progress: Progress | None = None  # what the last training has come to
+    _recording: Recording | None = None  # what writes the folder of a run
     _arrays_only = False
     _feeds: Mapping[str, Any] = {}
     # What load_dataset and create_model set here: the value, and the one before if there was one.
@@ -296,10 +299,12 @@ class IApp(Settings):
         return await self._train("async", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
+        from ddlf.runs.recording import recorded
         from ddlf.training.start import train
 
         await self._check_written()
-        return await train(self, mode, *given, fresh=fresh)
+        with recorded(self):
+            return await train(self, mode, *given, fresh=fresh)
 
     def stop_training(self) -> bool:
         """End training after the round that goes on (in asynchronous training the next update), as if it had converged.

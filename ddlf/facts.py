@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,7 +38,13 @@ def from_data(kind: type[T], data: dict[str, Any]) -> T:
         TypeError: An entry without a default is not there, or one is of another type.
         ValueError: A number is none.
     """
-    return kind(**{name: _value(hint, data[name]) for name, hint in get_type_hints(kind).items() if name in data})
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
+    return kind(**{name: _value(hint, data[name]) for name, hint in hints.items() if name in data})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _value(hint: Any, data: Any) -> Any:

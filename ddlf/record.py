@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field
-from typing import Literal, SupportsIndex, overload
+from typing import Literal
 
 COLUMNS = 80
 INDENT = " " * 10
@@ -160,34 +160,6 @@ def fitted(text: str) -> str:
         for line in text.split("\n")
     )
     return "\n".join(line for broken in lines for line in broken)
-
-
-class History(list[RoundRecord]):
-    """The records of a training, in the order of their merges: a list, which can also be read as Keras's histories are."""
-
-    def to_keras(self) -> dict[str, list[float]]:
-        """A list for each metric, as in Keras's ``History.history``, ready for a plot or a ``DataFrame``.
-
-        Returns:
-            By name, each with an entry for every record: ``"round"``; all of ``record.metrics``; all of ``record.test`` as ``"test_loss"`` and so
-            on. NaN where a record has none, as between two tests.
-        """
-        found: dict[str, list[float]] = {"round": [record.round for record in self]}
-        for place, record in enumerate(self):
-            for name, value in (*record.metrics.items(), *((f"test_{name}", v) for name, v in record.test.items())):
-                found.setdefault(name, [float("nan")] * len(self))[place] = value
-        return found
-
-    @overload
-    def __getitem__(self, place: SupportsIndex) -> RoundRecord: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> History: ...
-
-    def __getitem__(self, place: SupportsIndex | slice) -> RoundRecord | History:
-        """A record, or a part of the history."""
-        found = super().__getitem__(place)
-        return History(found) if isinstance(found, list) else found
 
 
 def accuracy(metrics: dict[str, float]) -> float:

@@ -73,6 +73,24 @@ class OneOf:
         return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
 
 
+class Several:
+    """Any of some names: a list of them, or a text with commas between them."""
+
+    def __init__(self, *choices: str) -> None:
+        self._one = OneOf(*choices)
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, list | tuple):
+            raise ConfigError(f"{name} must be {self}, got {value!r}")
+        return tuple(
+            dict.fromkeys(self._one(name, one.strip() if isinstance(one, str) else one) for one in names if one)
+        )
+
+    def __str__(self) -> str:
+        return f"any of {', '.join(self._one.choices)}"
+
+
 @dataclass(frozen=True)
 class OfType:
     """Values of some types, and what people call them."""
@@ -146,6 +164,8 @@ OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, o
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
+NAME = OfType((str, NoneType), "a name or None")
+TRACKERS = Several("tensorboard", "mlflow")
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
 CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
@@ -176,6 +196,7 @@ class Setting:
         flag: What stands for the value in ``--help``, "" where that lists the choices; None if there is no such option.
         use: Where else it is used.
         only: The mode that uses it; None for all.
+        option: Name of the option, where it is not that of the setting.
     """
 
     check: Callable[[str, Any], Any]
@@ -183,6 +204,7 @@ class Setting:
     flag: str | None = None
     use: Use = NOWHERE
     only: Literal["sync", "async"] | None = None
+    option: str = ""
 
 
 class Settings:
@@ -304,6 +326,17 @@ class Settings:
     takeover: Annotated[bool, SWITCH, "take the checkpoints' folder from another master that writes there"] = False
     """``Cluster`` has the same for workers, and ``--takeover`` is both."""
 
+    out: Annotated[str | Path | None, FOLDER, "folder to make the run's own folder in; none: make none", "DIR"] = None
+    """For ``ddlf run`` None is ``$DDLF_RUN_DIR``, else ``./runs``, and ``"none"`` makes none; in a program None makes none."""
+
+    run_name: Annotated[str | None, NAME, "name of the run, in its folder's", "NAME", NOWHERE, None, "name"] = None
+    """By default that of the app's class."""
+
+    trackers: Annotated[
+        tuple[str, ...] | list[str] | str, TRACKERS, "log to tensorboard, mlflow", "NAMES", NOWHERE, None, "log"
+    ] = ()
+    """Only the master does. ``pip install "ddlf[track]"`` has both."""
+
     wait_for_workers_s: Annotated[float, seconds, "how long to wait when all workers are lost"] = 60.0
 
     echo: Annotated[bool, SWITCH, "print what user code writes on the workers, with the worker's name"] = True
@@ -315,6 +348,12 @@ class Settings:
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}
 """Each setting by its name, in the order in which they are listed everywhere."""
+
+
+def option(name: str) -> str:
+    """How a setting, or another option, is written on the command line."""
+    other = SETTINGS[name].option if name in SETTINGS else ""
+    return f"--{(other or name).replace('_', '-')}"
 
 
 def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:

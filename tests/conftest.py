@@ -130,6 +130,7 @@ def own_folders() -> Iterator[Path]:
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))
         for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_CONFIG", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
+        patch.setenv("DDLF_RUN_DIR", "none")  # a run that a test makes leaves nothing where the tests were started
         yield root
     shutil.rmtree(root, ignore_errors=True)
 

@@ -83,8 +83,16 @@ def test_the_pure_layers_do_no_input_and_output(path):
 def test_what_shows_a_run_knows_its_events_alone_and_training_knows_nothing_of_that():
     shown = {name for path in FILES if home(path) == "observe" for name in imports(path) if name.startswith("ddlf")}
     assert {name.split(".")[1] for name in shown} <= {"events", "record", "observe"}
+    kept = {
+        name.split(".")[1]
+        for path in FILES
+        if home(path) == "runs"
+        for name in imports(path)
+        if name.startswith("ddlf.")
+    }
+    assert not kept & {"app", "cluster", "training", "roles"}
     trained = {name for path in FILES if home(path) == "training" for name in imports(path)}
-    assert not [name for name in trained if name.startswith(("ddlf.observe", "ddlf.sinks"))]
+    assert not [name for name in trained if name.startswith(("ddlf.observe", "ddlf.sinks", "ddlf.runs"))]
 
 
 def test_no_module_needs_itself():

@@ -3,7 +3,7 @@
 import math
 import sys
 
-from ddlf.record import History, RoundRecord, accuracy, fitted, size
+from ddlf.record import RoundRecord, accuracy, fitted, size
 
 
 def record(**facts):
@@ -59,18 +59,3 @@ def test_sizes_are_for_people():
     counts = (0, 999, 1000, 2_060_000, 20_600_000, 412 * 10**6, 3 * 10**9, 5 * 10**15)
     texts = ["0 B", "999 B", "1.00 kB", "2.06 MB", "20.6 MB", "412 MB", "3.00 GB", "5000 TB"]
     assert [size(count) for count in counts] == texts
-
-
-def test_a_history_is_a_list_and_reads_as_those_of_keras():
-    first = record(round=1, metrics={"loss": 2.0, "accuracy": 0.5}, test={})
-    second = record(round=2, metrics={"loss": 1.0, "accuracy": 0.75}, test={"loss": 3.0})
-    history = History([first, second])
-    assert history == [first, second]
-    assert isinstance(history[:1], History)
-    assert history[-1] is second
-    found = history.to_keras()
-    assert list(found) == ["round", "loss", "accuracy", "test_loss"]
-    assert [found[name] for name in ("round", "loss", "accuracy")] == [[1, 2], [2.0, 1.0], [0.5, 0.75]]
-    assert found["test_loss"][1] == 3.0
-    assert math.isnan(found["test_loss"][0])
-    assert History().to_keras() == {"round": []}

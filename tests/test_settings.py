@@ -13,7 +13,7 @@ from ddlf.algorithms.outer import OUTER
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
-from ddlf.settings import SETTINGS, Settings, Use, read
+from ddlf.settings import SETTINGS, Settings, Use, option, read
 from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
 
@@ -42,7 +42,7 @@ def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
     assert set(options) == with_option | others
     for name in with_option:
         assert (options[name].option_strings, options[name].help) == (
-            [f"--{name.replace('_', '-')}"],
+            [option(name)],
             SETTINGS[name].help,
         )
 

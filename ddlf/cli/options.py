@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
-from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Whole
+from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Whole, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -47,7 +47,7 @@ def add_options(parser: Parser) -> None:
     )
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     for name in OF_SETTINGS:
-        train.add_argument(f"--{name.replace('_', '-')}", help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
+        train.add_argument(option(name), dest=name, help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
     parser.add_argument(
         "-p",
@@ -88,7 +88,7 @@ def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
         value: Any = getattr(options, name)
         return value is not None and value is not False
 
-    return [f"--{name.replace('_', '-')}" for name in names if is_given(name)]
+    return [option(name) for name in names if is_given(name)]
 
 
 def check_cluster_options(options: argparse.Namespace) -> None:
@@ -122,8 +122,13 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
     Raises:
         ConfigError: The text names them.
     """
-    if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None:
+    from ddlf.runs.folder import is_wanted
+
+    is_in_folder = is_wanted(app.out)
+    if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None and not is_in_folder:
         raise ConfigError("--checkpoint-every has no effect without --checkpoint DIR", hint="give it, too")
+    if options.run_name is not None and not is_in_folder:
+        raise ConfigError("--name has no effect on a run without a folder", hint="name one with --out DIR")
     if options.takeover and app.checkpoint is None and app.resume is None and new_workers(options):
         raise ConfigError(
             "--takeover has no effect here: the workers are new ones, and there are no checkpoints",

@@ -8,7 +8,10 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction["Parser"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,3 +103,24 @@ def addresses(text: str) -> str:
     if not text.replace(",", "").strip():
         raise argparse.ArgumentTypeError(f"names no worker, got {text!r}")
     return text
+
+
+def verb(verbs: Verbs, name: str, act: str, help: str, description: str, *examples: str) -> Parser:
+    """Add a verb.
+
+    Args:
+        verbs: Those of ``ddlf``, or of a verb that has actions.
+        name: Of the verb.
+        act: The function that does it, as ``"module:function"`` below ``ddlf.cli``: takes the parsed options, returns the exit code; may be async.
+        help: For the list of verbs.
+        description: On top of its own help.
+        examples: Whole commands.
+    """
+    result = verbs.add_parser(name, help=help, description=description, epilog=examples_of(*examples))
+    result.set_defaults(act=act)
+    return result
+
+
+def examples_of(*lines: str) -> str:
+    """Whole commands, as they stand below a help."""
+    return "\n  ".join(["examples:", *lines])

@@ -97,38 +97,67 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     check_cluster_options(options)
     cluster, described = resolve_cluster(options)
     if is_app:
-        app = prepare_app(target, cluster, options)
-        check_app_options(options, app)
-        if options.save:
-            from ddlf.training.evaluation import check_path
-
-            check_path(options.save)
-        await app._check()
+        return await _run_app(target, cluster, described, options, say, stop)
     if options.dry_run:
         from ddlf.cli.dry_run import plan
 
-        return await plan(app if is_app else target, cluster, described, options)
+        return await plan(target, cluster, described, options)
     say(f"cluster   {described}")
-    if is_app and new_workers(options):  # the workers' template imports it now, too
-        asyncio.get_running_loop().run_in_executor(None, import_keras)
-    await _connect(cluster, options.wait, say, PRELOADED if is_app else ())
+    await _connect(cluster, options.wait, say, ())
     try:
-        if not is_app:
-            await target(cluster, **arguments)
-            return 0
-        epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-        say(
-            f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
-            f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
-        )
-        return await _train(app, options.save, stop)
+        await target(cluster, **arguments)
+        return 0
     finally:
         await cluster.close()
 
 
-async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
-    """Train, save, evaluate; what complete rounds have come to is saved, however training ends."""
+async def _run_app(
+    target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, say: Say, stop: Stop
+) -> int:
+    """Train, in a folder of the run's own unless none is wanted."""
+    from ddlf.cli.recording import in_folder, resumed
+
+    options.resume = resumed(options)
+    app = prepare_app(target, cluster, options)
+    check_app_options(options, app)
+    if options.save:
+        from ddlf.training.evaluation import check_path
+
+        check_path(options.save)
+    await app._check()
+    if options.dry_run:
+        from ddlf.cli.dry_run import plan
+
+        return await plan(app, cluster, described, options)
+    with in_folder(app, options, say) as folder:
+        say(f"cluster   {described}")
+        if new_workers(options):  # the workers' template imports it now, too
+            asyncio.get_running_loop().run_in_executor(None, import_keras)
+        await _connect(cluster, options.wait, say, PRELOADED)
+        try:
+            epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
+            say(
+                f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
+                f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
+            )
+            return await _train(app, options.save, folder, stop)
+        finally:
+            await cluster.close()
+
+
+async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop) -> int:
+    """Train, save, evaluate; what complete rounds have come to is saved, however training ends.
+
+    Args:
+        app: Connected.
+        asked: Where the model is to be saved; None for the run's folder.
+        folder: Of the run; None if it has none.
+        stop: How it is asked to end.
+    """
+    from ddlf.runs.folder import MODEL
     from ddlf.training.evaluation import to_its_end
+
+    path = asked if asked is not None or folder is None else folder / MODEL
 
     stop.gently = app.stop_training
     stop.words = _what_an_interrupt_does(app, path)
@@ -141,8 +170,14 @@ async def _train(app: IApp, path: Path | None, stop: Stop) -> int:
         await _save_what_there_is(app, path)
         raise
     stop.gently = lambda: False
-    if path is not None:
-        await to_its_end(app.save_model(path))
+    if asked is not None:
+        await to_its_end(app.save_model(asked))
+    elif path is not None:
+        try:
+            await to_its_end(app.save_model(path))
+        except Exception as error:  # nobody asked for it
+            print(f"the model could not be saved in the run's folder: {error}", file=sys.stderr)
+            path = None
     if hasattr(app, "x_test"):
         app.verbose = True
         try:

@@ -13,7 +13,8 @@ from ddlf.cli.target import find_target, prepare_app, told
 from ddlf.config.addresses import find_config
 from ddlf.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
-from ddlf.settings import SETTINGS, Settings, read
+from ddlf.runs.summary import settings_of
+from ddlf.settings import SETTINGS, read
 
 
 def show(options: argparse.Namespace) -> int:
@@ -45,12 +46,9 @@ def rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str
     path = None if options.local or options.hosts or options.launcher else find_config(options.config)
     lines = lines_of_run(path) if path else {}
     origins = {name: where for name, _, where in told(type(app), options)}
-    for name in SETTINGS:
-        home = next(cls for cls in type(app).__mro__ if name in vars(cls))
-        where = "default" if home is Settings else f"class {home.__name__}"
-        if name in vars(app):
-            where = origins.get(name, f"{type(app).__name__}.__init__")
-        yield name, str(getattr(app, name)), f"{path}:{lines[name]}" if where == str(path) else where
+    for name, row in settings_of(app, origins).items():
+        where = row["origin"]
+        yield name, str(row["value"]), f"{path}:{lines[name]}" if where == str(path) else where
     if path:
         for name, value in load_config(path).run:
             if name not in SETTINGS:

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
-from ddlf.settings import FOLDER, SETTINGS
+from ddlf.settings import FOLDER, SETTINGS, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -196,9 +197,13 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
 
             run = load_config(path).run
             yield from ((name, value, str(path)) for name, value in run if name in SETTINGS and value is not None)
+    if place := os.environ.get("DDLF_RUN_DIR"):
+        yield "out", place, "$DDLF_RUN_DIR"
+    elif target.out is None:
+        yield "out", "runs", "ddlf run"
     for name in OF_SETTINGS:
         if (value := getattr(options, name)) is not None:
-            yield name, value, f"--{name.replace('_', '-')}"
+            yield name, value, option(name)
     if options.quiet:
         yield "verbose", False, "--quiet"
     if options.takeover:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlf.cli import look_back
 from ddlf.cli.options import add_options
-from ddlf.cli.parsing import Parser, addresses, number
+from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.version import __version__
 
 if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[Parser]
+    from ddlf.cli.parsing import Verbs
 
 GROUPS = {
     "train": ("run", "new", "demo"),
     "cluster": ("status", "stop", "clean", "bench"),
+    "look back": ("runs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
 """The verbs in the order in which ``ddlf --help`` shows them."""
@@ -62,32 +63,13 @@ def parser() -> TopParser:
     result.verbs = verbs = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _train(verbs)
     _cluster(verbs)
+    look_back.add(verbs)
     _setup(verbs)
     return result
 
 
-def _verb(verbs: Verbs, name: str, act: str, help: str, description: str, *examples: str) -> Parser:
-    """Add a verb.
-
-    Args:
-        verbs: Those of ``ddlf``, or of a verb that has actions.
-        name: Of the verb.
-        act: The function that does it, as ``"module:function"`` below ``ddlf.cli``: takes the parsed options, returns the exit code; may be async.
-        help: For the list of verbs.
-        description: On top of its own help.
-        examples: Whole commands.
-    """
-    result = verbs.add_parser(name, help=help, description=description, epilog=_examples(*examples))
-    result.set_defaults(act=act)
-    return result
-
-
-def _examples(*lines: str) -> str:
-    return "\n  ".join(["examples:", *lines])
-
-
 def _train(verbs: Verbs) -> None:
-    run = _verb(
+    run = verb(
         verbs,
         "run",
         "run:run_file",
@@ -98,6 +80,7 @@ def _train(verbs: Verbs) -> None:
         "ddlf run app.py -c cluster.yaml -p learning_rate=0.05",
         "ddlf run app.py --checkpoint runs/a --resume auto    # the same command goes on where it ended",
         "ddlf run app.py -c cluster.yaml --dry-run            # what it would do",
+        "ddlf run app.py --name wide --log tensorboard        # its folder is runs/<time>-wide",
     )
     run.add_argument(
         "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
@@ -105,7 +88,7 @@ def _train(verbs: Verbs) -> None:
     run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)
 
-    new = _verb(
+    new = verb(
         verbs,
         "new",
         "new:new",
@@ -123,7 +106,7 @@ def _train(verbs: Verbs) -> None:
         metavar="NAME",
     )
 
-    demo = _verb(
+    demo = verb(
         verbs,
         "demo",
         "new:demo",
@@ -137,7 +120,7 @@ def _train(verbs: Verbs) -> None:
 
 
 def _cluster(verbs: Verbs) -> None:
-    status = _verb(
+    status = verb(
         verbs,
         "status",
         "status:status",
@@ -149,7 +132,7 @@ def _cluster(verbs: Verbs) -> None:
     _add_cluster(status)
     status.add_argument("--json", action="store_true", help="print JSON")
 
-    stop = _verb(
+    stop = verb(
         verbs,
         "stop",
         "status:stop",
@@ -163,7 +146,7 @@ def _cluster(verbs: Verbs) -> None:
     stop.add_argument("--restart", action="store_true", help="only end what they run: start their executors anew")
     stop.add_argument("--force", action="store_true", help="also while somebody's run uses them, which fails then")
 
-    clean = _verb(
+    clean = verb(
         verbs,
         "clean",
         "clean:command",
@@ -175,7 +158,7 @@ def _cluster(verbs: Verbs) -> None:
     _add_cluster(clean)
     clean.add_argument("--methods", action="store_true", help="forget hosted methods, too")
 
-    bench = _verb(
+    bench = verb(
         verbs,
         "bench",
         "bench:bench",
@@ -195,7 +178,7 @@ def _cluster(verbs: Verbs) -> None:
 
 
 def _setup(verbs: Verbs) -> None:
-    doctor = _verb(
+    doctor = verb(
         verbs,
         "doctor",
         "doctor:doctor",
@@ -209,7 +192,7 @@ def _setup(verbs: Verbs) -> None:
     _add_cluster(doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
 
-    env = _verb(
+    env = verb(
         verbs,
         "env",
         "env:env",
@@ -228,10 +211,10 @@ def _setup(verbs: Verbs) -> None:
         "config",
         help="show the settings of a run",
         description="The settings of a run.",
-        epilog=_examples("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
+        epilog=examples_of("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
     )
     shows = config.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
-    show = _verb(
+    show = verb(
         shows,
         "show",
         "show:show",
@@ -249,13 +232,13 @@ def _setup(verbs: Verbs) -> None:
         "token",
         help="make or show the token",
         description="The secret that master and workers share.",
-        epilog=_examples(
+        epilog=examples_of(
             "ddlf token new      # once, on the master; it says how to copy it",
             "ddlf token paste    # on another machine",
         ),
     )
     actions = token.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
-    new = _verb(
+    new = verb(
         actions,
         "new",
         "token:new",
@@ -265,7 +248,7 @@ def _setup(verbs: Verbs) -> None:
         "ddlf token new --token-file lab-token",
     )
     new.add_argument("--token-file", type=Path, help=f"where to (default: {TOKEN_PLACE})")
-    paste = _verb(
+    paste = verb(
         actions,
         "paste",
         "token:paste",
@@ -276,7 +259,7 @@ def _setup(verbs: Verbs) -> None:
         "ssh pc01 ddlf token show | ddlf token paste",
     )
     paste.add_argument("--token-file", type=Path, help=f"where to (default: {TOKEN_PLACE})")
-    shown = _verb(
+    shown = verb(
         actions,
         "show",
         "token:show",
@@ -286,7 +269,7 @@ def _setup(verbs: Verbs) -> None:
     )
     shown.add_argument("--token-file", type=Path, help="where it is")
 
-    completion = _verb(
+    completion = verb(
         verbs,
         "completion",
         "completion:completion",

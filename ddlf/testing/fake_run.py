@@ -18,7 +18,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.errors import ConfigError, WorkerLost
-from ddlf.record import History
+from ddlf.history import History
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task

@@ -13,7 +13,7 @@ import numpy as np
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
-from ddlf.record import History
+from ddlf.history import History
 from ddlf.roles import callbacks
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages

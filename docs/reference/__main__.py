@@ -18,7 +18,7 @@ from ddlf.cli.completion import SHELLS
 from ddlf.config.models import schema
 from ddlf.events import KINDS
 from ddlf.record import RoundRecord
-from ddlf.settings import SETTINGS, Settings, Use
+from ddlf.settings import SETTINGS, Settings, Use, option
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ def _setting(name: str, more: str) -> str:
     values = inspect.getdoc(setting.check) if inspect.isfunction(setting.check) else str(setting.check)
     facts = [f"default `{usual!r}`", values]
     if setting.flag is not None:
-        facts.append(f"`--{name.replace('_', '-')}{' ' * bool(setting.flag)}{setting.flag}`")
+        facts.append(f"`{option(name)}{' ' * bool(setting.flag)}{setting.flag}`")
     if Use.FILE in setting.use:
         facts.append("in `run:`")
     if Use.FACT in setting.use:

@@ -65,6 +65,7 @@ def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
         "worker_epochs": ["3", "cluster.yaml:3"],
         "batch_size": ["64", "class", "Base"],
         "seed": ["5", "--seed"],
+        "out": ["none", "$DDLF_RUN_DIR"],
         "slots": ["7", "App.__init__"],
         "codec": ["int8", "--codec"],
         "outer": ["nesterov", "-p", "outer"],

@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run new demo status stop clean bench doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --launcher --limit --local --master-epochs --megabytes --merge --mode --optimizer-state --precision --resume --save --seed --slots --target --template --timeout --token-file --update-policy --wait --weights-codec --worker-epochs -c -p
+set -g _shtab_ddlf_commands run new demo status stop clean bench runs 'runs compare' 'runs prune' report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --update-policy --wait --weights-codec --worker-epochs -c -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -88,6 +88,9 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using run' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
+complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in its folder'"'"'s'
+complete -c ddlf -n '_shtab_ddlf_using run' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using run' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using run' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using run' -l dry-run -d 'print what would be done, and train nothing'
@@ -126,6 +129,9 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate t
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in its folder'"'"'s'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l dry-run -d 'print what would be done, and train nothing'
@@ -170,6 +176,28 @@ complete -c ddlf -n '_shtab_ddlf_using bench' -s v -l verbose -l debug -d 'show 
 complete -c ddlf -n '_shtab_ddlf_using bench' -l megabytes -x -d 'of a transfer (default: 32)'
 complete -c ddlf -n '_shtab_ddlf_using bench' -l limit -x -d 'seconds for one worker (default: 60)'
 complete -c ddlf -n '_shtab_ddlf_using bench' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a runs -d 'List runs, newest first.'
+complete -c ddlf -n '_shtab_ddlf_using runs' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using runs' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
+complete -c ddlf -n '_shtab_ddlf_using runs' -l last -x -d 'how many (default: 20)'
+complete -c ddlf -n '_shtab_ddlf_using runs' -l all -d 'all of them'
+complete -c ddlf -n '_shtab_ddlf_using runs' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using runs; and test $_shtab_ddlf_npos -eq 0' -a compare -d 'Show what runs came to, side by side, and the settings in which they differ.'
+complete -c ddlf -n '_shtab_ddlf_using runs compare' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using runs compare' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
+complete -c ddlf -n '_shtab_ddlf_using runs compare' -l csv -d 'print CSV'
+complete -c ddlf -n '_shtab_ddlf_using runs compare' -l latex -d 'print LaTeX'
+complete -c ddlf -n '_shtab_ddlf_using runs; and test $_shtab_ddlf_npos -eq 0' -a prune -d 'Remove the folders of all runs but the newest, and but those that go on.'
+complete -c ddlf -n '_shtab_ddlf_using runs prune' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using runs prune' -l keep -x -d 'how many stay'
+complete -c ddlf -n '_shtab_ddlf_using runs prune' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a report -d 'Write the report of a run anew, say where it is, and print the table of the run.'
+complete -c ddlf -n '_shtab_ddlf_using report' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using report' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
+complete -c ddlf -n '_shtab_ddlf_using report' -l csv -d 'print CSV'
+complete -c ddlf -n '_shtab_ddlf_using report' -l latex -d 'print LaTeX'
+complete -c ddlf -n '_shtab_ddlf_using report' -l workers -d 'the table of the workers'
+complete -c ddlf -n '_shtab_ddlf_using report' -l open -d 'show it in the browser'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a doctor -d 'Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody'"'"'s run is disturbed. The exit code is 0 when nothing is found.'
 complete -c ddlf -n '_shtab_ddlf_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file (default: $DDLF_CONFIG, ./cluster.yaml)'
@@ -209,6 +237,9 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using env' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
+complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in its folder'"'"'s'
+complete -c ddlf -n '_shtab_ddlf_using env' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using env' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using env' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using env' -l dry-run -d 'print what would be done, and train nothing'
@@ -247,6 +278,9 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'eva
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the run, in its folder'"'"'s'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using config show' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l dry-run -d 'print what would be done, and train nothing'

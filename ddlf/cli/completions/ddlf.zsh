@@ -18,7 +18,9 @@ _shtab_ddlf_commands() {
     doctor:'Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody'"'"'s run is disturbed. The exit code is 0 when nothing is found.'
     env:'Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.'
     new:'Write a small project, which runs as it stands, into a new folder.'
+    report:'Write the report of a run anew, say where it is, and print the table of the run.'
     run:'Run an app on a cluster.'
+    runs:'List runs, newest first.'
     status:'Show what the workers do.'
     stop:'End the workers of a cluster.'
     token:'The secret that master and workers share.'
@@ -31,6 +33,14 @@ _shtab_ddlf_config_commands() {
     show:'Each setting and its value, as ddlf run would have it.'
   )
   _describe 'ddlf config commands' _commands
+}
+
+_shtab_ddlf_runs_commands() {
+  local _commands=(
+    compare:'Show what runs came to, side by side, and the settings in which they differ.'
+    prune:'Remove the folders of all runs but the newest, and but those that go on.'
+  )
+  _describe 'ddlf runs commands' _commands
 }
 
 _shtab_ddlf_token_commands() {
@@ -126,6 +136,9 @@ _shtab_ddlf_config_show_options=(
   "--checkpoint[folder to write a checkpoint to after every round]:DIR:"
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
+  "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
+  "--name[name of the run, in its folder\'s]:NAME:"
+  "--log[log to tensorboard, mlflow]:NAMES:"
   "--save[save the trained model as a .keras file]:PATH:_files"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -165,6 +178,9 @@ _shtab_ddlf_demo_options=(
   "--checkpoint[folder to write a checkpoint to after every round]:DIR:"
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
+  "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
+  "--name[name of the run, in its folder\'s]:NAME:"
+  "--log[log to tensorboard, mlflow]:NAMES:"
   "--save[save the trained model as a .keras file]:PATH:_files"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -219,6 +235,9 @@ _shtab_ddlf_env_options=(
   "--checkpoint[folder to write a checkpoint to after every round]:DIR:"
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
+  "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
+  "--name[name of the run, in its folder\'s]:NAME:"
+  "--log[log to tensorboard, mlflow]:NAMES:"
   "--save[save the trained model as a .keras file]:PATH:_files"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -238,6 +257,19 @@ _shtab_ddlf_new_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_new_defaults_added=0
+
+_shtab_ddlf_report_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[where the runs are (default\: \$DDLF_RUN_DIR, .\/runs)]:DIR:"
+  "--csv[print CSV]"
+  "--latex[print LaTeX]"
+  "--workers[the table of the workers]"
+  "--open[show it in the browser]"
+  ":the beginning of a run\'s name (default\: last):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_report_defaults_added=0
 
 _shtab_ddlf_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -268,6 +300,9 @@ _shtab_ddlf_run_options=(
   "--checkpoint[folder to write a checkpoint to after every round]:DIR:"
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
+  "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
+  "--name[name of the run, in its folder\'s]:NAME:"
+  "--log[log to tensorboard, mlflow]:NAMES:"
   "--save[save the trained model as a .keras file]:PATH:_files"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -278,6 +313,37 @@ _shtab_ddlf_run_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_run_defaults_added=0
+
+_shtab_ddlf_runs_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[where the runs are (default\: \$DDLF_RUN_DIR, .\/runs)]:DIR:"
+  "--last[how many (default\: 20)]:N:"
+  "--all[all of them]"
+  "--json[print JSON]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_runs_defaults_added=0
+
+_shtab_ddlf_runs_compare_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[where the runs are (default\: \$DDLF_RUN_DIR, .\/runs)]:DIR:"
+  "--csv[print CSV]"
+  "--latex[print LaTeX]"
+  "(*):the beginning of a run\'s name, or last:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_runs_compare_defaults_added=0
+
+_shtab_ddlf_runs_prune_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--keep[how many stay]:N:"
+  "--out[where the runs are (default\: \$DDLF_RUN_DIR, .\/runs)]:DIR:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_runs_prune_defaults_added=0
 
 _shtab_ddlf_status_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -366,7 +432,9 @@ _shtab_ddlf() {
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
         new) _arguments -C -s $_shtab_ddlf_new_options ;;
+        report) _arguments -C -s $_shtab_ddlf_report_options ;;
         run) _arguments -C -s $_shtab_ddlf_run_options ;;
+        runs) _shtab_ddlf_runs ;;
         status) _arguments -C -s $_shtab_ddlf_status_options ;;
         stop) _arguments -C -s $_shtab_ddlf_stop_options ;;
         token) _shtab_ddlf_token ;;
@@ -393,6 +461,30 @@ _shtab_ddlf_config() {
       curcontext="${curcontext%:*:*}:_shtab_ddlf_config-$line[1]:"
       case $line[1] in
         show) _arguments -C -s $_shtab_ddlf_config_show_options ;;
+      esac
+  esac
+}
+
+_shtab_ddlf_runs() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->runs'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_ddlf_runs_defaults_added )); then
+    if (( ${_shtab_ddlf_runs_options[(I)${(q)one_or_more}*]} +          ${_shtab_ddlf_runs_options[(I)${(q)remainder}*]} +          ${_shtab_ddlf_runs_options[(I)${(q)default}]} == 0 )); then
+      _shtab_ddlf_runs_options+=(': :_shtab_ddlf_runs_commands' '*::: :->runs')
+    fi
+    _shtab_ddlf_runs_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_ddlf_runs_options
+
+  case $state in
+    runs)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_ddlf_runs-$line[1]:"
+      case $line[1] in
+        compare) _arguments -C -s $_shtab_ddlf_runs_compare_options ;;
+        prune) _arguments -C -s $_shtab_ddlf_runs_prune_options ;;
       esac
   esac
 }

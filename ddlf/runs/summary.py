@@ -1,0 +1,124 @@
+"""What a run was, for whoever wants to have it again: versions, settings with their origins, sources, ledger, results. Runs on the master."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddlf.record import RoundRecord, accuracy
+from ddlf.settings import SETTINGS, Settings
+from ddlf.version import __version__
+
+PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")
+GIT_S = 5.0
+"""How long git may take to look at a tree of sources."""
+
+
+def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Each setting of an app: its value, and where that comes from.
+
+    Args:
+        app: Its class, or an object.
+        told: Where those stand that were set from outside, by name.
+    """
+    cls = app if isinstance(app, type) else type(app)
+    rows = {}
+    for name in SETTINGS:
+        home = next(part for part in cls.__mro__ if name in vars(part))
+        origin = "default" if home is Settings else f"class {home.__name__}"
+        if cls is not app and name in vars(app):
+            origin = told.get(name, f"{cls.__name__}.__init__")
+        value = getattr(app, name)
+        rows[name] = {
+            "value": value if value is None or isinstance(value, bool | int | float) else str(value),
+            "origin": origin,
+        }
+    return rows
+
+
+def environment() -> dict[str, Any]:
+    """The program and what it runs on. Packages that this process has not imported are left out."""
+    versions = {"ddlf": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        if name.removesuffix("-cpu") in sys.modules:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+    return {
+        "versions": versions,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+    }
+
+
+def source_of(app: Any) -> str:
+    """The file that the app's class is in; empty for one of a notebook's cell."""
+    module = sys.modules.get(type(app).__module__)
+    return str(getattr(module, "__file__", None) or "")
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """The commit of the sources, and whether nothing differs from it; None where there is no git, or nothing of it."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=GIT_S,
+            stdin=subprocess.DEVNULL,
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": ask("rev-parse", "HEAD"),
+            "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
+            "clean": not ask("status", "--porcelain"),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def ledger_of(app: Any) -> dict[str, Any] | None:
+    """How often samples were trained on: the least, the most, and the SHA-256 of all counts; None before training."""
+    counts = getattr(getattr(app, "ledger", None), "counts", None)
+    if counts is None or not len(counts):
+        return None
+    return {
+        "samples": len(counts),
+        "least": int(counts.min()),
+        "most": int(counts.max()),
+        "mean": float(counts.mean()),
+        "exact": bool(counts.min() == counts.max()),
+        "sha256": hashlib.sha256(counts.astype("<i4").tobytes()).hexdigest(),
+    }
+
+
+def results(last: RoundRecord, test: dict[str, float]) -> dict[str, Any]:
+    """What a run has come to.
+
+    Args:
+        last: Its last record.
+        test: Metrics of the test data, measured last.
+    """
+    return {
+        "round": last.round,
+        "rounds": last.rounds,
+        "version": last.version,
+        "loss": last.loss,
+        "accuracy": last.accuracy,
+        "metrics": last.metrics,
+        "test": test or last.test,
+        "test_accuracy": accuracy(test or last.test),
+    }

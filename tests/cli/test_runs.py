@@ -1,0 +1,119 @@
+"""``ddlf runs`` and ``ddlf report``."""
+
+import json
+
+import pytest
+
+from ddlf.cli.main import main
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser
+from ddlf.cli.recording import resumed
+from ddlf.cli.target import told
+from ddlf.runs import folder
+from ddlf.testing import FakeRun
+from tests.runs.made import events_of, run
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """A folder with three runs, which the commands look at."""
+    monkeypatch.setenv("DDLF_RUN_DIR", str(tmp_path / "runs"))
+    for name, rounds, how in (("long", 6, "finished"), ("broken", 1, "failed"), ("short", 2, "finished")):
+        run(tmp_path / "runs", name, events_of(rounds), how, "AppError: no" if how == "failed" else "")
+    return tmp_path / "runs"
+
+
+def ddlf(capsys, *words):
+    """Run a command; returns its exit code and what it printed."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return (ended.value.code, *capsys.readouterr())
+
+
+def test_runs_are_listed_newest_first_with_what_they_came_to(out, capsys):
+    code, text, _ = ddlf(capsys, "runs")
+    rows = [line.split() for line in text.splitlines()]
+    assert code == 0
+    assert rows[0] == ["run", "state", "began", "time", "rounds", "loss", "accuracy", "test"]
+    assert [row[0][16:] for row in rows[1:]] == ["short", "broken", "long"]
+    assert [row[1] for row in rows[1:]] == ["finished", "failed", "finished"]
+    assert rows[3][-3:] == ["6/6", "0.1667", "0.8571"]
+    _, text, _ = ddlf(capsys, "runs", "--last", "1")
+    assert text.splitlines()[-1] == "and 2 older; --all shows them"
+    _, text, _ = ddlf(capsys, "runs", "--json")
+    assert [row["state"] for row in json.loads(text)] == ["finished", "failed", "finished"]
+
+
+def test_runs_are_compared_and_their_settings(out, capsys):
+    code, text, _ = ddlf(capsys, "runs", "compare", "short", "long")
+    assert code == 0
+    assert ["rounds", "2", "6"] in [line.split() for line in text.splitlines()]
+    assert text.splitlines()[-1] == "no setting differs"
+    path = folder.find(out, "long") / folder.SUMMARY
+    summary = folder.read_json(path)
+    summary["settings"]["codec"]["value"] = "int8"
+    folder.write_json(path, summary)
+    _, text, _ = ddlf(capsys, "runs", "compare", "short", "long")
+    assert text.splitlines()[-1].split() == ["codec", "float32", "int8"]
+    assert ddlf(capsys, "runs", "compare", "short", "long", "--latex")[1].startswith("% \\usepackage{booktabs}")
+    assert ddlf(capsys, "runs", "compare", "short", "long", "--csv")[1].startswith("quantity,")
+    code, _, error = ddlf(capsys, "runs", "compare", "short", "last")
+    assert (code, error) == (2, "error  short and last name the same run; ddlf runs lists those that there are\n")
+
+
+def test_old_runs_are_pruned(out, capsys):
+    assert ddlf(capsys, "runs", "prune")[0] == 2
+    code, text, _ = ddlf(capsys, "runs", "prune", "--keep", "1", "--out", str(out))
+    assert (code, text.count("removed")) == (0, 2)
+    assert [path.name[16:] for path in folder.runs_in(out)] == ["short"]
+    assert ddlf(capsys, "runs", "prune", "--keep", "1")[1] == "nothing to remove\n"
+
+
+def test_a_report_is_made_anew_and_its_table_printed(out, capsys):
+    page = folder.find(out, "broken") / folder.REPORT
+    page.unlink()
+    code, text, _ = ddlf(capsys, "report", "broken")
+    assert code == 0
+    assert ["state", "failed"] in [line.split() for line in text.splitlines()]
+    assert text.splitlines()[-1] == f"report    {page}"
+    assert page.exists()
+    assert "worker 1 (pc1),1,333.3," in ddlf(capsys, "report", "broken", "--workers", "--csv")[1]
+    assert ddlf(capsys, "report", "nothing")[0] == 2
+
+
+def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):
+    assert ddlf(capsys, "runs", "--out", str(tmp_path))[1].startswith("no runs in ")
+    assert ddlf(capsys, "report", "--out", str(tmp_path))[0] == 2
+
+
+def options(*words):
+    parser = Parser()
+    add_options(parser)
+    return parser.parse_args([*words, "--local", "1"])
+
+
+def test_a_run_goes_on_from_the_checkpoints_of_another_by_its_name(out):
+    (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()
+    wanted = str(folder.find(out, "long") / folder.CHECKPOINTS)
+    assert resumed(options("--resume", "long")) == wanted
+    assert resumed(options("--resume", str(folder.find(out, "long")))) == wanted
+    assert resumed(options("--resume", "auto")) == "auto"
+    assert resumed(options("--resume", "elsewhere")) == "elsewhere"
+    assert resumed(options()) is None
+
+
+def test_a_run_of_the_command_line_has_a_folder_unless_it_is_told_otherwise(monkeypatch):
+    class Own(FakeRun):
+        out = "own"
+
+    def out_of(target, *words):
+        return [(value, where) for name, value, where in told(target, options(*words)) if name == "out"][-1:]
+
+    monkeypatch.setenv("DDLF_RUN_DIR", "elsewhere")
+    assert out_of(FakeRun) == [("elsewhere", "$DDLF_RUN_DIR")]
+    monkeypatch.delenv("DDLF_RUN_DIR")
+    assert out_of(FakeRun) == [("runs", "ddlf run")]
+    assert out_of(Own) == []
+    assert out_of(FakeRun, "--out", "none") == [("none", "--out")]
+    named = {name: value for name, value, _ in told(FakeRun, options("--name", "a", "--log", "tensorboard"))}
+    assert (named["run_name"], named["trackers"]) == ("a", "tensorboard")
