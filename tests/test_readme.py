@@ -41,6 +41,7 @@ def test_the_remote_calls_print_what_the_comments_say(tmp_path, environment):
     assert result.stdout.splitlines() == expected == ["[16, 16, 16]", "[16, 160]"], result.stderr
 
 
+@pytest.mark.slow
 def test_the_app_trains(tmp_path, environment):
     result = run(tmp_path, environment, BLOCKS[1], "--local", "2", "--master-epochs", "2")
     assert result.returncode == 0, result.stderr

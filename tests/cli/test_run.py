@@ -378,7 +378,7 @@ async def main(cluster):
 """
 WORKING = """
 async def main(cluster):
-    call = __import__("asyncio").ensure_future(cluster.run_code("while True: pass"))
+    call = __import__("asyncio").ensure_future(cluster.run_code("import time; time.sleep(3600)"))
     while not all(status["busy"] for status in await cluster.status()):
         pass
     print("now", flush=True)
@@ -401,7 +401,7 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
     path = app.write(source)
     before = set((own_folders / "tmp").iterdir())
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "2"],
+        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -715,14 +715,14 @@ def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
         ("", ["--checkpoint", "there"], {}, "there has checkpoints already, the newest of round 3"),
     ],
 )
-def test_what_can_be_seen_before_is_refused_before_a_process_starts(
+def test_what_can_be_seen_before_is_refused_before_anything_is_connected_or_started(
     app, tmp_path, source, arguments, environment, sentence
 ):
     (tmp_path / "there" / "round-000003").mkdir(parents=True)
     ended = app(
         f"import ddlf\nclass A(ddlf.IApp):\n    {source or 'pass'}\n"
         "    async def load_dataset(self): pass\n    async def create_model(self): pass\n",
-        *("--local", "1", *arguments),
+        *("--hosts", "127.0.0.1:9", *arguments),  # nobody is there
         **environment,
     )
     assert (ended.returncode, ended.stdout) == (2, "")

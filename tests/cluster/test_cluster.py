@@ -666,7 +666,7 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
     monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 0.5)
     worker = start_worker()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as first:
-        call = asyncio.ensure_future(first.run_code("while True: pass"))
+        call = asyncio.ensure_future(first.run_code("import time; time.sleep(3600)"))
         while not (await first.status())[0]["busy"]:
             pass
         with pytest.raises(

@@ -72,13 +72,10 @@ async def test_there_is_one_address_for_each_worker_and_who_holds_the_token_is_l
         assert await cluster.run_code("self.id") == [1, 2]
 
 
-async def test_who_starts_again_or_twice_at_once_gets_the_same_workers(launcher):
+async def test_who_starts_again_or_twice_at_once_gets_the_same_workers_and_none_that_lives_is_started_anew(launcher):
     first, second = await asyncio.gather(launcher.start(), launcher.start())
     assert first == second == await launcher.start()
-
-
-async def test_a_worker_that_lives_has_not_ended_and_is_not_started_again(launcher):
-    addresses = list(await launcher.start())
+    addresses = list(first)
     for index in (0, 1):
         assert await launcher.how_ended(index) is None
         assert await launcher.revive(index) == addresses[index]

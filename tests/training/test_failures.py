@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from ddlf import Cluster
-from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate
 from ddlf.testing.in_process import in_process_cluster
 from tests.daemons import DaemonWithoutProcesses
@@ -79,15 +78,6 @@ async def undisturbed(cluster, **options):
     trained = app(cluster, **options)
     await trained.train_model()
     return trained
-
-
-async def test_a_slot_that_moves_takes_the_optimizer_with_it_and_outer_momentum_goes_on(two_workers):
-    options = dict(HARD, outer=Nesterov(learning_rate=0.7, momentum=0.9), slots=3)
-    plain = await undisturbed(two_workers, **options)
-    alone = await undisturbed(two_workers.options(workers=[2]), **options)
-    assert equal(plain.model.get_weights(), alone.model.get_weights())
-    for one, other in zip(plain.optimizers, alone.optimizers, strict=True):
-        assert equal(one, other)
 
 
 @pytest.mark.parametrize("codec", ["float32", "float16"])

@@ -18,7 +18,7 @@ HARD = {
     "dropout": 0.3,
     "norm": True,
     "outer": Nesterov(learning_rate=0.7, momentum=0.9),
-    "slots": 2,
+    "slots": 3,
 }
 
 
@@ -53,7 +53,7 @@ LOSSY = {
 @pytest.mark.parametrize(
     "options",
     [
-        dict(HARD, workers=[1]),
+        dict(HARD, master_epochs=4),
         {"app_class": Quick, "slots": 3, "worker_epochs": 2},
         pytest.param({"slots": 3, "worker_epochs": 2, "optimizer": "adam"}, marks=pytest.mark.slow),
         *LOSSY.values(),
@@ -61,18 +61,19 @@ LOSSY = {
     ids=["states", "more-slots", "more-slots-and-states", *LOSSY],
 )
 async def test_a_resumed_run_ends_with_the_same_bits(two_workers, tmp_path, options):
+    """Also when one worker carries all slots, which had moved between two before."""
     options = {"master_epochs": 5, **options}
-    cluster = two_workers.options(workers=options.pop("workers", None))
-    plain = app(cluster, **options)
+    plain = app(two_workers, **options)
     records = await plain.train_model()
-    resumed = await interrupted_and_resumed(cluster, tmp_path, 2, **options)
+    alone = {"cluster": two_workers.options(workers=[2]), "slots": len(plain.optimizers)}
+    resumed = await interrupted_and_resumed(folder=tmp_path, stop=2, **{**options, **alone})
     assert equal(resumed.model.get_weights(), plain.model.get_weights())
     for one, other in zip(resumed.optimizers, plain.optimizers, strict=True):
         assert equal(one, other)
     assert [record.round for record in resumed.history] == [record.round for record in records]
     assert all((record.error > 0) == ("codec" in options) for record in resumed.history), "or no codec was used"
-    assert plain.ledger.is_exact(5)
-    assert resumed.ledger.is_exact(5)
+    assert plain.ledger.is_exact(options["master_epochs"])
+    assert resumed.ledger.is_exact(options["master_epochs"])
 
 
 @pytest.mark.slow
@@ -111,6 +112,21 @@ async def test_asynchronous_training_goes_on_with_the_rounds_that_each_slot_has_
     assert resumed.ledger.is_exact(4)
 
 
+@pytest.mark.slow
+async def test_a_longer_run_after_a_shorter_last_round_has_the_batches_that_each_optimizer_should_see(
+    two_workers, tmp_path
+):
+    again = app(two_workers, checkpoint=tmp_path, master_epochs=3, worker_epochs=2)
+    await again.train_model()
+    longer = app(two_workers, resume=tmp_path, master_epochs=6, worker_epochs=2)
+    records = await longer.train_model()
+    assert [record.epochs for record in longer.history] == [2, 1, 2, 1]
+    assert [(record.round, record.rounds) for record in records] == [(3, 4), (4, 4)]
+    assert longer.ledger.is_exact(6)
+    fits = [int(state[0]) for state in longer.optimizers]
+    assert fits == [6 * -(-part // 16) for part in (102, 101)], "batches that each optimizer has seen"
+
+
 async def test_a_run_can_be_made_longer(two_workers, tmp_path):
     plain = app(two_workers, Quick, master_epochs=4)
     await plain.train_model()
@@ -118,18 +134,6 @@ async def test_a_run_can_be_made_longer(two_workers, tmp_path):
     longer = app(two_workers, Quick, resume=tmp_path, master_epochs=4)
     await longer.train_model()
     assert equal(longer.model.get_weights(), plain.model.get_weights())
-    # Also when the last round was shorter, and rounds are of another length than the epochs that are added.
-    longer = app(two_workers, Quick, resume=tmp_path, master_epochs=5)
-    await longer.train_model()
-    again = app(two_workers, checkpoint=tmp_path / "again", master_epochs=3, worker_epochs=2)
-    await again.train_model()
-    longer = app(two_workers, resume=tmp_path / "again", master_epochs=6, worker_epochs=2)
-    records = await longer.train_model()
-    assert [record.epochs for record in longer.history] == [2, 1, 2, 1]
-    assert [(record.round, record.rounds) for record in records] == [(3, 4), (4, 4)]
-    assert longer.ledger.is_exact(6)
-    fits = [int(state[0]) for state in longer.optimizers]
-    assert fits == [6 * -(-part // 16) for part in (102, 101)], "batches that each optimizer has seen"
 
 
 async def test_another_run_is_not_resumed_and_the_text_says_what_differs(two_workers, tmp_path):

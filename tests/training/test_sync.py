@@ -22,61 +22,61 @@ async def initial_weights(seed=0, **options):
     return small_model(**options).get_weights()
 
 
-async def test_one_slot_equals_plain_fit(one_worker):
+@pytest.fixture(scope="module")
+def fitted():
+    """The weights after plain ``fit``. Its model is compiled once for all tests, since SGD keeps nothing."""
+    plain = small_model()
+
+    def fit(weights, x, y, batch_size=16):
+        plain.set_weights(weights)
+        plain.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0)
+        return plain.get_weights()
+
+    return fit
+
+
+async def test_one_slot_equals_plain_fit(one_worker, fitted):
     trained = app(one_worker, master_epochs=3)
     await trained.train_model()
-    plain = small_model()
-    plain.set_weights(await initial_weights())
+    weights = await initial_weights()
     x, y = blobs(203)
     for number in range(3):
         order = shuffled(203, 0, number)
-        plain.fit(x[order], y[order], batch_size=16, shuffle=False, verbose=0)
-    assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
+        weights = fitted(weights, x[order], y[order])
+    assert distance(trained.model.get_weights(), weights) < 1e-6
 
 
-async def test_two_slots_of_one_batch_each_equal_one_process_with_the_double_batch(one_worker):
+async def test_two_slots_of_one_batch_each_equal_one_process_with_the_double_batch(one_worker, fitted):
     trained = app(one_worker, slots=2, master_epochs=4, samples=64, batch_size=32)
     await trained.train_model()
-    plain = small_model()
-    plain.set_weights(await initial_weights())
-    x, y = blobs(64)
+    weights = await initial_weights()
     for _ in range(4):
-        plain.fit(x, y, batch_size=64, shuffle=False, verbose=0)
-    assert distance(trained.model.get_weights(), plain.get_weights()) < 1e-6
+        weights = fitted(weights, *blobs(64), batch_size=64)
+    assert distance(trained.model.get_weights(), weights) < 1e-6
 
 
-async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_worker):
+async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_worker, fitted):
     trained = app(one_worker, slots=2, master_epochs=1)
     await trained.train_model()
     start = await initial_weights()
     x, y = blobs(203)
     total = [np.zeros(w.shape) for w in start]
     for part in partition(shuffled(203, 0, 0), equal_sizes(203, 2)):
-        local = small_model()
-        local.set_weights(start)
-        local.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
-        total = [t + len(part) / 203 * w for t, w in zip(total, local.get_weights(), strict=True)]
+        total = [t + len(part) / 203 * w for t, w in zip(total, fitted(start, x[part], y[part]), strict=True)]
     assert distance(trained.model.get_weights(), total) < 1e-6
 
 
-async def test_the_same_seed_gives_the_same_bits_and_another_one_others(one_worker):
+async def test_the_same_seed_gives_the_same_bits_whichever_worker_carries_which_slot_and_another_one_others(
+    two_workers,
+):
+    swapped, alone = two_workers.options(workers=[2, 1]), two_workers.options(workers=[1])
     runs = []
-    for seed in (1, 1, 2):
-        trained = app(one_worker, slots=2, seed=seed, dropout=0.3)
-        await trained.train_sync(master_epochs=2, worker_epochs=1)
+    for cluster, seed in ((two_workers, 1), (swapped, 1), (alone, 2)):
+        trained = app(cluster, slots=2, seed=seed, dropout=0.3, norm=True)
+        await trained.train_model()
         runs.append(trained.model.get_weights())
     assert equal(runs[0], runs[1])
     assert not equal(runs[0], runs[2])
-
-
-async def test_the_result_is_the_same_bits_whichever_worker_carries_which_slot(two_workers):
-    swapped = two_workers.options(workers=[2, 1])
-    runs = []
-    for cluster in (two_workers, swapped):
-        trained = app(cluster, dropout=0.3, norm=True)
-        await trained.train_model()
-        runs.append(trained.model.get_weights())
-    assert equal(*runs)
 
 
 async def test_the_last_round_is_shorter_when_the_epochs_are_no_multiple(two_workers):
@@ -86,8 +86,8 @@ async def test_the_last_round_is_shorter_when_the_epochs_are_no_multiple(two_wor
     assert [(record.round, record.rounds) for record in records] == [(1, 3), (2, 3), (3, 3)]
 
 
-async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cost(two_workers):
-    trained = app(two_workers)
+async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cost(one_worker):
+    trained = app(one_worker, slots=2)
     for record in await trained.train_model():
         assert record.samples == 203
         assert record.slot is None
@@ -116,6 +116,7 @@ async def test_convergence_stops_training(two_workers):
     assert len(await trained.train_sync(master_epochs=50)) == 2
 
 
+@pytest.mark.slow
 async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_momentum(one_worker):
     plain, momentum = (app(one_worker, slots=2, norm=True, master_epochs=1) for _ in range(2))
     momentum.outer = Nesterov(learning_rate=0.7, momentum=0.9)
@@ -182,7 +183,7 @@ async def two_input_model(self):
     self.model.compile("adam", "categorical_crossentropy")
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 async def test_mixed_precision_trains_and_weights_stay_float32(one_worker, precision):
     trained = app(one_worker, slots=2, precision=precision, master_epochs=3)
     records = await trained.train_model()
