@@ -77,7 +77,21 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
 
 def _spell(content: dict[str, Any]) -> bytes:
     """Order of entries is kept, so it counts as content too; NaN and infinities are spelled as Python and JavaScript do."""
-    return json.dumps(content, indent=1, ensure_ascii=True).encode() + b"\n"
+    return _text(content, "\n").encode() + b"\n"
+
+
+def _text(value: Any, line: str) -> str:
+    """What ``json.dumps(value, indent=1)`` gives. That leaves functions that refer to each other, which only the garbage collector frees.
+
+    With a checkpoint after each update it would soon look through the whole process, and hold up all of its threads meanwhile.
+    """
+    inner = f"{line} "
+    if value and isinstance(value, dict):
+        entries = (f"{json.dumps(name)}: {_text(entry, inner)}" for name, entry in value.items())
+        return f"{{{inner}{f',{inner}'.join(entries)}{line}}}"
+    if value and isinstance(value, list | tuple):
+        return f"[{inner}{f',{inner}'.join(_text(entry, inner) for entry in value)}{line}]"
+    return json.dumps(value)
 
 
 def damaged(file: Path, expected: str, got: str, *, text: str = "") -> CheckpointCorrupt:

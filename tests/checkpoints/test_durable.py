@@ -27,6 +27,14 @@ def test_sealed_data_comes_back_the_same_in_the_same_order(tmp_path_factory, con
     assert list(found) == list(content)
 
 
+@given(CONTENTS, st.floats())
+def test_what_is_sealed_is_spelled_as_the_json_module_does(content, number):
+    content = {**content, "number": number, "nested": [{}, [], [content]]}
+    spelled = durable.seal(content).decode()
+    seal = json.loads(spelled)[durable.SEAL]
+    assert spelled == json.dumps({**content, durable.SEAL: seal}, indent=1) + "\n"
+
+
 @given(CONTENTS, st.data())
 def test_a_flipped_bit_anywhere_breaks_the_seal(tmp_path_factory, content, data):
     sealed = bytearray(durable.seal(content))

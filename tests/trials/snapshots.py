@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +43,9 @@ class Counting(FakeRun):
         super().__init__(**settings)
         self.trains = asyncio.Event()
         for worker in self.cluster.workers:
+            worker.asked = deque(
+                maxlen=1
+            )  # all tasks of all updates would be a process that only grows, as no master does
             worker.fit = lambda task, weights, momentum: ([np.full_like(w, -SLOTS) for w in weights], [])
 
     def on_event(self, event: Any) -> None:
@@ -111,6 +116,7 @@ async def train(path: Path, updates: int, every: int) -> dict[str, Any]:
     held: list[float] = []
     computed: list[float] = []
     app = Counting(master_epochs=updates // SLOTS, checkpoint=path / "run")
+    gc.collect()  # what was imported is looked through now, and not in the middle
     watching = asyncio.ensure_future(watch(app.trains, held, computed))
     begin = time.perf_counter()
     # Their share of the records is looked at when they are resumed from: all of them each time would be the square of their number.
