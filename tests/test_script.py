@@ -166,15 +166,8 @@ asyncio.run(cell())
 """
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["/x/ipykernel_launcher.py", "-f", "/run/kernel-1.json"],
-        ["/x/ipykernel/__main__.py", "-f", "k"],
-        ["/bin/ipython"],
-    ],
-)
-def test_main_in_a_notebook_runs_with_the_defaults_and_returns(argv, tmp_path):
+def test_main_in_a_notebook_runs_with_the_defaults_and_returns(tmp_path):
+    argv = ["/x/ipykernel_launcher.py", "-f", "/run/kernel-1.json"]
     ended = subprocess.run(
         [sys.executable, "-c", NOTEBOOK.format(argv=argv)], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
@@ -186,6 +179,11 @@ def test_a_script_that_ipython_runs_has_its_own_command_line(monkeypatch):
     import builtins
 
     monkeypatch.setattr(builtins, "get_ipython", lambda: None, raising=False)
-    for argv, notebook in (["app.py", "--local", "2"], False), (["/x/ipykernel_launcher.py", "-f", "k"], True):
+    for argv, notebook in (
+        (["app.py", "--local", "2"], False),
+        (["/x/ipykernel_launcher.py", "-f", "k"], True),
+        (["/x/ipykernel/__main__.py", "-f", "k"], True),
+        (["/bin/ipython"], True),
+    ):
         monkeypatch.setattr(sys, "argv", argv)
         assert in_notebook() is notebook

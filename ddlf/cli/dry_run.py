@@ -47,7 +47,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     print(f"cluster   {described}")
     answers: list[Answer] = []
     timeout_s, enough = _limits(cluster, options)
-    if new_workers(options) or options.launcher:
+    if new_workers(options) or options.launcher or (not options.hosts and load_config(options.config).launcher):
         print(f"          {cluster.N} would be started, each with {versions(mine)}")
     else:
         answers = list(await asyncio.gather(*(asked(worker, timeout_s, needs) for worker in cluster.workers)))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ddlf.cli.main import main
 from ddlf.cli.options import add_options, named_cluster
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resolve_cluster
@@ -196,7 +197,7 @@ def test_ddlf_run_takes_it_in_place_of_local(package):
         resolve_cluster(parser.parse_args(["--launcher", "herd", "--token-file", "token"]))
 
 
-def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path):
+def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path, capsys):
     path = tmp_path / "cluster.yaml"
     path.write_text("launcher: herd:3\nname: lab\nrun: {min_workers: 2}\n")
     parser = Parser()
@@ -206,6 +207,10 @@ def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path):
     assert (cluster.N, described) == (3, f"lab, {path} (3 workers)")
     with pytest.raises(ConfigError, match="has each run start its workers with launcher 'herd:3': none can be asked"):
         named_cluster(options)
+    (tmp_path / "some.py").write_text("async def main(cluster): pass\n")
+    with pytest.raises(SystemExit):
+        main(["run", str(tmp_path / "some.py"), "-c", str(path), "--dry-run"])
+    assert "3 would be started" in capsys.readouterr().out
     path.write_text("launcher: herd:3\nsecurity: {token_file: cluster.yaml}\n")
     with pytest.raises(ConfigError, match="a launcher has a token of its own"):
         resolve_cluster(options)
