@@ -36,149 +36,110 @@ and its constructor takes by name. ``exit_code`` is what the command line ends w
 
 from __future__ import annotations
 
-import builtins
-import contextlib
-import functools
-from collections.abc import Sequence
-from typing import Any
-
-from ddlf.foreign import bare, builtin_base, known_class, qualified_name
-
-
-class DDLFError(Exception):
-    """The root of the tree.
-
-    Args:
-        message: What happened and where, without a full stop at the end.
-        hint: What to do next, as an imperative clause.
-        worker: The worker it happened on, as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
-        facts: Those of its class, by name.
-
-    Attributes:
-        others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
-        item_index: Of the item of a map that it is of, from 0; None of what is no map's.
-    """
-
-    exit_code = 1
-    others: Sequence[Exception] = ()
-    item_index: int | None = None
-    _of = 0  # workers in that call
-    _base: type[Exception] | None = None
-
-    def __init__(self, message: str, *, hint: str = "", worker: str = "", **facts: Any) -> None:
-        Exception.__init__(self, message)  # not super(): the class that was raised on a worker may come next
-        if unknown := [name for name in facts if not hasattr(type(self), name)]:
-            raise TypeError(f"{type(self).__name__} has no fact {unknown[0]!r}")
-        self.message = message
-        self.hint = hint
-        self.worker = worker
-        self.__dict__.update(facts)
-
-    def __str__(self) -> str:
-        return self._text() if not self.others else _several([self, *self.others], self._of)
-
-    def _text(self) -> str:
-        where = f"{self.worker}: " if self.worker else ""
-        return f"{where}{self.message}; {self.hint}" if self.hint else f"{where}{self.message}"
-
-    def join(self, others: Sequence[Exception], of: int) -> None:
-        """Stand for the errors of several workers.
-
-        Args:
-            others: The other ones.
-            of: How many workers were asked.
-        """
-        self.others, self._of = tuple(others), of
-        self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *others))
-
-    def __reduce__(self) -> Any:
-        return _remake, (type(self) if self._base is None else RemoteError, self._base, self.args, self.__dict__.copy())
-
-
-def _several(errors: Sequence[Exception], of: int) -> str:
-    """What failed on several workers: each text once, with the workers it came from, then each traceback once."""
-    said: dict[str, list[str]] = {}
-    tracebacks: dict[str, str] = {}
-    for error in errors:
-        worker = getattr(error, "worker", "")
-        text = DDLFError._text(error) if isinstance(error, RemoteError) else _alone(error)
-        said.setdefault(text.removeprefix(f"{worker}: "), []).append(worker)
-        if isinstance(error, RemoteError) and error.remote_traceback:
-            # The same lines with another text, as of a file name that has the worker's number, are the same traceback.
-            lines = error.remote_traceback.rstrip().removesuffix(error.message)
-            tracebacks.setdefault(lines, error.remote_traceback.rstrip())
-    rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in said.items()]
-    more = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
-    return "\n".join(
-        [f"{len(errors)} of {of} workers failed", *rows[:MANY], *more]
-        + [f"\n{traceback}" for traceback in list(tracebacks.values())[:MANY]]
-    )
-
-
-def _alone(error: Exception) -> str:
-    return error._text() if isinstance(error, DDLFError) else f"{type(error).__name__}: {error}"
-
-
-MANY = 8
-"""Different texts of one error: what fails everywhere in another way each is not read to its end."""
+from ddlf.raised import DDLFError as DDLFError
+from ddlf.raised import RemoteError as RemoteError
 
 
 class ConfigError(DDLFError, ValueError):
-    """An argument, an option or the configuration file has a value that cannot be used."""
+    """An argument, an option or the configuration file has a value that cannot be used.
+
+    What to do:
+        Change the value that the text names; it says what can stand there. ``ddlf config show app.py --origin`` shows where each setting comes from.
+    """
 
     exit_code = 2
 
 
 class AppError(DDLFError, TypeError):
-    """The user's app lacks something that it must have."""
+    """The user's app lacks something that it must have.
+
+    What to do:
+        Write in the app's class what the text names.
+    """
 
     exit_code = 2
 
 
 class AppMissing(DDLFError, LookupError):
-    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place."""
+    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place.
+
+    What to do:
+        Nothing, mostly: a run brings its app to such a worker again. If that ends the run, see with ``ddlf status`` who else uses the worker.
+    """
 
 
 class ListenError(DDLFError, OSError):
-    """A worker cannot listen on the address it was given."""
+    """A worker cannot listen on the address it was given.
+
+    What to do:
+        Choose another port with ``--port``, or end the program that listens there (``ss -ltnp``). A host must be an address of this machine.
+    """
 
     exit_code = 3
 
 
 class ConnectError(DDLFError, ConnectionError):
-    """One or more workers could not be reached."""
+    """One or more workers could not be reached.
+
+    What to do:
+        Start the workers that the text names (``ddlf-worker --port 9000`` on each machine); if they run, look at the addresses and at
+        firewalls. ``min_workers`` goes on without those that are missing.
+    """
 
     exit_code = 3
 
 
 class AuthError(DDLFError, PermissionError):
-    """The two sides do not hold the same token, or a token cannot be used."""
+    """The two sides do not hold the same token, or a token cannot be used.
+
+    What to do:
+        Copy the token of one side to the other; ``ddlf token new`` and ``ddlf token show`` say how. Who changes a token starts the workers anew.
+    """
 
     exit_code = 4
 
 
 class VersionError(DDLFError, ConnectionError):
-    """The two sides speak different versions of the protocol or run Python versions that cannot exchange code."""
+    """The two sides speak different versions of the protocol or run Python versions that cannot exchange code.
+
+    What to do:
+        Install the same DDLF, and the same minor version of Python, on both sides.
+    """
 
     exit_code = 4
 
 
 class ProtocolError(DDLFError, ConnectionError):
-    """The other side sent bytes that are not of the protocol. The connection is closed."""
+    """The other side sent bytes that are not of the protocol. The connection is closed.
+
+    What to do:
+        See what listens on that port: most likely it is no worker. If it is one, use the same version of DDLF on both sides.
+    """
 
 
 class FrameTooLarge(DDLFError, ValueError):
-    """A message is over the limit of the side that would receive it. Nothing was sent."""
+    """A message is over the limit of the side that would receive it. Nothing was sent.
+
+    What to do:
+        Send less at once, or let the workers load it: ``load_dataset`` runs there, too.
+    """
 
 
 class ClusterTooSmall(DDLFError, ConnectionError):
-    """So many workers were lost that training cannot go on."""
+    """So many workers were lost that training cannot go on.
+
+    What to do:
+        See why the workers were lost: their terminals say so. With checkpoints ``--resume auto`` goes on; ``wait_for_workers_s`` waits longer.
+    """
 
     exit_code = 5
 
 
 class RequestFailed(DDLFError):
     """A request ended without a result and without an error of its method: for what happened around it.
+
+    What to do:
+        Call again if ``may_have_run`` is False, or if it does no harm to run it twice; ``options(idempotent=True)`` does so by itself.
 
     Attributes:
         may_have_run: Whether the request can have started on the worker.
@@ -192,6 +153,9 @@ class RequestFailed(DDLFError):
 class WorkerLost(RequestFailed, ConnectionError):
     """The connection to a worker ended before the request did.
 
+    What to do:
+        Look at the worker's terminal and at the network. Training goes on without a lost worker; for a call see ``RequestFailed``.
+
     Attributes:
         last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
         signal: The name of the signal that ended the worker's process, as ``"SIGKILL"``, where this machine can know it; else None.
@@ -204,6 +168,10 @@ class WorkerLost(RequestFailed, ConnectionError):
 
 class ExecutorCrashed(RequestFailed, RuntimeError):
     """The process that ran the request ended; the worker's daemon lives and has started a new one. What waited for its turn has not run.
+
+    What to do:
+        With SIGKILL mostly memory was short: use less of it, or fewer workers on that machine. Else a native library failed; its last words say
+        more. For a call see ``RequestFailed``.
 
     Attributes:
         exit_code_of_process: Its exit code, None when a signal ended it.
@@ -222,48 +190,78 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
     gave_up: bool = False
     begun: int = 2**64
 
-    def _text(self) -> str:
-        tail = f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
-        return super()._text() + tail
+    def _rest(self) -> str:
+        return f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
 
 
 class RequestTimeout(RequestFailed, TimeoutError):
-    """A request did not end within its time."""
+    """A request did not end within its time.
+
+    What to do:
+        See with ``ddlf status`` what the worker does; give the call more time with ``options(timeout_s=...)``.
+    """
 
     exit_code = 6
 
 
 class LeaseError(RequestFailed, PermissionError):
-    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints."""
+    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
+
+    What to do:
+        Wait until the others are done (``--wait``), ask them (the text says who they are), or take it from them with ``--takeover``.
+    """
 
     exit_code = 3
     may_have_run = False
 
 
 class RequestCancelled(DDLFError):
-    """The request was cancelled while it ran on the worker."""
+    """The request was cancelled while it ran on the worker.
+
+    What to do:
+        Nothing: somebody wanted it.
+    """
 
 
 class NotPicklable(DDLFError, TypeError):
-    """A function or an argument holds something that cannot be sent to another process."""
+    """A function or an argument holds something that cannot be sent to another process.
+
+    What to do:
+        Make files, locks, connections and sessions on the worker, inside the function, instead of sending them.
+    """
 
 
 class ResultNotData(DDLFError, TypeError):
-    """A worker's result is not plain data, and the master does not unpickle what workers send unless told to."""
+    """A worker's result is not plain data, and the master does not unpickle what workers send unless told to.
+
+    What to do:
+        Return numbers, text, containers, arrays or dataclasses; or trust the workers with ``pickle_results=True`` (``--pickle-results``).
+    """
 
 
 class DatasetError(DDLFError, ValueError):
-    """A data set cannot be found, read or used."""
+    """A data set cannot be found, read or used.
+
+    What to do:
+        Put the file where the text says, or name the right folder in ``DDLF_DATA``; a file that is damaged is removed and loaded again.
+    """
 
     exit_code = 7
 
 
 class DatasetMismatch(DatasetError):
-    """Two nodes hold different data under the same name."""
+    """Two nodes hold different data under the same name.
+
+    What to do:
+        Give every machine the same files, and load them without shuffling by chance.
+    """
 
 
 class CheckpointError(DDLFError, OSError):
     """A checkpoint cannot be written, found, read or used.
+
+    What to do:
+        Do to the disk or the folder what the text says: there is no room, or you may not write there.
 
     Attributes:
         errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
@@ -274,6 +272,9 @@ class CheckpointError(DDLFError, OSError):
 
 class CheckpointCorrupt(CheckpointError, ValueError):
     """A checkpoint is not what was once written.
+
+    What to do:
+        Go on from one before it (``--resume DIR/round-000011``), or bring the file back from a copy.
 
     Attributes:
         file: The damaged file, or the folder when the checkpoint as a whole is wrong.
@@ -287,11 +288,18 @@ class CheckpointCorrupt(CheckpointError, ValueError):
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
-    """A checkpoint is whole, but of another model, other data or other settings than this run."""
+    """A checkpoint is whole, but of another model, other data or other settings than this run.
+
+    What to do:
+        Run with the settings, model and data that the text names, or begin anew in another folder.
+    """
 
 
 class BadUpdate(DDLFError, ValueError):
     """What a worker sent back from a round cannot be merged. The weights are those of before.
+
+    What to do:
+        With NaN or infinity, train with smaller steps. If one worker alone does it, ``update_policy="reject"`` goes on without it.
 
     Attributes:
         tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
@@ -302,99 +310,18 @@ class BadUpdate(DDLFError, ValueError):
     count: int = 0
 
 
-class RemoteError(DDLFError):
-    """A method raised on a worker.
-
-    The error raised on the master is also an instance of the class that was raised on the worker, if this side knows it: a builtin
-    exception, or one of a module that is imported here, as the user's script is. So ``except ValueError`` and ``except MyError`` work across
-    machines. The text ends with the worker's own traceback.
-
-    Attributes:
-        type: The class that was raised on the worker; None if this side does not know it.
-        type_name: Its qualified name, as ``"ValueError"`` or ``"my_app.BadBatch"``.
-        remote_message: ``str()`` of the exception on the worker.
-        remote_traceback: The worker's own traceback, with the worker's files and lines; empty when the error comes from none of the user's lines.
-        attributes: What the exception had as attributes, as far as it is data. ``args`` and those whose names are free are attributes here, too.
-    """
-
-    def __init__(self, type_name: str, remote_message: str, remote_traceback: str, *, worker: str = "") -> None:
-        super().__init__(f"{type_name}: {remote_message}" if remote_message else type_name, worker=worker)
-        self.type_name = type_name
-        self.remote_message = remote_message
-        self.remote_traceback = remote_traceback
-        self.attributes: dict[str, Any] = {}
-
-    @property
-    def type(self) -> builtins.type[BaseException] | None:
-        """See above."""
-        mine = (kind for kind in builtins.type(self).__mro__ if qualified_name(kind) == self.type_name)
-        return next(mine, None) or known_class(self.type_name)
-
-    @classmethod
-    def of(cls, name: str, *arguments: Any, worker: str = "") -> RemoteError:
-        """The error for what was raised on a worker.
-
-        Args:
-            name: Of its class; nothing is imported to find it, and no code of it is run.
-            arguments: As the constructor's, after ``type_name``.
-            worker: As the constructor's.
-        """
-        kind: Any = known_class(name)
-        error: RemoteError = bare(cls if kind is None or not issubclass(kind, Exception) else _remote(kind))
-        RemoteError.__init__(error, name, *arguments, worker=worker)
-        return error
-
-    def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...]) -> None:
-        """Take over what the exception on the worker had."""
-        self.attributes = attributes
-        for name, value in attributes.items():
-            # Into the object itself: a property of the class would be code.
-            if not hasattr(RemoteError, name) and name not in self.__dict__ and not name.startswith("__"):
-                self.__dict__[name] = value
-        self.args = args
-        self._fill()
-
-    def _fill(self) -> None:
-        """Set what a builtin exception keeps elsewhere than in its attributes, as the numbers of an OSError."""
-        error: Any = self
-        with contextlib.suppress(Exception):
-            builtin_base(builtins.type(self)).__init__(self, *self.args)
-        if isinstance(error, OSError):
-            error.errno, error.strerror, error.filename = (self.attributes.get(name) for name in OS_ERROR)
-
-    def _text(self) -> str:
-        # Not super(): a builtin in between (KeyError) may print itself in its own way.
-        return f"{DDLFError._text(self)}\n\n{self.remote_traceback}".rstrip()
-
-
-OWN = ("message", "hint", "worker", "type_name", "remote_message", "remote_traceback", "attributes")
-OS_ERROR = ("errno", "strerror", "filename")
-
-
-@functools.cache
-def _remote(kind: type[Exception]) -> type[RemoteError]:
-    """``RemoteError`` that is also of a class, or of the next one above it: some cannot be combined with any other one."""
-    for base in kind.__mro__:
-        # A group needs its members; the other two cannot leave a coroutine. What a method says of its own connections is not said of this one.
-        if issubclass(base, ExceptionGroup | StopIteration | StopAsyncIteration | DDLFError):
-            return RemoteError
-        with contextlib.suppress(Exception):
-            # A property of theirs must not stand before what is this error's own, as that of TensorFlow's errors for ``message`` would.
-            own = dict.fromkeys(OWN, "")
-            made = type("RemoteError", (RemoteError, base), {"__module__": __name__, "_base": base, **own})
-            bare(made)
-            return made
-    return RemoteError
-
-
-def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    """The inverse of ``DDLFError.__reduce__``."""
-    error = bare(kind if base is None else _remote(base))
-    error.__dict__.update(state)
-    error.args = args
-    if isinstance(error, RemoteError):
-        error._fill()
-    return error
-
-
 __all__ = [name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, DDLFError)]
+
+
+def explained(name: str) -> str:
+    """What there is to know of a class: when it is raised, what to do, and the exit code.
+
+    Args:
+        name: One of ``__all__``.
+    """
+    import inspect
+
+    kind = globals()[name]
+    text = (inspect.getdoc(kind) or "").replace("``", "")
+    above = ", ".join(base.__name__ for base in kind.__mro__[1:-2])
+    return f"{name} ({above})\n\n{text}\n\nExit code of the command line: {kind.exit_code}\n"

@@ -39,3 +39,31 @@ def test_an_error_takes_the_facts_of_its_class_and_no_others():
     assert BadUpdate("text").count == 0
     with pytest.raises(TypeError, match="BadUpdate has no fact 'tensr'"):
         BadUpdate("text", tensr="kernel")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_class_says_when_it_is_raised_and_what_to_do(name):
+    text = errors.explained(name)
+    assert re.match(rf"{name} \(.*\)\n\n[A-Z]", text)
+    assert name == "DDLFError" or "\nWhat to do:\n    " in text
+    assert text.endswith(f"Exit code of the command line: {getattr(errors, name).exit_code}\n")
+
+
+def test_the_root_and_what_a_worker_raised_are_of_the_module_of_the_tree():
+    assert {getattr(errors, name).__module__ for name in errors.__all__} == {"ddlf.errors"}
+
+
+def test_a_notebook_shows_the_users_own_lines_of_both_sides():
+    keras = '  File "/v/lib/python3.11/site-packages/keras/model.py", line 9, in fit\n    return call(x)\n'
+    lines = f'Traceback on the worker (most recent call last):\n{keras}  File "cell", line 1, in f\nValueError: no'
+    with pytest.raises(errors.RemoteError) as caught:
+        raise errors.RemoteError("ValueError", "no", lines, worker="worker 1")
+    shown = caught.value._render_traceback_()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert __file__ in shown[1]
+    assert shown[-3:] == [
+        "Traceback on the worker (most recent call last):",
+        '  File "cell", line 1, in f',
+        "ValueError: no",
+    ]
+    assert not any("keras" in line for line in shown)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ddlf import errors
 from ddlf.cli.parsing import reader_may_leave
 from ddlf.cli.verbs import TopParser, parser
 from ddlf.errors import DDLFError
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _main(argv: list[str]) -> NoReturn:
+    if argv[:1] == ["help"] and argv[1:] and argv[1] in errors.__all__:
+        print(errors.explained(argv[1]), end="")
+        sys.exit(0)
     while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     top = parser()
@@ -46,9 +50,9 @@ def _main(argv: list[str]) -> NoReturn:
     try:
         code = act(options)
     except DDLFError as error:
-        if getattr(options, "debug", False):
-            raise
-        print(f"error  {error}", file=sys.stderr)
+        from ddlf.cli.output import show_error
+
+        show_error(error, whole=getattr(options, "debug", False))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

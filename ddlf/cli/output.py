@@ -5,76 +5,77 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlf.errors import DDLFError, RemoteError
+from ddlf import frames
+from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError
+from ddlf.raised import parts
 
-HERE = f"{Path(__file__).parents[1]}{os.sep}"
-MACHINERY = (HERE, "<frozen ", f"{Path(contextlib.__file__).parent / 'asyncio'}{os.sep}")
-ALSO_MACHINERY = ("/concurrent/futures/", "/contextlib.py", "/threading.py")
-LIBRARIES = ("site-packages", "dist-packages")
-FRAME = re.compile(r'  File "([^"]*)", line \d+, in .*(?:\n    .*)*')
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+INDENT = " " * 7
+SELF_EXPLAINING = (ConfigError, AppError, RemoteError)
+"""Errors whose class has no more to say than their text."""
 
 
 def show_error(error: BaseException, *, whole: bool) -> None:
-    """Print an error to standard error: DDLF's own as one sentence, any other with the user's own lines.
+    """Print an error to standard error: DDLF's own as a sentence and what to do, any other with the user's own lines.
 
     Args:
         error: What was raised.
-        whole: Whether to show all frames.
+        whole: Whether to show the lines of libraries, too.
     """
     if isinstance(error, DDLFError):
-        text = "".join(traceback.format_exception(error)) if whole else ""
-        text += f"error  {error if whole else _once(error)}\n"
+        text = (_of_the_master(error) if whole else "") + _told(error, whole)
+    elif whole:
+        text = "".join(traceback.format_exception(error))
     else:
-        text = "".join(traceback.format_exception(error) if whole else _of_the_user(error))
+        text, hidden = frames.of_error(error)
+        text += f"({MORE})\n" * hidden
     if not sys.stderr.isatty():
         text = ANSI.sub("", text)  # Keras's bold type
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _once(error: DDLFError) -> str:
-    """The text of an error; of one that a worker raised, what the first line says is not said again, and its libraries' lines are left out."""
-    text = str(error)
-    if not isinstance(error, RemoteError) or not error.remote_traceback:
-        return text
-    whole = error.remote_traceback.rstrip()
-    shown = whole.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
-    frames = list(FRAME.finditer(shown))
-    while len(frames) > 1 and frames[-1].end() == len(shown) and any(part in frames[-1][1] for part in LIBRARIES):
-        shown = shown[: frames.pop().start()].rstrip()
-    return text.replace(whole, shown)
+MORE = "-v shows the lines of the libraries, too"
 
 
-def _of_the_user(error: BaseException) -> list[str]:
-    """A traceback without the frames of DDLF, asyncio, and of the libraries that the user's last line called."""
-    hidden = 0
-    described = traceback.TracebackException.from_exception(error)
-    seen = set()
-    rest = [described]
-    while rest:
-        current = rest.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        rest += [part for part in (current.__cause__, current.__context__, *(current.exceptions or ())) if part]
-        frames = [frame for frame in current.stack if not _is_machinery(frame.filename)]
-        while len(frames) > 1 and any(part in frames[-1].filename for part in LIBRARIES):
-            frames.pop()
-        if frames or issubclass(current.exc_type or Exception, SyntaxError):
-            hidden += len(current.stack) - len(frames)
-            current.stack = traceback.StackSummary.from_list(frames)
-    lines = list(described.format())
-    return lines + ["(-v shows the lines of the libraries, too)\n"] * bool(hidden)
+def _told(error: DDLFError, whole: bool) -> str:
+    """What happened, what to do, where there is more, and at the end the lines of the worker; in one sentence where no person reads along."""
+    sentence, hint, rest = parts(error)
+    if isinstance(error, RemoteError) and not error.others:  # the sentence says it
+        rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
+    if not whole:
+        everything, sentence, rest = sentence + rest, frames.in_text(sentence), frames.in_text(rest)
+    sentence = "\n".join([sentence, *getattr(error, "__notes__", ())])
+    if not sys.stderr.isatty():
+        return f"error  {sentence}; {hint}{rest}\n" if hint else f"error  {sentence}{rest}\n"
+    more = [] if isinstance(error, SELF_EXPLAINING) else [f"ddlf help {type(error).__name__}"]
+    if not whole and everything != sentence + rest:
+        more.append(MORE)
+    rows = {"error": sentence, "try": hint, "more": ", ".join(more)}
+    return "".join(_row(label, text) for label, text in rows.items() if text) + f"{rest}\n" * bool(rest)
 
 
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith(MACHINERY) or any(part in filename for part in ALSO_MACHINERY)
+def _row(label: str, text: str) -> str:
+    columns = max(shutil.get_terminal_size().columns, 40)
+    lines: list[str] = []
+    for line in f"{label:<7}{text.rstrip()}".split("\n"):
+        table = line.startswith(" ") or len(line) <= columns
+        lines += [line] if table else textwrap.wrap(line, columns, subsequent_indent=INDENT, break_long_words=False)
+    return "\n".join(lines) + "\n"
+
+
+def _of_the_master(error: DDLFError) -> str:
+    """Where the master was. What a worker raised has its own lines, which come last."""
+    if isinstance(error, RemoteError):
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])
+    return "".join(traceback.format_exception(error))
 
 
 @contextlib.contextmanager

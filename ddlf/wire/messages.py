@@ -11,7 +11,9 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 import ddlf.errors
-from ddlf.errors import OS_ERROR, DDLFError, ProtocolError, RemoteError, RequestFailed
+from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestFailed
+from ddlf.frames import is_machinery
+from ddlf.raised import OS_ERROR
 from ddlf.wire.values import dumps
 
 DOING = "doing"
@@ -122,7 +124,7 @@ def describe(error: BaseException) -> dict[str, Any]:
             [f.filename, f.lineno or 0, f.name, f.line or ""] for f in traceback.extract_tb(current.__traceback__)
         ]
         if not chain:
-            own = next((index for index, frame in enumerate(frames) if not _is_machinery(str(frame[0]))), len(frames))
+            own = next((index for index, frame in enumerate(frames) if not is_machinery(str(frame[0]))), len(frames))
             frames = frames[own:]
         chain.append([type_name(current), _text(current), frames[-100:], link])
         if current.__cause__ is not None:
@@ -228,13 +230,6 @@ def type_name(error: BaseException) -> str:
     """``"ValueError"`` for a builtin, ``"module.Name"`` otherwise."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith(_HERE) or "/asyncio/" in filename or "/concurrent/futures/" in filename
-
-
-_HERE = __file__.removesuffix("wire/messages.py")
 
 
 def _text(error: BaseException) -> str:

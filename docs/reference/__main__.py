@@ -5,6 +5,7 @@ import ast
 import inspect
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 from itertools import pairwise
@@ -12,6 +13,12 @@ from pathlib import Path
 
 import shtab
 
+from ddlf import errors
+from ddlf.algorithms.codec import CODEC, Outward
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.named import Family
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
 from ddlf.cli import verbs
 from ddlf.cli.completion import FOLDER as COMPLETIONS
 from ddlf.cli.completion import SHELLS
@@ -70,6 +77,86 @@ def _facts(kind: type) -> str:
     return "\n".join([head, *rows, ""]).replace("``", "`")
 
 
+def tree_of_errors() -> str:
+    """The page of the errors."""
+    drawn = re.search(r"::\n\n(.*?)\n\n(?=\S)", inspect.getdoc(errors), re.DOTALL)[1]
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    codes = [
+        f"| {code} | {what} | {', '.join(f'`{kind.__name__}`' for kind in kinds if kind.exit_code == code)} |"
+        for code, what in EXIT_CODES.items()
+    ]
+    table = "\n".join(["| code | means | errors |", "|---|---|---|", *codes])
+    return "\n".join([ERRORS.format(tree=inspect.cleandoc(drawn), codes=table), *map(_error, kinds)]).rstrip() + "\n"
+
+
+def _error(kind: type) -> str:
+    sections = dict(_sections(kind))
+    also = ", ".join(
+        f"`{base.__name__}`" for base in kind.__mro__[1:] if base not in (Exception, BaseException, object)
+    )
+    parts = [f"## {kind.__name__}", f"*exit code {kind.exit_code}{f'; is also {also}' if also else ''}*", sections[""]]
+    if todo := sections.get("What to do"):
+        parts.append(f"**What to do**: {todo}")
+    if facts := "\n".join(sections[name] for name in ("Args", "Attributes") if name in sections):
+        parts.append(_table("fact", facts))
+    return "\n\n".join(parts) + "\n"
+
+
+def rules() -> str:
+    """The page of the rules."""
+    return (
+        "\n".join([RULES, *(part for name, text in FAMILIES.items() for part in _family(name, *text))]).rstrip() + "\n"
+    )
+
+
+def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterator[str]:
+    yield f"## {name}\n\n{text}\n"
+    if isinstance(found, Family):
+        found = {str(found.read(rule)): type(found.read(rule)) for rule in found.names}
+    seen: dict[object, str] = {}
+    for written, kind in found.items():
+        if first := seen.get(kind):
+            yield f"### `{written}`\n\nAs `{first}`, with these parameters.\n"
+            continue
+        seen[kind] = written
+        sections = dict(_sections(kind))
+        parts = [f"### `{written}`", sections[""]]
+        if "Args" in sections and inspect.isclass(kind):
+            parts.append(_table("parameter", sections["Args"]))
+        if "Source" in sections:
+            parts.append(f"*Source: {sections['Source']}*")
+        yield "\n\n".join(parts) + "\n"
+
+
+def _sections(thing: object) -> Iterator[tuple[str, str]]:
+    """The docstring's text, under no name, and its sections, in Markdown."""
+    head, *rest = re.split(
+        r"^(Args|Attributes|Raises|Returns|Source|What to do):\n", inspect.getdoc(thing), flags=re.MULTILINE
+    )
+    yield "", _markdown(head)
+    for name, text in zip(rest[::2], rest[1::2], strict=True):
+        yield name, _markdown(inspect.cleandoc(text))
+
+
+def _markdown(text: str) -> str:
+    """A docstring's text, whose blocks of code follow two colons."""
+    text = re.sub(r"(?<=\d)\*\*(?=-?\d)", r"\\*\\*", text)  # powers, not bold type
+    return re.sub(
+        r"::\n\n((?: {4}.*\n|\n)+)",
+        lambda block: f":\n\n```text\n{inspect.cleandoc(block[1])}\n```\n\n",
+        f"{text.strip()}\n".replace("``", "`"),
+    ).strip()
+
+
+def _table(what: str, text: str) -> str:
+    """The entries of a section as a table."""
+    rows = [
+        f"| `{name}` | {' '.join(said.split())} |"
+        for name, said in re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE)
+    ]
+    return "\n".join([f"| {what} | what |", "|---|---|", *rows])
+
+
 HEAD = """\
 # Settings
 
@@ -104,8 +191,62 @@ def completion(shell: str) -> str:
     return shtab.complete(top, shell)
 
 
+ERRORS = """\
+# Errors
+
+Made from `ddlf/errors.py` by `python docs/reference`. `ddlf help WorkerLost` prints the same in the terminal.
+
+All errors of DDLF are in one tree; each is also of a class of Python that people would catch, which is in brackets:
+
+```text
+{tree}
+```
+
+The text of each says what happened, where, and what to do next; `.message`, `.hint` and `.worker` are its parts. What a method or an app raised on a
+worker can be caught as what it is (`except ValueError`); what several workers raised is told once, and `.others` has the errors of the others.
+
+`ddlf run` shows your own lines, those of the worker last; with `-v` also those of DDLF, Keras and other libraries. What it ends with:
+
+{codes}
+"""
+EXIT_CODES = {
+    0: "finished",
+    1: "the app raised, or training failed",
+    2: "wrong usage or configuration",
+    3: "could not start: cannot listen, or workers cannot be reached or are used by others",
+    4: "refused: another token or version",
+    5: "workers were lost",
+    6: "out of time",
+    7: "a checkpoint or a data set was refused",
+    130: "Ctrl-C",
+    141: "nobody reads the output any more",
+    143: "SIGTERM",
+}
+RULES = """\
+# Rules
+
+Made from `ddlf/algorithms` by `python docs/reference`.
+
+How updates travel, are merged and change the weights is said by rules. Each is a text, as it is given to a setting, an option or `run:` of
+cluster.yaml, stored in checkpoints and compared: `trimmed:beta=0.2`, for short `trimmed:0.2`; parameters that are left out have the values that are
+shown here. In a program a rule can be an object, too: `merge = ddlf.algorithms.merge.TrimmedMean(beta=0.2)`.
+
+Words: an *update* is the weights before local training minus those after it; *g* is the merged one; a *slot* is one of the parts of a round.
+"""
+FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
+    "merge": ("Many updates become one. For synchronous training.", MERGE),
+    "outer": ("The merged update changes the weights. By default it is subtracted.", OUTER),
+    "codec": ("Updates are made smaller on their way to the master.", CODEC),
+    "weights_codec": (
+        "So are weights on their way to the workers: by a codec that is not biased, or by any after `delta:`.",
+        {"delta:float32": Outward},
+    ),
+    "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
+}
 PAGES = {
+    ROOT / "docs/reference/errors.md": tree_of_errors,
     ROOT / "docs/reference/events.md": events,
+    ROOT / "docs/reference/rules.md": rules,
     ROOT / "docs/reference/settings.md": settings,
     **{COMPLETIONS / f"ddlf.{shell}": partial(completion, shell) for shell in SHELLS},
     ROOT / "ddlf/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf import errors
+from ddlf import errors, frames
 from ddlf.errors import (
     ConfigError,
     DDLFError,
@@ -23,7 +23,6 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
-from ddlf.wire import messages
 from ddlf.wire.messages import MAX_CHAIN, MAX_ERROR_TEXT, Request, Response, describe, read_arguments, rebuild
 from ddlf.wire.values import dumps, loads
 
@@ -111,7 +110,7 @@ def test_an_error_of_a_further_worker_keeps_that_workers_traceback():
 
 
 def test_frames_of_ddlf_before_the_users_first_are_left_out(monkeypatch):
-    monkeypatch.setattr(messages, "_HERE", __file__.removesuffix("test_messages.py"))
+    monkeypatch.setattr(frames, "HERE", (__file__.removesuffix("test_messages.py"),))
     error = raised(ValueError("mine"))
     assert describe(error)["chain"][0][2] == []
     assert str(arrive(error)) == "worker 2 (10.0.0.7:9000): ValueError: mine"

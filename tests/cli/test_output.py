@@ -1,0 +1,85 @@
+"""What a command says when it fails: to people in rows, to files in one sentence."""
+
+import sys
+
+import pytest
+
+from ddlf.cli.output import show_error
+from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, RemoteError, WorkerLost
+
+LIBRARY = '  File "/v/lib/python3.11/site-packages/keras/model.py", line 9, in fit\n    return call(x)\n'
+LINES = f'Traceback on the worker (most recent call last):\n{LIBRARY}  File "app.py", line 3, in train\n    check(x)\n{LIBRARY}'
+
+
+def remote(message="no labels", **more):
+    return RemoteError("ValueError", message, f"{LINES}ValueError: {message}", worker="worker 2 (pc02:9000)", **more)
+
+
+@pytest.fixture
+def on_a_terminal(capsys, monkeypatch):
+    """Returns what a terminal of 60 columns shows of an error."""
+
+    def shown(error, whole=False):
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        show_error(error, whole=whole)
+        return capsys.readouterr().err
+
+    return shown
+
+
+def test_a_terminal_gets_what_happened_what_to_do_and_where_there_is_more(on_a_terminal):
+    error = WorkerLost("worker 2 (pc02:9000): the connection was reset by the other side", hint="look at its terminal")
+    assert on_a_terminal(error) == (
+        "error  worker 2 (pc02:9000): the connection was reset by the\n"
+        "       other side\n"
+        "try    look at its terminal\n"
+        "more   ddlf help WorkerLost\n"
+    )
+
+
+def test_a_table_keeps_its_lines_and_a_wrong_value_needs_no_page(on_a_terminal):
+    row = f"    1  127.0.0.1:9{' ' * 60}connection refused"
+    error = ConnectError(f"1 of 2 workers could not be reached:\n{row}", hint="start it")
+    assert f"\n{row}\ntry    start it\n" in on_a_terminal(error)
+    assert "more" not in on_a_terminal(ConfigError("batch_size must be a whole number, got 1.5"))
+
+
+def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a_terminal):
+    error = remote()
+    error.hint = "set y_train"
+    said = on_a_terminal(error)
+    assert said.startswith(
+        "error  worker 2 (pc02:9000): ValueError: no labels\ntry    set y_train\nmore   -v shows the lines"
+    )
+    assert said.endswith(
+        'Traceback on the worker (most recent call last):\n  File "app.py", line 3, in train\n    check(x)\n'
+    )
+    assert on_a_terminal(error, whole=True).endswith(f"\n{LINES}")
+
+
+def test_a_file_gets_one_sentence(capsys):
+    show_error(WorkerLost("it is gone", hint="look at it"), whole=False)
+    assert capsys.readouterr().err == "error  it is gone; look at it\n"
+    show_error(ExecutorCrashed("it ended", stderr_tail="Killed", hint="use less"), whole=False)
+    assert capsys.readouterr().err == "error  it ended; use less\nits last words:\nKilled\n"
+
+
+def test_the_same_error_of_several_workers_is_told_once(capsys):
+    first, *others = (remote() for _ in range(4))
+    first.join(others, 5)
+    show_error(first, whole=False)
+    said = capsys.readouterr().err
+    assert said.startswith("error  4 of 5 workers failed\n")
+    assert said.count("no labels") == 2, "in the sentence, and where the traceback ends"
+    assert said.count("check(x)") == 1
+    assert "keras" not in said
+
+
+def test_notes_of_the_users_error_are_shown(capsys):
+    error = remote()
+    error.add_note("in file 3")
+    show_error(error, whole=False)
+    assert capsys.readouterr().err.startswith(
+        "error  worker 2 (pc02:9000): ValueError: no labels\nin file 3\n\nTraceback"
+    )
