@@ -181,7 +181,7 @@ class IApp(Settings):
     def on_event(self, event: TrainingEvent) -> Any:
         """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async.
 
-        ``model`` and ``history`` are those of the last round that was reported. An error here ends the run; who only looks on, ``subscribe``s.
+        ``model`` and ``history`` are those of the last round that was reported. An error here ends the run; who only looks on takes ``subscribe``.
         """
         if event.kind not in ("start", "finish"):
             self.say(f"{event.kind:<9} {event.text}")

@@ -62,6 +62,9 @@ def main(target: Any) -> None:
     Args:
         target: A subclass of ``IApp``, or an async function that takes a ``Cluster``.
 
+    Raises:
+        RuntimeError: Called inside an event loop that is no notebook's; the text says what to await there.
+
     Example::
 
         if __name__ == "__main__":
@@ -86,6 +89,15 @@ def main(target: Any) -> None:
             )
         run(run_target(target, parser.parse_args([]), Stop()))
         return
+    if _running_here() is not None:
+        inside = (
+            f"app = {target.__name__}(cluster), await app.train_model()"
+            if isinstance(target, type)
+            else f"await {target.__name__}(cluster)"
+        )
+        raise RuntimeError(
+            f"ddlf.main runs an event loop of its own, and this code runs inside one; here write: {inside}"
+        )
     with reader_may_leave():
         sys.exit(execute(lambda: target, parser.parse_args()))
 

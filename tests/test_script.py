@@ -187,3 +187,18 @@ def test_a_script_that_ipython_runs_has_its_own_command_line(monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", argv)
         assert in_notebook() is notebook
+
+
+@pytest.mark.parametrize(
+    ("target", "instead"),
+    [
+        (type("Mine", (ddlf.IApp,), {}), r"app = Mine\(cluster\), await app.train_model\(\)"),
+        (answer, r"await answer\(cluster\)"),
+    ],
+)
+def test_main_inside_an_event_loop_that_is_no_notebooks_says_what_to_write_there(target, instead):
+    async def service():
+        ddlf.main(target)
+
+    with pytest.raises(RuntimeError, match=rf"this code runs inside one; here write: {instead}$"):
+        asyncio.run(service())

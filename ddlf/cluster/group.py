@@ -16,6 +16,7 @@ from ddlf.cluster.hosted import Hosted, copied
 from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.cluster.shown import workers_table
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
 from ddlf.events import Event
 from ddlf.iworker import checked_function, method_name
@@ -49,6 +50,10 @@ class Group:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cluster is its master's; what runs on a worker cannot use it, nor begin a map within a map")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: its workers, and those that ``connect`` did not reach."""
+        return workers_table([*self._workers, *(self._members.missing if self._is_whole else ())])
 
     @property
     def workers(self) -> list[ProxyWorker]:

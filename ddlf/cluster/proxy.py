@@ -9,6 +9,7 @@ from typing import Any
 
 from ddlf.cluster.claim import Claim, master_name
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Link
+from ddlf.cluster.shown import workers_table
 from ddlf.errors import (
     ConnectError,
     DDLFError,
@@ -121,6 +122,9 @@ class ProxyWorker(IWorker):
 
     def __repr__(self) -> str:
         return f"ProxyWorker({self.name})"
+
+    def _repr_html_(self) -> str:
+        return workers_table([self])
 
     @property
     def host(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import secrets
@@ -146,11 +147,22 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
     except BaseException as error:
         how = "failed" if isinstance(error, Exception) else "cancelled"
         why = str(error)
+        if isinstance(error, asyncio.CancelledError):
+            vars(error)["_render_traceback_"] = lambda: [_interrupted(app)]
         raise
     finally:
         app._is_training = False
         version = 0 if app._progress is before else app._progress.version
         app._tell(RunEnded(run=run, how=how, version=version, why=why))
+
+
+def _interrupted(app: Any) -> str:
+    """What a notebook shows instead of where training was interrupted."""
+    if not app.history:
+        return "interrupted: training ended before its first round"
+    last = app.history[-1]
+    reached = f"round {last.round}" if last.slot is None else f"update {last.version}"
+    return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
 
 
 async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Run:
