@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddlf.errors import RequestTimeout as RequestTimeout
     from ddlf.errors import WorkerLost as WorkerLost
     from ddlf.iworker import IWorker as IWorker
-    from ddlf.pool import Pool as Pool
+    from ddlf.pool.executor import Pool as Pool
     from ddlf.script import main as main
     from ddlf.script import run as run
     from ddlf.wire.messages import Request as Request
@@ -40,7 +40,7 @@ _HOMES = {
     "ddlf.config.cluster_file": ("read_config",),
     "ddlf.errors": ("DDLFError", "ExecutorCrashed", "LeaseError", "RemoteError", "RequestTimeout", "WorkerLost"),
     "ddlf.iworker": ("IWorker",),
-    "ddlf.pool": ("Pool",),
+    "ddlf.pool.executor": ("Pool",),
     "ddlf.script": ("main", "run"),
     "ddlf.wire.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),

@@ -95,7 +95,7 @@ cluster = app.cluster
 @pytest.mark.slow
 def test_the_blocks_of_the_guide_run_one_after_the_other(tmp_path, environment):  # noqa: F811
     """As cells of a notebook would; every app that is defined is trained for an epoch."""
-    app, notebook = blocks("README.md", "python")[1:]
+    *_, app, notebook = blocks("README.md", "python")
     cells = [app.partition("if __name__")[0], notebook, "await app.close()"]
     for block in blocks("docs/guide.md", "python"):
         defined = (

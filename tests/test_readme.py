@@ -28,6 +28,10 @@ def environment(tmp_path):
     return {**os.environ, "DDLF_DATA": str(folder)}
 
 
+def block(word):
+    return next(block for block in BLOCKS if word in block)
+
+
 def run(tmp_path, environment, source, *arguments):
     script = tmp_path / "example.py"
     script.write_text(source)
@@ -36,14 +40,21 @@ def run(tmp_path, environment, source, *arguments):
 
 
 def test_the_remote_calls_print_what_the_comments_say(tmp_path, environment):
-    result = run(tmp_path, environment, BLOCKS[0])
-    expected = re.findall(r"print\(.*# (\[.*\])", BLOCKS[0])
+    result = run(tmp_path, environment, block("run_method"))
+    expected = re.findall(r"print\(.*# (\[.*\])", block("run_method"))
     assert result.stdout.splitlines() == expected == ["[16, 16, 16]", "[16, 160]"], result.stderr
+
+
+def test_the_map_prints_what_the_comment_says(tmp_path, environment):
+    result = run(tmp_path, environment, block("ddlf.Pool"))
+    assert ", ".join(result.stdout.split()) == re.search(r"# (\d.*)", block("ddlf.Pool"))[1] == "3, 12, 27", (
+        result.stderr
+    )
 
 
 @pytest.mark.slow
 def test_the_app_trains(tmp_path, environment):
-    result = run(tmp_path, environment, BLOCKS[1], "--local", "2", "--master-epochs", "2")
+    result = run(tmp_path, environment, block("class App"), "--local", "2", "--master-epochs", "2")
     assert result.returncode == 0, result.stderr
     assert "round 2/2" in result.stdout
     assert "test " in result.stdout

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ddlf.cluster.group import Group, is_number
+from ddlf.cluster.behaviour import is_number
+from ddlf.cluster.group import Group
 from ddlf.cluster.hosted import Hosted
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.members import Members

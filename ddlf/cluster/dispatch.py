@@ -7,8 +7,10 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 from typing import Any
 
+from ddlf.cluster.behaviour import Behaviour
 from ddlf.cluster.lanes import Habit, Lane
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import MAX_ATTEMPTS, RECONNECT_S, ProxyWorker
@@ -37,10 +39,8 @@ class Job:
 
     Args:
         habit: What is known of them.
+        behaviour: Of each of them.
         workers: Who may do them; None for all, also those that come later.
-        timeout_s: For each of them; None for ever.
-        idempotent: Whether each may run more than once.
-        per_worker: How many of them, and of other jobs of this kind, may run at the same time on a worker; 1 to take turns.
 
     Attributes:
         waiting: How many wait for a worker.
@@ -48,20 +48,12 @@ class Job:
         on_sent: Called each time that one has been sent to a worker.
     """
 
-    def __init__(
-        self,
-        habit: Habit,
-        *,
-        workers: list[ProxyWorker] | None = None,
-        timeout_s: float | None = None,
-        idempotent: bool = False,
-        per_worker: int = 1,
-    ) -> None:
+    def __init__(self, habit: Habit, behaviour: Behaviour, workers: list[ProxyWorker] | None = None) -> None:
         self.habit = habit
         self.workers = workers
-        self.timeout_s = timeout_s
-        self.idempotent = idempotent
-        self.per_worker = per_worker
+        self.timeout_s = behaviour.timeout_s
+        self.idempotent = behaviour.idempotent
+        self.per_worker = behaviour.per_worker
         self.waiting = 0
         self.compute_s = 0.0
         self.on_sent: Callable[[], None] = lambda: None
@@ -205,18 +197,18 @@ class Dispatch:
                 del self._queue(place.job)[place]
                 place.job.waiting -= 1
             return
-        place.lane.turns.pop(place, None)
-        place.lane.beside.discard(place)
+        place.lane.end(place)
         self._fill_lane(place.lane)
 
     def _fill(self) -> None:
         """Give what waits to the lanes that have least to do."""
         lanes = self._all()
-        while free := [(lane.load, index) for index, lane in enumerate(lanes) if self._next_for(lane)]:
-            lane = lanes[min(free)[1]]
-            place = self._next_for(lane)
-            assert place is not None
-            self._put(place, lane)
+        while True:
+            free = {lane: place for lane in lanes if (place := self._next_for(lane))}
+            if not free:
+                return
+            lane = min(free, key=attrgetter("load"))
+            self._put(free[lane], lane)
 
     def _fill_lane(self, lane: WorkerLane) -> None:
         while place := self._next_for(lane):
@@ -225,9 +217,11 @@ class Dispatch:
     def _next_for(self, lane: WorkerLane) -> Place | None:
         """What of the queues is to be given to a lane now. Nothing overtakes what the lane may do and only has no place for yet."""
         for queue in self._queues if lane.open else ():
-            place = next((place for place in queue if place.job.allows(lane)), None)
-            if place is not None and place.job.fits(lane):
-                return place
+            for place in queue:
+                if place.job.allows(lane):
+                    if place.job.fits(lane):
+                        return place
+                    break
         return None
 
     def _put(self, place: Place, lane: WorkerLane) -> None:
@@ -240,7 +234,7 @@ class Dispatch:
         if job.per_worker > 1:
             lane.beside.add(place)
         else:
-            lane.turns[place] = job.habit
+            lane.add_turn(place, job.habit.seconds)
         if place.put is not None and not place.put.done():
             place.put.set_result(None)
         job.on_sent()

@@ -7,10 +7,10 @@ collide with a method's own keyword arguments.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 
+from ddlf.cluster.behaviour import Behaviour, OnError
 from ddlf.cluster.dispatch import Dispatch
 from ddlf.cluster.hosted import Hosted, copied
 from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
@@ -24,9 +24,6 @@ from ddlf.sinks import Events, Sink
 from ddlf.wire.code import PickleOnce, Snapshot
 from ddlf.wire.messages import Request
 
-MAX_PER_WORKER = 1000
-"""Calls at the same time on a worker; each may need a thread there."""
-
 
 class Group:
     """Some workers that are asked together.
@@ -35,6 +32,9 @@ class Group:
         members: Of the cluster.
         hosted: What its workers were given to keep.
         events: Who wants to know what happens to the workers.
+
+    Attributes:
+        behaviour: What ``options`` has changed.
     """
 
     def __init__(self, members: Members, hosted: Hosted, events: Events) -> None:
@@ -43,10 +43,7 @@ class Group:
         self._events = events
         self._dispatch = Dispatch(members)
         self._workers = members.present
-        self._on_error: Literal["raise", "return"] = "raise"
-        self._timeout_s: float | None = None
-        self._idempotent = False
-        self._per_worker = 1
+        self.behaviour = Behaviour()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cluster is its master's; what runs on a worker cannot use it, nor begin a map within a map")
@@ -85,7 +82,7 @@ class Group:
     def options(
         self,
         *,
-        on_error: Literal["raise", "return"] | None = None,
+        on_error: OnError | None = None,
         timeout_s: float | None = None,
         idempotent: bool | None = None,
         workers: Sequence[ProxyWorker | int] | None = None,
@@ -102,18 +99,11 @@ class Group:
             per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run at the same time on each worker: 1 by default. With more,
                 each plain function has a thread of its own, and async ones run in turns on the worker's event loop.
         """
-        if on_error not in (None, "raise", "return"):
-            raise ConfigError(f"on_error must be 'raise' or 'return', got {on_error!r}")
-        if timeout_s is not None and (not is_number(timeout_s) or not 0 <= timeout_s < math.inf):
-            raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
-        if per_worker is not None and (not isinstance(per_worker, int) or not 1 <= per_worker <= MAX_PER_WORKER):
-            raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view._on_error = on_error or self._on_error
-        view._timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        view._idempotent = self._idempotent if idempotent is None else idempotent
-        view._per_worker = per_worker or self._per_worker
+        view.behaviour = self.behaviour.but(
+            on_error=on_error, timeout_s=timeout_s, idempotent=idempotent, per_worker=per_worker
+        )
         if workers is not None:
             view._workers = [self._find(worker) for worker in workers]
             if len(set(map(id, view._workers))) != len(view._workers):
@@ -144,7 +134,7 @@ class Group:
         for failure in failures:
             if not isinstance(failure, Exception):
                 raise failure
-        if failures and self._on_error == "raise":
+        if failures and self.behaviour.on_error == "raise":
             first, *others = (failure for failure in failures if isinstance(failure, Exception))
             # What cannot be sent fails on this side, the same way for each worker.
             if others and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
@@ -173,7 +163,7 @@ class Group:
         )
 
     def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
-        return worker.rpc(request, self._timeout_s, idempotent=self._idempotent)
+        return worker.rpc(request, self.behaviour.timeout_s, idempotent=self.behaviour.idempotent)
 
     async def _each(
         self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
@@ -279,23 +269,11 @@ class Group:
 
     def tally(self, function: Callable[..., Any], total: int | None) -> Tally:
         """What ``map`` is made of, for others who take results: what calls the function for each item, and counts."""
-        return Tally(
-            self._function(function),
-            self._events.emit,
-            total=total,
-            workers=self._workers,
-            keep_errors=self._on_error == "return",
-        )
+        keep_errors = self.behaviour.on_error == "return"
+        return Tally(self._function(function), self._events.emit, total, self._workers, keep_errors=keep_errors)
 
     def _function(self, function: Callable[..., Any]) -> Function:
-        return Function(
-            function,
-            self._dispatch,
-            workers=None if self._is_whole else self._workers,
-            timeout_s=self._timeout_s,
-            idempotent=self._idempotent,
-            per_worker=self._per_worker,
-        )
+        return Function(function, self._dispatch, self.behaviour, None if self._is_whole else self._workers)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
         """Call a function once, on a worker that is free, now or as soon as there is one.
@@ -392,8 +370,3 @@ def _numbers(workers: Sequence[ProxyWorker]) -> str:
     if numbers == list(range(1, len(numbers) + 1)):
         return f"workers 1 to {len(numbers)}"
     return f"workers {', '.join(map(str, numbers))}"
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is an int or float and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

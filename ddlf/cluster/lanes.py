@@ -40,11 +40,6 @@ class Habit:
         """Note what went there and back for one."""
         self.bytes = _mixed(self.bytes, bytes, RECENT)
 
-    @property
-    def expected_s(self) -> float:
-        """Seconds of the next one, as far as that is known."""
-        return inf if self.seconds is None else self.seconds
-
 
 W = TypeVar("W")
 
@@ -59,7 +54,8 @@ class Lane(Generic[W]):
     Attributes:
         open: Whether it can be given anything.
         hope_until: Time until which it may be waited for while it is not.
-        turns: Calls that take turns on the worker, with what is expected of each, in the order in which they were sent.
+        turns: Calls that take turns on the worker, in the order in which they were sent, with the seconds that each is expected to take; None where
+            that is not known.
         beside: Calls that run as soon as they come.
         way_s: What a call takes beside its computation: there, back, and in between.
         known: The functions that it has been sent, by what is known of them.
@@ -69,16 +65,33 @@ class Lane(Generic[W]):
     worker: W
     open: bool = True
     hope_until: float = inf
-    turns: dict[object, Habit] = field(default_factory=dict)
+    turns: dict[object, float | None] = field(default_factory=dict)
     beside: set[object] = field(default_factory=set)
     way_s: float = 0.0
     known: WeakSet[Habit] = field(default_factory=WeakSet)
     carried: int = 0
 
+    def __post_init__(self) -> None:
+        self._seconds, self._unknown = 0.0, 0  # the sum of the turns
+
     @property
-    def load(self) -> tuple[float, int]:
-        """What it has to do: seconds, and calls."""
-        return sum(habit.expected_s for habit in self.turns.values()), len(self.turns) + len(self.beside)
+    def load(self) -> tuple[int, float, int]:
+        """What it has to do: calls of unknown length, seconds of the others, and calls."""
+        return self._unknown, self._seconds, len(self.turns) + len(self.beside)
+
+    def add_turn(self, call: object, seconds: float | None) -> None:
+        """Note a call that takes its turn."""
+        self.turns[call] = seconds
+        self._seconds += seconds or 0.0
+        self._unknown += seconds is None
+
+    def end(self, call: object) -> None:
+        """Forget a call. Safe to call again."""
+        self.beside.discard(call)
+        if call in self.turns:
+            seconds = self.turns.pop(call)
+            self._unknown -= seconds is None
+            self._seconds = self._seconds - (seconds or 0.0) if self.turns else 0.0
 
     def has_turn(self, *, alone: bool) -> bool:
         """Whether it is to have another call that takes its turn.
@@ -88,10 +101,10 @@ class Lane(Generic[W]):
         """
         if not self.turns:
             return True
-        if alone or len(self.turns) > MOST:
+        if alone or self._unknown or len(self.turns) > MOST:
             return False
-        first, *behind = (habit.expected_s for habit in self.turns.values())
-        return sum(behind) + WORTH * first < AHEAD_S + 2 * self.way_s
+        first = next(iter(self.turns.values())) or 0.0
+        return self._seconds - (1 - WORTH) * first < AHEAD_S + 2 * self.way_s
 
     def is_first(self, call: object) -> bool:
         """Whether it is this call's turn."""

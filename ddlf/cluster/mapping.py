@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sequence
 from typing import Any
 
+from ddlf.cluster.behaviour import Behaviour
 from ddlf.cluster.dispatch import Dispatch, Job
+from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, NotPicklable, RemoteError, RequestFailed, ResultNotData
 from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved
 from ddlf.iworker import checked_function
@@ -36,24 +38,31 @@ class Function:
     Args:
         function: Anything that can be called and sent.
         dispatch: Of the cluster.
-        job: What ``Job`` takes by name.
+        behaviour: Of the calls.
+        workers: Who may do them; None for all, also those that come later.
 
     Raises:
         TypeError: It cannot be called.
         NotPicklable: It cannot be sent.
     """
 
-    def __init__(self, function: Callable[..., Any], dispatch: Dispatch, **job: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        dispatch: Dispatch,
+        behaviour: Behaviour,
+        workers: list[ProxyWorker] | None = None,
+    ) -> None:
         checked_function(function, "a map")
         self.dispatch = dispatch
-        self._timed = Timed(function, job.get("per_worker", 1) > 1)
+        self._timed = Timed(function, behaviour.per_worker > 1)
         try:
             self._pickled = Pickled(self._timed)
         except NotPicklable:
             pickle_object(function)  # says better where in it the culprit is
             raise
         self.name = self._timed.__name__
-        self.job = Job(dispatch.habit(self._pickled.address), **job)
+        self.job = Job(dispatch.habit(self._pickled.address), behaviour, workers)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it on a worker that is free. See ``Dispatch.run``."""
@@ -92,10 +101,10 @@ class Tally:
         self,
         function: Function,
         emit: Callable[[Event], None],
-        *,
         total: int | None,
         workers: Sequence[object],
-        keep_errors: bool = False,
+        *,
+        keep_errors: bool,
     ) -> None:
         self.done = 0
         self.failed = 0

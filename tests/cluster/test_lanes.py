@@ -1,7 +1,5 @@
 """Which worker has room for another call: by what it has to do, and how long the way is."""
 
-import math
-
 import pytest
 
 from ddlf.cluster.lanes import MOST, Habit, Lane
@@ -10,7 +8,7 @@ from ddlf.cluster.lanes import MOST, Habit, Lane
 def lane(*seconds, way_s=0.0):
     made = Lane("worker", way_s=way_s)
     for each in seconds:
-        made.turns[object()] = Habit(each)
+        made.add_turn(object(), each)
     return made
 
 
@@ -45,18 +43,28 @@ def test_there_is_an_end_to_what_is_sent_ahead():
     assert not lane(*[0.0] * (MOST + 1)).has_turn(alone=False)
 
 
-def test_the_load_is_in_seconds_then_in_calls():
-    assert lane(0.1, 0.2).load == (pytest.approx(0.3), 2)
-    assert lane(None).load == (math.inf, 1)
-    assert min([lane(5.0), lane(), lane(0.1)], key=lambda one: one.load).turns == {}
+def test_the_load_is_what_nothing_is_known_of_then_seconds_then_calls():
+    assert lane(0.1, 0.2).load == (0, pytest.approx(0.3), 2)
+    assert lane(None, 0.1).load == (1, 0.1, 2)
+    assert min([lane(5.0), lane(None), lane(), lane(0.1)], key=lambda one: one.load).turns == {}
+
+
+def test_what_has_ended_is_no_load():
+    one = lane(0.1)
+    one.add_turn("unknown", None)
+    one.beside.add("beside")
+    for call in [*one.turns, "beside", "unknown"]:
+        one.end(call)
+    assert one.load == (0, 0.0, 0)
+    assert one.is_first("whoever comes next")
 
 
 def test_the_first_calls_are_averaged_and_later_ones_forget_slowly():
     habit = Habit()
-    assert habit.expected_s == math.inf
+    assert habit.seconds is None
     habit.took(1.0)
     habit.took(3.0)
-    assert habit.expected_s == pytest.approx(2.0)
+    assert habit.seconds == pytest.approx(2.0)
     for _ in range(200):
         habit.took(0.5)
-    assert habit.expected_s == pytest.approx(0.5, abs=0.01)
+    assert habit.seconds == pytest.approx(0.5, abs=0.01)

@@ -298,7 +298,7 @@ async def test_a_map_that_is_cancelled_ends_what_is_running(cluster):
 
 async def test_a_map_tells_how_far_it_is(cluster):
     told = []
-    take_off = cluster._events.subscribe(told.append)
+    take_off = cluster.subscribe(told.append)
     part = cluster.options(on_error="return")
     await part.map(even_only, range(5))
     await part.map(time.sleep, iter([0.15] * 6))

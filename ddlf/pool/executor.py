@@ -120,6 +120,16 @@ class Pool(concurrent.futures.Executor):
         source, total = items_of([items])
         return self._results(function, untupled(source), total, timeout, ordered)
 
+    def joblib(self) -> Any:
+        """This pool as a backend of joblib: ``with joblib.parallel_config(backend=pool.joblib()): ...``.
+
+        Raises:
+            ModuleNotFoundError: joblib is not installed.
+        """
+        from ddlf.pool.joblib import PoolBackend
+
+        return PoolBackend(self, self.cluster.N * self.cluster.behaviour.per_worker)
+
     def _results(
         self,
         function: Callable[..., Any],

@@ -3,16 +3,18 @@
 import asyncio
 import concurrent.futures
 import itertools
+import os
 import threading
 import time
 
+import joblib
 import numpy as np
 import pytest
 
 import ddlf
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
-from ddlf.pool import Pool
+from ddlf.pool.executor import Pool
 from tests.patience import PATIENCE_S
 
 
@@ -84,6 +86,17 @@ def test_an_error_names_its_item_and_takes_its_place_if_that_is_asked_for(pool):
     kept = list(pool.options(on_error="return").map(even_only, [2, 3]))
     assert kept[0] == 2
     assert isinstance(kept[1], ValueError)
+
+
+def test_joblib_computes_on_its_workers_and_raises_what_was_raised_there(pool):
+    with joblib.parallel_config(backend=pool.joblib()):
+        found = joblib.Parallel()(joblib.delayed(lambda x: (double(x), os.getpid()))(x) for x in range(30))
+        assert [result for result, _ in found] == [2 * x for x in range(30)]
+        assert {pid for _, pid in found} <= {worker.facts["pid"] for worker in pool.cluster.workers}
+        with pytest.raises(ValueError, match="odd: 7"):
+            joblib.Parallel(n_jobs=2)(joblib.delayed(even_only)(x) for x in (2, 7, 4))
+        assert list(joblib.Parallel(return_as="generator")(joblib.delayed(double)(x) for x in (1, 2))) == [2, 4]
+    assert list(pool.map(double, [1])) == [2]
 
 
 def test_a_result_that_is_late_is_a_timeout(pool):

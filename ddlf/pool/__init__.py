@@ -1,0 +1,1 @@
+"""Workers for programs that are not async."""
