@@ -19,11 +19,13 @@ from ddlf.record import RoundRecord, TrainingEvent, fitted
 from ddlf.roles import PRELOADED
 from ddlf.settings import SETTINGS, Settings
 from ddlf.sinks import Events, Sink
+from ddlf.ui import shown
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.cluster.cluster import Cluster
+    from ddlf.observe.display import Display
     from ddlf.roles.replica import Replica
     from ddlf.runs.recording import Recording
     from ddlf.training.ledger import Ledger
@@ -71,6 +73,7 @@ class IApp(Settings):
     """
 
     _is_training = False
+    _shown: Display | None = None  # while something of this app is shown
     _run = ""
     _content = ""
     _optimizer: Mapping[str, Any] = {}  # that of the workers, described
@@ -176,7 +179,8 @@ class IApp(Settings):
         its record; ``ledger`` and ``optimizers`` are those of now. When this round's weights are tested (``evaluate_every``), it is called when
         the test is over, while the workers compute the next one.
         """
-        self.say(str(record))
+        if self._shown is None or self._shown.is_due(record):
+            self.say(str(record))
 
     def on_event(self, event: TrainingEvent) -> Any:
         """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async.
@@ -188,7 +192,7 @@ class IApp(Settings):
 
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
-        if self.verbose:
+        if self.verbose and (self._shown is None or self._shown.prints):
             print(fitted(text), flush=True)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
@@ -223,7 +227,8 @@ class IApp(Settings):
 
         self.cluster = self.cluster or default_cluster()
         self.cluster.echo = self.cluster.echo and self.echo
-        await self.cluster.connect(modules=PRELOADED)
+        with shown(self):
+            await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:
         """Leave the workers; they keep their data for the next run. Safe to call again."""
@@ -303,7 +308,7 @@ class IApp(Settings):
         from ddlf.training.start import train
 
         await self._check_written()
-        with recorded(self):
+        with shown(self), recorded(self):
             return await train(self, mode, *given, fresh=fresh)
 
     def stop_training(self) -> bool:
@@ -341,7 +346,8 @@ class IApp(Settings):
         from ddlf.training.opening import prepare
 
         await self._check_written()
-        return await prepare(self, seed)
+        with shown(self):
+            return await prepare(self, seed)
 
     # -- after training ---------------------------------------------------------------------------------------------
 
@@ -358,8 +364,9 @@ class IApp(Settings):
             raise AppError(
                 "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
             )
-        metrics = await measured(evaluate, self, None)
-        self._tell(Evaluated(metrics=metrics))
+        with shown(self):
+            metrics = await measured(evaluate, self, None)
+            self._tell(Evaluated(metrics=metrics))
         return metrics
 
     async def save_model(self, path: str | Path) -> None:
@@ -370,7 +377,8 @@ class IApp(Settings):
         """
         from ddlf.training.evaluation import save
 
-        await save(self, path)
+        with shown(self):
+            await save(self, path)
 
     async def load_model(self, path: str | Path) -> None:
         """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
@@ -380,7 +388,8 @@ class IApp(Settings):
         """
         from ddlf.training.evaluation import load
 
-        await load(self, path)
+        with shown(self):
+            await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {}

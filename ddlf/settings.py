@@ -345,6 +345,16 @@ class Settings:
     verbose: Annotated[bool, SWITCH, "print a line for each step"] = True
     """``-q`` switches it off."""
 
+    ui: Annotated[
+        Literal["auto", "rich", "plain", "json", "none"],
+        OneOf("auto", "rich", "plain", "json", "none"),
+        "how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)",
+        "",
+    ] = "auto"
+    """``auto`` is ``rich`` in a terminal and in a notebook, and ``plain`` elsewhere and where ``$CI`` is set. ``$DDLF_UI`` says it for all runs: it
+    wins over the class, the option and the object's own attribute win over it. With ``plain`` rounds get at most one line in 2 s; with ``json`` what
+    programs print goes to standard error."""
+
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}
 """Each setting by its name, in the order in which they are listed everywhere."""

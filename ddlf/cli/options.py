@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag is not None)
 """Options that set the app's attribute of the same name."""
-OF_AN_APP = (*OF_SETTINGS, "save")
+OF_AN_APP = (*(name for name in OF_SETTINGS if name != "ui"), "save")
 OF_A_CLUSTER = (
     *("config", "local", "hosts", "launcher", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results"),
 )

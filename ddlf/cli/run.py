@@ -18,14 +18,16 @@ from ddlf.cli.options import check_app_options, check_cluster_options, named_clu
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
-from ddlf.errors import DDLFError, LeaseError
+from ddlf.errors import ConfigError, DDLFError, LeaseError
+from ddlf.events import Evaluated
+from ddlf.observe.display import Display
+from ddlf.observe.lines import line
 from ddlf.roles import PRELOADED, import_keras
+from ddlf.ui import attached, choice, chosen, heard, opened
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
-
-Say = Callable[[str], None]
 
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
@@ -70,7 +72,9 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
     """
     with native_output_to_log(), swallowed_quietly():
         try:
-            target = interruptible(find)
+            importing = f"importing {getattr(options, 'app', 'the app')}"
+            with opened(asked_ui(options)) as display, display.busy(importing):
+                target = interruptible(find)
             return run_until_signal(lambda stop: run_target(target, options, stop))
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
@@ -83,11 +87,23 @@ def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
             return error.exit_code if isinstance(error, DDLFError) else 1
 
 
+def asked_ui(options: argparse.Namespace) -> str:
+    """How a run is to be shown, as far as that is known without its app.
+
+    Raises:
+        ConfigError: It cannot be shown like that.
+    """
+    if options.quiet and options.ui not in (None, "none"):
+        raise ConfigError(f"--ui {options.ui} has no effect with --quiet", hint="leave one of them out")
+    if options.quiet:
+        return "none"
+    if options.ui is not None:
+        return chosen(options.ui, "--ui")
+    return chosen(os.environ.get("DDLF_UI") or "auto", "DDLF_UI")
+
+
 async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     """Run an app or a function on the cluster that the options name; return the exit code."""
-    from ddlf.record import fitted
-
-    say: Say = (lambda line: None) if options.quiet else (lambda line: print(fitted(line), flush=True))
     is_app = inspect.isclass(target)
     if not is_app:
         arguments = function_arguments(target, options)
@@ -97,22 +113,25 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     check_cluster_options(options)
     cluster, described = resolve_cluster(options)
     if is_app:
-        return await _run_app(target, cluster, described, options, say, stop)
+        return await _run_app(target, cluster, described, options, stop)
     if options.dry_run:
         from ddlf.cli.dry_run import plan
 
         return await plan(target, cluster, described, options)
-    say(f"cluster   {described}")
-    await _connect(cluster, options.wait, say, ())
-    try:
-        await target(cluster, **arguments)
-        return 0
-    finally:
-        await cluster.close()
+    with opened(asked_ui(options)) as display:
+        display.say(f"cluster   {described}")
+        await _connect(cluster, options.wait, display, ())
+        try:
+            if display.prints:  # what it prints is what is to be seen from here on
+                display.close()
+            await target(cluster, **arguments)
+            return 0
+        finally:
+            await cluster.close()
 
 
 async def _run_app(
-    target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, say: Say, stop: Stop
+    target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
     from ddlf.cli.recording import in_folder, resumed
@@ -129,14 +148,15 @@ async def _run_app(
         from ddlf.cli.dry_run import plan
 
         return await plan(app, cluster, described, options)
-    with in_folder(app, options, say) as folder:
-        say(f"cluster   {described}")
+    with opened(choice(app)) as display, attached(app, display), in_folder(app, options, display.say) as folder:
+        stop.say = display.note
+        display.say(f"cluster   {described}")
         if new_workers(options):  # the workers' template imports it now, too
             asyncio.get_running_loop().run_in_executor(None, import_keras)
-        await _connect(cluster, options.wait, say, PRELOADED)
+        await _connect(cluster, options.wait, display, PRELOADED)
         try:
             epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-            say(
+            display.say(
                 f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
                 f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
             )
@@ -179,13 +199,14 @@ async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop)
             print(f"the model could not be saved in the run's folder: {error}", file=sys.stderr)
             path = None
     if hasattr(app, "x_test"):
-        app.verbose = True
         try:
-            await app.evaluate_model()
+            metrics = await app.evaluate_model()
         except Exception:
             if path is not None:
                 print(f"training ended well, and its model is in {path}; only the evaluation failed:", file=sys.stderr)
             raise
+        if choice(app) == "none":  # the result is told all the same
+            print(line(Evaluated(metrics=metrics)))
     if stop.asked:
         print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
         return 130
@@ -225,14 +246,15 @@ def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     return f"after this {one}{saved}. Ctrl-C again stops {at_once}"
 
 
-async def _connect(cluster: Cluster, wait_s: float | None, say: Say, modules: Sequence[str]) -> None:
+async def _connect(cluster: Cluster, wait_s: float | None, display: Display, modules: Sequence[str]) -> None:
     """Connect; while all workers that are missing are used by another master, try again if that is wanted."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (wait_s or 0.0)
     told = ""
     while True:
         try:
-            await cluster.connect(modules=modules)
+            with heard(cluster, display):
+                await cluster.connect(modules=modules)
             return
         except LeaseError as error:
             left = deadline - loop.time()
@@ -240,7 +262,7 @@ async def _connect(cluster: Cluster, wait_s: float | None, say: Say, modules: Se
                 raise
             if str(error) != told:
                 until = "" if math.isinf(left) else f" for {left:.0f} s"
-                say(f"waiting   {error.message}\n          asking again{until}; Ctrl-C ends it")
+                display.say(f"waiting   {error.message}\n          asking again{until}; Ctrl-C ends it")
                 told = str(error)
         # By chance, so that of two runs that wait for the same workers not each gets half of them again and again.
         await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))

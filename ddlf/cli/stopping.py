@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+
+from ddlf.observe.display import Display
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
@@ -61,6 +62,7 @@ class Stop:
     Attributes:
         gently: Asks what goes on to end by itself soon; returns whether anything will. Called by a signal handler.
         words: What to say then, without a full stop.
+        say: Says it. Called by a signal handler, which may have interrupted a print.
         asked: Whether that was done.
         terminated: Whether SIGTERM came: the sender counts on a quick end, and sends SIGKILL some seconds later.
     """
@@ -68,6 +70,7 @@ class Stop:
     def __init__(self) -> None:
         self.gently: Callable[[], bool] = lambda: False
         self.words = ""
+        self.say = Display().note
         self.asked = False
         self.terminated = False
 
@@ -76,14 +79,8 @@ class Stop:
         if self.asked or not self.gently():
             return False
         self.asked = True
-        self._say(f"\nstopping  {self.words}\n")
+        self.say(f"stopping  {self.words}")
         return True
-
-    @staticmethod
-    def _say(text: str) -> None:
-        # Not print: this is a signal handler, which may have interrupted one.
-        with contextlib.suppress(OSError, ValueError):
-            os.write(sys.stderr.fileno(), text.encode(errors="backslashreplace"))
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
 
 
 def _all_given(options: argparse.Namespace) -> list[str]:
-    return given(options, (*OF_A_CLUSTER, *OF_AN_APP, "dry_run")) + ["-p"] * bool(options.parameters)
+    return given(options, (*OF_A_CLUSTER, *OF_AN_APP, "ui", "dry_run")) + ["-p"] * bool(options.parameters)
 
 
 def _check_file(path: Path) -> None:
@@ -201,11 +201,14 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
         yield "out", place, "$DDLF_RUN_DIR"
     elif target.out is None:
         yield "out", "runs", "ddlf run"
+    if named := os.environ.get("DDLF_UI"):
+        yield "ui", named, "$DDLF_UI"
     for name in OF_SETTINGS:
         if (value := getattr(options, name)) is not None:
             yield name, value, option(name)
     if options.quiet:
         yield "verbose", False, "--quiet"
+        yield "ui", "none", "--quiet"
     if options.takeover:
         yield "takeover", True, "--takeover"
     for key, text in _parameters(options):

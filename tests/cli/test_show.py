@@ -71,6 +71,7 @@ def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
         "outer": ["nesterov", "-p", "outer"],
         "takeover": ["True", "--takeover"],
         "verbose": ["False", "--quiet"],
+        "ui": ["none", "--quiet"],
         "heartbeat_s": ["0.4", "cluster.yaml:4"],
     }
     assert [*lines][: len(SETTINGS)] == list(SETTINGS)

@@ -67,6 +67,7 @@ WRONG = [
         "class_weight must be a dict of a weight for each class's number, or None, got [1.0",
     ),
     (dict(verbose="no"), "verbose must be True or False, got 'no'"),
+    (dict(ui="plane"), "ui must be one of auto, rich, plain, json, none, got 'plane'; did you mean 'plain'?"),
     (dict(takeover="yes"), "takeover must be True or False, got 'yes'"),
     (dict(codec=None), "codec must be a name, got None"),
     (dict(weights_codec=8), "weights_codec must be a name, got 8"),
@@ -163,6 +164,7 @@ USED_IN = {
     "class_weight": "data/parts.py",
     "callbacks": "app.py",
     "wait_for_workers_s": "training/opening.py",
+    "ui": "ui.py",
 }
 """What is used before the loop of a mode begins, or on the workers: in the same way for each."""
 

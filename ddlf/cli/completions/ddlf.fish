@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run new demo status stop clean bench runs 'runs compare' 'runs prune' report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --update-policy --wait --weights-codec --worker-epochs -c -p
+set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker-epochs -c -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -91,6 +91,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newe
 complete -c ddlf -n '_shtab_ddlf_using run' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using run' -l log -x -d 'log to tensorboard, mlflow'
+complete -c ddlf -n '_shtab_ddlf_using run' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using run' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using run' -l dry-run -d 'print what would be done, and train nothing'
@@ -132,6 +133,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the new
 complete -c ddlf -n '_shtab_ddlf_using demo' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l log -x -d 'log to tensorboard, mlflow'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l dry-run -d 'print what would be done, and train nothing'
@@ -240,6 +242,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newe
 complete -c ddlf -n '_shtab_ddlf_using env' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using env' -l log -x -d 'log to tensorboard, mlflow'
+complete -c ddlf -n '_shtab_ddlf_using env' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using env' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using env' -l dry-run -d 'print what would be done, and train nothing'
@@ -281,6 +284,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from 
 complete -c ddlf -n '_shtab_ddlf_using config show' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l log -x -d 'log to tensorboard, mlflow'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
 complete -c ddlf -n '_shtab_ddlf_using config show' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l dry-run -d 'print what would be done, and train nothing'

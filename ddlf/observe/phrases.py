@@ -1,0 +1,108 @@
+"""A run's state as people read it: what is done, by whom, since when, and how much is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ddlf.observe.state import Lane, Phase, State
+from ddlf.record import size
+
+DOING = {
+    "starting": "starting",
+    "connecting": "connecting",
+    "importing": "importing the backend",
+    "sending": "sending code and data",
+    "loading": "loading the data",
+    "building": "building the model",
+    "evaluating": "evaluating the test data",
+    "validating": "evaluating the validation data",
+    "saving": "saving the model",
+    "writing": "writing a checkpoint",
+}
+"""What a phase is called."""
+SILENT_S = 5.0
+"""A worker that trains and has said nothing for so long is named."""
+FEW = 3
+"""So many workers are named; of more it is said how many there are."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock shows them: ``"0:07"``, ``"12:34"``, ``"1:02:03"``."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    """A metric in at most 8 columns."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or not value else f"{value:.2e}"
+
+
+def rate(samples: float) -> str:
+    """Samples in a second."""
+    return f"{samples:,.0f}/s" if samples >= 10 else f"{samples:.1f}/s"
+
+
+def doing(phase: Phase, *, amount: bool = True) -> str:
+    """What is being done, and how much of it is done if that is known and wanted."""
+    words = DOING.get(phase.what, phase.what)
+    if phase.unit == "workers":
+        words += " workers" if phase.what == "starting" else " to workers"
+    if not phase.total or not amount:
+        return words
+    if phase.unit == "bytes":
+        return f"{words}, {size(phase.done)} of {size(phase.total)}"
+    return f"{words}, {phase.done:,} of {phase.total:,}" if phase.done else words
+
+
+def place(state: State) -> str:
+    """Where a run is: ``"round 3/6"``."""
+    if state.mode == "sync":
+        return f"round {max(state.round, 1)}/{state.rounds}"
+    return f"update {state.record.version if state.record else 0}/{state.rounds * state.slots}"
+
+
+def trouble(lane: Lane, now: float) -> str:
+    """What is wrong with a worker; nothing if nothing is."""
+    why = lane.why.partition("\n")[0].removeprefix(f"{lane.name}: ")
+    if lane.is_gone:
+        return f"takes no part any more: {why}"
+    if not lane.is_there:
+        return f"lost {now - lane.since:.0f} s ago: {why}"
+    return ""
+
+
+def waiting(state: State, now: float) -> str:
+    """In one line: what takes so long, and for whom it waits; nothing if it waits for nothing."""
+    parts = []
+    if state.is_training:
+        left = state.left_s(now)
+        parts.append(
+            f"{place(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
+        )
+    groups: dict[tuple[str, str], list[Phase]] = {}
+    for phase in list(state.phases.values()):
+        groups.setdefault((doing(phase), "" if phase.worker else "master"), []).append(phase)
+    for (words, who), phases in groups.items():
+        who = who or _names(state, [phase.worker for phase in phases])
+        parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
+    if state.waiting_until is not None:
+        parts.append(f"no worker is left, {max(0.0, state.waiting_until - now):.0f} s until the run ends")
+    else:
+        away = [lane.worker for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
+        parts += [f"{_names(state, away)} lost"] if away and state.app else []
+    silent = [
+        lane for lane in list(state.lanes.values()) if lane.slot and lane.is_there and now - lane.heard > SILENT_S
+    ]
+    if silent:
+        since = min(now - lane.heard for lane in silent)
+        parts.append(f"{_names(state, [lane.worker for lane in silent])} silent for {since:.0f} s")
+    return "; ".join(parts)
+
+
+def _names(state: State, workers: Iterable[int]) -> str:
+    numbers = sorted(workers)
+    if len(numbers) > FEW:
+        return f"{len(numbers)} workers"
+    return ", ".join(state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers)

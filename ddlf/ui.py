@@ -1,0 +1,130 @@
+"""How a run is shown to whoever started it: a picture that moves, lines, events as JSON, or its results only. Runs on the master."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.events import Event
+from ddlf.observe.display import Display
+from ddlf.observe.plain import Lines
+from ddlf.settings import SETTINGS
+from ddlf.sinks import to_json
+
+_drawing = threading.Lock()
+"""Held while a picture is drawn: one terminal has room for one."""
+
+
+class Json(Display):
+    """A line of JSON on standard output for each event, and nothing else there: what programs print goes to standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._out, sys.stdout = sys.stdout, sys.stderr
+
+    def tell(self, event: Event) -> None:
+        """Write it."""
+        self._out.write(f"{json.dumps(to_json(event))}\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Give standard output back. Safe to call again."""
+        sys.stdout = self._out
+
+
+def chosen(asked: str, origin: str = "ui") -> str:
+    """What is meant: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
+
+    Args:
+        asked: One of these, or ``"auto"``.
+        origin: Where that stands.
+
+    Raises:
+        ConfigError: It is none of these, or there is no terminal to draw in.
+    """
+    ui: str = SETTINGS["ui"].check(origin, asked)
+    if ui == "auto":
+        return "rich" if can_draw() and not os.environ.get("CI") else "plain"
+    if ui == "rich" and not can_draw():
+        raise ConfigError(
+            f"{origin} is 'rich', but standard output is no terminal that can draw",
+            hint="leave it at 'auto', which takes lines then",
+        )
+    return ui
+
+
+def can_draw() -> bool:
+    """Whether standard output is a terminal whose cursor can be moved, or a notebook. Colours are another question, and rich's."""
+    if in_kernel():
+        return True
+    is_mute = os.environ.get("TERM", "") in ("", "dumb", "unknown") or os.environ.get("TTY_INTERACTIVE") == "0"
+    return sys.stdout.isatty() and not is_mute
+
+
+def in_kernel() -> bool:
+    """Whether this is a notebook's cell, which can show more than text."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return hasattr(shell, "kernel")
+
+
+@contextlib.contextmanager
+def opened(ui: str) -> Iterator[Display]:
+    """Show what the display is told, as long as this is open.
+
+    Args:
+        ui: As ``chosen`` returns it.
+    """
+    draws = ui == "rich" and _drawing.acquire(blocking=False)
+    try:
+        display = _drawn() if draws else {"json": Json, "none": Display}.get(ui, Lines)()
+        try:
+            yield display
+        finally:
+            display.close()
+    finally:
+        if draws:
+            _drawing.release()
+
+
+def _drawn() -> Display:
+    from ddlf.observe.live import Cell, Terminal
+
+    return Cell() if in_kernel() else Terminal()
+
+
+@contextlib.contextmanager
+def shown(app: Any) -> Iterator[Display]:
+    """Show what an app does, as its ``ui`` says, unless that is done already.
+
+    Args:
+        app: The user's ``IApp``.
+    """
+    if app._shown is not None:
+        yield app._shown
+        return
+    with opened(choice(app)) as display, attached(app, display):
+        yield display
+
+
+def choice(app: Any) -> str:
+    """How an app is to be shown: its own attribute wins over ``$DDLF_UI``, that over its class's."""
+    named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
+    ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
+    return ui if app.verbose or ui == "json" else "none"
+
+
+@contextlib.contextmanager
+def attached(app: Any, display: Display) -> Iterator[None]:
+    """Show an app's events on a display, and let it say what gets a line."""
+    take_off, app._shown = app.subscribe(display.tell), display
+    try:
+        yield
+    finally:
+        take_off()
+        app._shown = None

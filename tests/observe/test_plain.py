@@ -1,0 +1,85 @@
+"""Lines about a run: few enough for files, and one whenever nothing is said for long."""
+
+import pytest
+
+from ddlf import events as e
+from ddlf.observe import plain
+from ddlf.observe.plain import Lines
+from tests.observe.told import record
+
+IMPORTING = e.PhaseBegan(phase=1, what="importing", worker=2)
+
+
+class Clock:
+    """In place of the module ``time``."""
+
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(plain, "time", clock)
+    monkeypatch.setattr("ddlf.observe.display.time", clock)
+    return clock
+
+
+@pytest.fixture
+def lines(clock):
+    lines = Lines()
+    lines._done.set()  # the tests look by themselves
+    yield lines
+    lines.close()
+
+
+def test_short_rounds_get_a_line_in_two_seconds_and_the_last_one_always_has_one(lines, clock, capsys):
+    due = []
+    for number in range(1, 21):
+        if lines.is_due(record(number)):
+            due.append(number)
+        clock.now += 0.5
+    assert due == [1, 5, 9, 13, 17]
+    lines.tell(e.RunEnded(run="r", how="complete", version=20))
+    assert capsys.readouterr().out == f"{record(20)}\n"
+
+
+def test_a_last_round_that_had_its_line_has_no_second_one(lines, capsys):
+    assert lines.is_due(record(1))
+    lines.tell(e.RunEnded(run="r", how="complete", version=1))
+    assert capsys.readouterr().out == ""
+
+
+def test_each_slot_of_asynchronous_training_has_lines_of_its_own(lines):
+    assert [lines.is_due(record(1, slot=slot)) for slot in (1, 2, 1)] == [True, True, False]
+
+
+def test_what_takes_long_is_said_after_5_s_then_less_and_less_often(lines, clock, capsys):
+    lines.tell(IMPORTING)
+    said = []
+    for _ in range(80):
+        clock.now += 0.5
+        lines.look(clock.now)
+        if capsys.readouterr().out:
+            said.append(clock.now - 100)
+    assert said == [5.0, 15.0, 35.0]
+
+
+def test_the_line_says_for_whom_and_another_line_begins_the_wait_anew(lines, clock, capsys):
+    lines.tell(IMPORTING)
+    clock.now += 4
+    lines.tell(e.ModelSaved(path="x"))  # which has a line, printed by the app
+    clock.now += 4
+    lines.look(clock.now)
+    assert capsys.readouterr().out == ""
+    clock.now += 1
+    lines.look(clock.now)
+    assert capsys.readouterr().out == "waiting   worker 2 importing the backend since 9 s\n"
+
+
+def test_nothing_is_said_while_nothing_is_waited_for(lines, clock, capsys):
+    clock.now += 1000
+    lines.look(clock.now)
+    assert capsys.readouterr().out == ""
