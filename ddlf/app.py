@@ -227,7 +227,7 @@ class IApp(Settings):
 
         self.cluster = self.cluster or default_cluster()
         self.cluster.echo = self.cluster.echo and self.echo
-        with shown(self):
+        with shown(self, self.cluster):
             await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:

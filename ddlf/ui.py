@@ -99,16 +99,17 @@ def _drawn() -> Display:
 
 
 @contextlib.contextmanager
-def shown(app: Any) -> Iterator[Display]:
+def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
     """Show what an app does, as its ``ui`` says, unless that is done already.
 
     Args:
         app: The user's ``IApp``.
+        cluster: Is listened to as well, if it tells the app nothing because there is no run.
     """
     if app._shown is not None:
         yield app._shown
         return
-    with opened(choice(app)) as display, attached(app, display):
+    with opened(choice(app)) as display, attached(app, display), heard(cluster, display):
         yield display
 
 
@@ -128,3 +129,13 @@ def attached(app: Any, display: Display) -> Iterator[None]:
     finally:
         take_off()
         app._shown = None
+
+
+@contextlib.contextmanager
+def heard(cluster: Any, display: Display) -> Iterator[None]:
+    """Show a cluster's events on a display, if there is a cluster."""
+    take_off = cluster.subscribe(display.tell) if cluster is not None else lambda: None
+    try:
+        yield
+    finally:
+        take_off()

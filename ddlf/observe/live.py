@@ -16,10 +16,13 @@ from rich.console import Console, ConsoleRenderable
 from rich.live import Live
 from rich.text import Text
 
+from ddlf import events as e
 from ddlf.observe.display import Display
 from ddlf.observe.picture import draw
 
 DRAWS_PER_S = 4.0
+AT_MOST_EVERY_S = 0.1
+"""For what is drawn besides that."""
 CELL_COLUMNS, CELL_ROWS = 100, 40
 """Of the picture in a notebook."""
 
@@ -54,6 +57,12 @@ class Terminal(Display):
         )
         self._live.start()
 
+    def tell(self, event: e.Event) -> None:
+        """Take an event in; draw what begins at once, since an import may soon keep every thread from drawing."""
+        super().tell(event)
+        if isinstance(event, e.PhaseBegan) and time.monotonic() - self._drawn_at > AT_MOST_EVERY_S:
+            self._live.refresh()
+
     def note(self, text: str) -> None:
         """Say something soon, when the picture is drawn again."""
         self._notes.append(text)
@@ -73,6 +82,7 @@ class Terminal(Display):
     def _draw(self) -> Text:
         self._say_notes()
         ascii_only = self._console.options.ascii_only
+        self._drawn_at = time.monotonic()
         self._picture = draw(self.state, time.monotonic(), *self._console.size, ascii_only=ascii_only)
         return self._picture
 

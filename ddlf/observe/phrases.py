@@ -47,13 +47,18 @@ def rate(samples: float) -> str:
 def doing(phase: Phase, *, amount: bool = True) -> str:
     """What is being done, and how much of it is done if that is known and wanted."""
     words = DOING.get(phase.what, phase.what)
-    if phase.unit == "workers":
-        words += " workers" if phase.what == "starting" else " to workers"
     if not phase.total or not amount:
         return words
     if phase.unit == "bytes":
-        return f"{words}, {size(phase.done)} of {size(phase.total)}"
-    return f"{words}, {phase.done:,} of {phase.total:,}" if phase.done else words
+        return f"{words}, {size(phase.done)} of {size(phase.total)}" if phase.done else f"{words}, {size(phase.total)}"
+    total = f"{phase.total:,} {phase.unit}"
+    return (
+        f"{words}, {phase.done:,} of {total}"
+        if phase.done
+        else words
+        if phase.unit == "samples"
+        else f"{words} {total}"
+    )
 
 
 def place(state: State) -> str:
@@ -81,11 +86,12 @@ def waiting(state: State, now: float) -> str:
         parts.append(
             f"{place(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
         )
-    groups: dict[tuple[str, str], list[Phase]] = {}
+    groups: dict[str, list[Phase]] = {}
     for phase in list(state.phases.values()):
-        groups.setdefault((doing(phase), "" if phase.worker else "master"), []).append(phase)
-    for (words, who), phases in groups.items():
-        who = who or _names(state, [phase.worker for phase in phases])
+        groups.setdefault(doing(phase), []).append(phase)
+    for words, phases in groups.items():
+        workers = _names(state, [phase.worker for phase in phases if phase.worker])
+        who = " and ".join(["master"] * any(not phase.worker for phase in phases) + [workers] * bool(workers))
         parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
     if state.waiting_until is not None:
         parts.append(f"no worker is left, {max(0.0, state.waiting_until - now):.0f} s until the run ends")
@@ -105,4 +111,4 @@ def _names(state: State, workers: Iterable[int]) -> str:
     numbers = sorted(workers)
     if len(numbers) > FEW:
         return f"{len(numbers)} workers"
-    return ", ".join(state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers)
+    return " and ".join(state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers)

@@ -97,7 +97,7 @@ class _Pen:
 
     def phase(self, name: str, phase: Phase) -> Text:
         since = f"{self.now - phase.since:.0f} s"
-        if not phase.total or phase.unit == "workers":
+        if not phase.done:
             return self.row(name, doing(phase), since)
         return self.row(name, doing(phase, amount=False), self.bar(phase.done / phase.total, 10), since)
 

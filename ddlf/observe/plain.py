@@ -41,7 +41,7 @@ class Lines(Display):
         if isinstance(event, e.RunEnded) and self._held is not None:
             print(self._held, flush=True)
             self._held = None
-        if line(event) and not isinstance(event, e.Committed):
+        if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):
             self._has_said()
 
     def is_due(self, record: RoundRecord) -> bool:

@@ -204,7 +204,8 @@ class State:
 
     def _phase(self, event: e.PhaseEvent, now: float) -> None:
         if event.worker:
-            self._lane(event.worker, now).heard = now
+            lane = self._lane(event.worker, now)
+            lane.heard, lane.name = now, event.name or lane.name
         if isinstance(event, e.PhaseBegan):
             self.phases[event.phase] = Phase(event.what, event.worker, now, event.total, event.unit)
         elif isinstance(event, e.PhaseEnded):

@@ -34,7 +34,7 @@ def test_it_says_what_the_master_and_each_worker_are_busy_with_before_training()
         "worker 1  loading the data  ━━━━━─────  7 s",
     ]
     assert waiting(state, 8.0) == (
-        "master importing the backend since 7 s; worker 1 loading the data, 100 of 200 since 7 s"
+        "master importing the backend since 7 s; worker 1 loading the data, 100 of 200 samples since 7 s"
     )
 
 
@@ -93,7 +93,7 @@ def test_numbers_for_people():
 def test_one_line_says_whom_a_run_waits_for():
     state = in_training()
     assert waiting(state, 21.0) == "round 3/6, 42% done, 0:17 left"
-    assert waiting(state, 27.0) == "round 3/6, 42% done, 0:31 left; worker 1, worker 2 silent for 7 s"
+    assert waiting(state, 27.0) == "round 3/6, 42% done, 0:31 left; worker 1 and worker 2 silent for 7 s"
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="cut"), 22.0)
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 22.0)
     assert waiting(state, 30.0).endswith("no worker is left, 52 s until the run ends; worker 1 silent for 10 s")
