@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError
-from ddlf.events import Evaluated, Event
+from ddlf.events import Event
 from ddlf.history import History
 from ddlf.observe.lines import line_without_hook, training_event
 from ddlf.record import RoundRecord, TrainingEvent, fitted
@@ -357,17 +357,10 @@ class IApp(Settings):
         Returns:
             Keras's metrics by name, ``"loss"`` among them.
         """
-        from ddlf.data.parts import has
-        from ddlf.training.evaluation import evaluate, measured
+        from ddlf.training.evaluation import evaluated
 
-        if not has(self, "test"):
-            raise AppError(
-                "there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset"
-            )
         with shown(self):
-            metrics = await measured(evaluate, self, None)
-            self._tell(Evaluated(metrics=metrics))
-        return metrics
+            return await evaluated(self)
 
     async def save_model(self, path: str | Path) -> None:
         """Save the model in Keras's format; the file is complete or not there.

@@ -17,7 +17,7 @@ import numpy as np
 from ddlf.data.parts import batches, has
 from ddlf.data.trees import first_array, leaves
 from ddlf.errors import AppError, ConfigError
-from ddlf.events import ModelSaved, Warned
+from ddlf.events import Evaluated, ModelSaved, Warned
 from ddlf.iworker import awaited
 from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
@@ -155,6 +155,19 @@ async def measured(function: Any, app: Any, weights: list[Any] | None, *args: An
     with Phase(app._tell, "validating" if validates else "evaluating", total=samples, unit="samples") as phase:
         evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
         metrics: dict[str, float] = await compute(evaluation, app, weights, *args, stop=stop)
+    return metrics
+
+
+async def evaluated(app: Any) -> dict[str, float]:
+    """Evaluate the app's model, as it is, on its test data.
+
+    Raises:
+        AppError: There is none.
+    """
+    if not has(app, "test"):
+        raise AppError("there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset")
+    metrics = await measured(evaluate, app, None)
+    app._tell(Evaluated(metrics=metrics))
     return metrics
 
 
