@@ -11,8 +11,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import shtab
-
 from ddlf import errors
 from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.merge import MERGE
@@ -180,6 +178,8 @@ and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JS
 
 def completion(shell: str) -> str:
     """The script for a shell, with files where a path is wanted."""
+    import shtab
+
     top = verbs.parser()
     parsers = [top]
     for parser in parsers:
