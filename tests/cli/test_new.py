@@ -8,6 +8,7 @@ import tomllib
 import venv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddlf.cli import main, new, verbs
@@ -104,7 +105,13 @@ def test_the_demo_is_a_run_of_the_digits_on_this_machine_whatever_lies_here(ddlf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", new.TEMPLATES)
-def test_a_project_runs_as_it_stands(tmp_path, name):
+def test_a_project_runs_as_it_stands(tmp_path, monkeypatch, name):
+    random = np.random.default_rng(0)
+    splits = {"train": 600, "test": 100}
+    images = {f"x_{split}": random.integers(0, 256, (count, 28, 28), np.uint8) for split, count in splits.items()}
+    labels = {f"y_{split}": random.integers(0, 10, count, np.uint8) for split, count in splits.items()}
+    np.savez(tmp_path / "mnist.npz", **images, **labels)  # that of the download would take a minute
+    monkeypatch.setenv("DDLF_DATA", str(tmp_path))
     command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
     more = ["--master-epochs", "1"] if name != "rpc" else []
     ended = command("ddlf.cli.main", "run", "app.py", "--local", "2", *more, cwd=tmp_path / "lab")
@@ -122,7 +129,18 @@ def test_a_project_runs_as_it_stands(tmp_path, name):
 @pytest.mark.slow
 def test_the_wheel_alone_trains_the_demo(tmp_path):
     """A new environment has the wheel; what the wheel needs is that of the tests' own environment."""
-    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    make = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(make, check=True, timeout=PATIENCE_S)
     (wheel,) = tmp_path.glob("ddlf-*.whl")
     venv.create(tmp_path / "new", with_pip=False)
