@@ -69,6 +69,7 @@ class Report:
         machine: This one, as of ``ddlf.machine.about``.
         token: Where the token is, with its fingerprint; empty without one.
         cluster: Which one was looked at; empty without one.
+        launcher: What each run starts its workers with, if the cluster file says so; empty if they run anyway.
         answers: One for each worker.
         findings: What to do something about.
     """
@@ -76,6 +77,7 @@ class Report:
     machine: dict[str, Any]
     token: str = ""
     cluster: str = ""
+    launcher: str = ""
     answers: list[Answer] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -108,7 +110,9 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     try:
         cluster = _cluster(options, report)
         say(f"token     {report.token or 'none; workers on other machines need one'}")
-        if cluster is None:
+        if report.launcher:
+            say(f"cluster   {report.cluster}: each run starts its workers with {report.launcher}, so none is asked")
+        elif cluster is None:
             say("cluster   none named, so no worker is asked")
             found += await _port_taken(options.timeout)
         else:
@@ -141,11 +145,12 @@ def _cluster(options: argparse.Namespace, report: Report) -> Cluster | None:
         config = load_config(options.config)
         token_file = token_file or config.security.token_file
         report.cluster = f"{f'{config.name}, ' if config.name else ''}{path}"
+        report.launcher = config.launcher or ""
     elif options.hosts:
         report.cluster = "--hosts"
     if tokens := find_tokens(token_file):
         report.token = f"{tokens.source}, fingerprint {tokens.fingerprint}"
-    return named_cluster(options, guest=True) if report.cluster else None
+    return named_cluster(options, guest=True) if report.cluster and not report.launcher else None
 
 
 async def _port_taken(timeout_s: float) -> list[Finding]:

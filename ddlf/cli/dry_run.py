@@ -46,8 +46,8 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     app = target if isinstance(target, IApp) else None
     print(f"cluster   {described}")
     answers: list[Answer] = []
-    timeout_s, enough = _limits(cluster, options)
-    if new_workers(options) or options.launcher or (not options.hosts and load_config(options.config).launcher):
+    starts, timeout_s, enough = _of_file(cluster, options)
+    if new_workers(options) or options.launcher or starts:
         print(f"          {cluster.N} would be started, each with {versions(mine)}")
     else:
         answers = list(await asyncio.gather(*(asked(worker, timeout_s, needs) for worker in cluster.workers)))
@@ -85,13 +85,13 @@ def needs_of(source: str) -> list[str]:
     return [str(need) for need in needs] if isinstance(needs, list) else []
 
 
-def _limits(cluster: Cluster, options: argparse.Namespace) -> tuple[float, int]:
-    """Seconds for each worker, and how many workers are enough."""
-    path = None if options.hosts else find_config(options.config)
+def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
+    """Whether the cluster file has the run start its workers; seconds for each worker, and how many workers are enough."""
+    path = None if options.hosts or options.local or options.launcher else find_config(options.config)
     if path is None:
-        return CONNECT_TIMEOUT_S, cluster.N
-    run = load_config(path).run
-    return run.connect_timeout_s, run.min_workers or cluster.N
+        return False, CONNECT_TIMEOUT_S, cluster.N
+    config = load_config(options.config)
+    return config.launcher is not None, config.run.connect_timeout_s, config.run.min_workers or cluster.N
 
 
 def _line(mine: dict[str, Any], answer: Answer) -> str:

@@ -34,6 +34,8 @@ PREFIXES = (
         "TF_XLA_",
     ),  # TF_VAR_ are Terraform's secrets
 )
+DEFAULTS = ("default", "ddlf run")
+"""Origins of what nobody has said."""
 SECRET = re.compile(r"TOKEN$|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
 
@@ -89,7 +91,13 @@ def _cluster(options: argparse.Namespace) -> str:
     from ddlf.config.cluster_file import load_config
 
     try:
-        return f"{path} ({len(load_config(path).workers)} workers)"
+        config = load_config(options.config)
+        workers = (
+            f"{len(config.workers)} workers"
+            if config.launcher is None
+            else f"launcher {config.launcher.partition(':')[0]}"
+        )
+        return f"{path} ({workers})"
     except ConfigError as error:
         return str(error)
 
@@ -100,7 +108,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
         target: Any = find_target(options.app, options.target) if options.app else IApp
         if not isinstance(target, type):
             return [f"{target.__name__} is no app, and so has none"]
-        told = [row for row in rows(prepare_app(target, None, options), options) if row[2] != "default"]
+        told = [row for row in rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
     except Exception as error:  # an app that cannot be loaded may be what the report is about
         return [f"cannot be had: {type(error).__name__}: {error}"]
     return [f"{name} = {value}  ({where})" for name, value, where in told] or ["all have their defaults"]

@@ -115,6 +115,14 @@ async def test_a_worker_in_use_is_neither_claimed_nor_measured_nor_ended(daemons
         assert await master.run_code("1 + 1") == 2
 
 
+async def test_of_a_cluster_whose_workers_each_run_starts_nobody_is_asked(tmp_path, capsys):
+    (tmp_path / "cluster.yaml").write_text("launcher: slurm:nodes=4\n")
+    assert await doctor(options()) == 0
+    text = capsys.readouterr().out
+    assert "cluster   cluster.yaml: each run starts its workers with slurm:nodes=4, so none is asked" in text
+    assert text.endswith("\nnothing found\n")
+
+
 # -- faults, each with its remedy -----------------------------------------------------------------------------------------
 
 

@@ -65,8 +65,9 @@ async def test_the_plan_says_what_would_be_loaded_shipped_and_set(folder, capsys
     assert lines[0] == "cluster   no cluster file: 2 workers on this machine"
     assert lines[1].startswith("          2 would be started, each with DDLF 0.1.0, Python 3.11.7, keras 3.15.1")
     assert lines[2] == "loads     class App of app.py"
-    assert "settings  batch_size  64  class App" in text
-    assert "          seed        5   --seed" in text
+    rows = [line[10:].split(maxsplit=2) for line in lines if line[:10].strip() in ("", "settings")]
+    assert ["batch_size", "64", "class App"] in rows
+    assert ["seed", "5", "--seed"] in rows
     assert " app.py  0.3 kB\n" in text  # the tests' own modules are no installed ones either
     assert " beside.py  0.0 kB\n" in text
     assert "          deeper/later.py  0.0 kB, when a function imports it" in text

@@ -15,7 +15,8 @@ def env(tmp_path, monkeypatch, capsys):
     (home / "lab").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(home / "lab")
-    monkeypatch.delenv("DDLF_CONFIG", raising=False)
+    for name in ("DDLF_CONFIG", "DDLF_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(*arguments):
         with pytest.raises(SystemExit, match=r"^0$"):

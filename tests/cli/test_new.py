@@ -99,7 +99,7 @@ def test_the_demo_is_a_run_of_the_digits_on_this_machine_whatever_lies_here(ddlf
     assert code == 0
     assert "cluster   2 workers on this machine\n" in out
     assert "loads     class DigitsCNN of " in out
-    assert "batch_size     5   --batch-size" in out
+    assert ["batch_size", "5", "--batch-size"] in [line.split() for line in out.splitlines()]
     assert os.listdir(tmp_path) == ["cluster.yaml"]
 
 
