@@ -195,8 +195,8 @@ def test_without_a_cluster_file_two_workers_are_started_and_that_is_said(app, tm
     assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[103, 203]\n"
 
 
-def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, start_worker, tmp_path):
-    worker = start_worker()
+def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, standing_workers, tmp_path):
+    worker, _ = standing_workers
     (tmp_path / "cluster.yaml").write_text(
         f"version: 1\nsecurity: {{token_file: {worker.token_file}}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
     )
@@ -233,8 +233,8 @@ def test_results_of_any_kind_can_be_allowed_for_every_kind_of_cluster(
     assert [worker._link.session["pickle_results"] for worker in cluster.workers] == [True]
 
 
-def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, start_worker, tmp_path):
-    worker = start_worker()
+def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, standing_workers, tmp_path):
+    worker, _ = standing_workers
     (tmp_path / "cluster.yaml").write_text(
         f"version: 1\nsecurity: {{token_file: other}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
     )
@@ -263,8 +263,8 @@ async def main(cluster):
 """
 
 
-def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, start_worker, tmp_path):
-    worker = start_worker()
+def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, standing_workers, tmp_path):
+    worker, _ = standing_workers
     where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet"]
     hold = app.write(HOLD, "hold.py")
     first = subprocess.Popen(
@@ -348,18 +348,18 @@ def test_nothing_is_started_when_the_options_are_wrong(app, own_folders):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("how", "name", "more", "expected"),
     [
-        ("calculate.py", ["[16, 16]", "[16, 160]", "[0, 0]", "0", "[0, 1]", "[401, 302]"]),
-        ("pi.py", ["pi is about 3.1"]),
+        ([], "calculate.py", [], ["[16, 16]", "[16, 160]", "[0, 0]", "0", "[0, 1]", "[401, 302]"]),
+        (["-m", "ddlf.cli.main", "run"], "pi.py", ["-p", "points=100_000"], ["pi is about 3.1"]),
     ],
+    ids=["python", "ddlf run"],
 )
-def test_the_apps_run_with_python_and_with_ddlf_run(name, expected, tmp_path):
-    arguments = [str(APPS / name), "--local", "2", *(["-p", "points=100_000"] if name == "pi.py" else [])]
-    for command_ in ([sys.executable], [sys.executable, "-m", "ddlf.cli.main", "run"]):
-        ended = subprocess.run([*command_, *arguments], cwd=tmp_path, capture_output=True, text=True)
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert all(text in ended.stdout for text in expected), ended.stdout
+def test_the_apps_run_with_python_and_with_ddlf_run(how, name, more, expected, tmp_path):
+    arguments = [*how, str(APPS / name), "--local", "2", *more]
+    ended = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(text in ended.stdout for text in expected), ended.stdout
 
 
 # -- interrupting -------------------------------------------------------------------------------------------------------
