@@ -19,6 +19,11 @@ Timed = tuple[float, Event]
 """When it happened, in seconds since 1970, and what."""
 
 
+def reason(error: Exception) -> str:
+    """What an error says, for the middle of a sentence."""
+    return f"{error.strerror}, {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+
+
 class Behind:
     """Gives all events in order to a function, many at a time, on a thread of its own.
 
@@ -71,4 +76,4 @@ class Behind:
         """Say once that something went wrong."""
         if not self._told:
             self._told = True
-            log.warning("%s cannot be written: %s; the run goes on", self._what, error)
+            log.warning("%s cannot be written: %s; the run goes on", self._what, reason(error))

@@ -33,6 +33,7 @@ METRICS = "metrics.csv"
 REPORT = "report.html"
 MODEL = "model.keras"
 CHECKPOINTS = "checkpoints"
+LOGS = "logs"
 STAMP = re.compile(r"\d{8}-\d{6}-")
 
 How = Literal["running", "finished", "failed", "stopped"]
@@ -97,13 +98,18 @@ def make(out: Path, name: str) -> Path:
         (out / ".gitignore").write_text(
             "*\n", encoding="utf-8"
         )  # so that a run does not make the next one's sources unclean
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.') or 'run'}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{file_name(name) or 'run'}"
     for number in range(1, 1000):
         path = out / (stem if number == 1 else f"{stem}-{number}")
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path
     raise FileExistsError(f"{out / stem} and 998 others are there already")
+
+
+def file_name(name: str) -> str:
+    """A name without what a file's name cannot have, or should not."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlf.errors import ConfigError
 from ddlf.runs import folder
-from ddlf.runs.behind import Behind, log
+from ddlf.runs.behind import Behind, log, reason
 from ddlf.runs.trackers import WRITERS, check_installed
 from ddlf.runs.writer import FolderWriter
 from ddlf.settings import SETTINGS
@@ -127,5 +127,5 @@ def _begin(app: Any, told: dict[str, str]) -> Recording | None:
     try:
         return Recording(app, folder.make(Path(out), name or type(app).__name__), told, trackers)
     except OSError as error:
-        log.warning("there is no folder for this run: %s; the run goes on without one", error)
+        log.warning("there is no folder for this run: %s; it goes on without one", reason(error))
         return None

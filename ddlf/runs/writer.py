@@ -10,6 +10,7 @@ import io
 import json
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from ddlf.runs import folder, summary
 from ddlf.runs.behind import Timed
 from ddlf.sinks import to_json
 
-PASSING = (e.SlotMoved, e.PhaseMoved)
-"""Told many times a second while something goes on, and worth nothing when it is over: not kept."""
+ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
+"""Not in the file of events: two are told many times a second and worth nothing when it is over, and what workers write has files of its own."""
+OF_A_WORKER = ("host", "python", "cores", "threads")
+"""Of what a worker says of itself."""
 
 
 class FolderWriter:
@@ -63,7 +66,8 @@ class FolderWriter:
         """
         for when, event in batch:
             self._look(when, event)
-        self._write_events([(when, event) for when, event in batch if not isinstance(event, PASSING)])
+        self._write_events([(when, event) for when, event in batch if not isinstance(event, ELSEWHERE)])
+        self._write_logs(batch)
         if rows := [
             {"time": round(when, 3), **to_data(row(event.record))}
             for when, event in batch
@@ -132,6 +136,19 @@ class FolderWriter:
         self._append(folder.EVENTS, "\n" * torn + "".join(f"{line}\n" for line in lines))
         self._is_torn = False
 
+    def _write_logs(self, batch: list[Timed]) -> None:
+        """Add what user code has written on each worker to its file, with the time in which it came."""
+        texts: dict[str, str] = {}
+        for when, event in batch:
+            if isinstance(event, e.WorkerWrote):
+                at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
+                missing = [f"({event.dropped:,} lines are missing, which came too fast)"] * bool(event.dropped)
+                text = "".join(f"{at}  {line}\n" for line in (*missing, *event.lines))
+                texts[event.name] = texts.get(event.name, "") + text
+        for name, text in texts.items():
+            (self._path / folder.LOGS).mkdir(exist_ok=True)
+            self._append(f"{folder.LOGS}/{folder.file_name(name)}.log", text)
+
     def _write_metrics(self, rows: list[dict[str, Any]]) -> None:
         path = self._path / folder.METRICS
         if new := [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]:
@@ -158,7 +175,14 @@ class FolderWriter:
         workers = cluster.workers if cluster is not None else ()
         facts |= {
             **summary.environment(),
-            "workers": [{"worker": worker.id, "name": worker.name} for worker in workers],
+            "workers": [
+                {
+                    "worker": worker.id,
+                    "name": worker.name,
+                    **{n: v for n, v in worker.facts.items() if n in OF_A_WORKER},
+                }
+                for worker in workers
+            ],
             "ledger": summary.ledger_of(app),
         }
         if self._last is not None:

@@ -46,7 +46,11 @@ def events_of(rounds: int, **facts: object) -> list[Timed]:
 
 def run(out: Path, name: str, told: list[Timed], how: str = "finished", why: str = "") -> Path:
     """Write the folder of a run that has ended; returns it."""
-    app = IApp(SimpleNamespace(workers=[SimpleNamespace(id=n, name=f"worker {n} (pc{n})") for n in (1, 2)]))
+    app = IApp(
+        SimpleNamespace(
+            workers=[SimpleNamespace(id=n, name=f"worker {n} (pc{n})", facts={"cores": 2, "pid": 7}) for n in (1, 2)]
+        )
+    )
     path = folder.make(out, name)
     writer = FolderWriter(app, path, {})
     writer.write(told)

@@ -15,7 +15,7 @@ import pytest
 
 from ddlf import IApp
 from ddlf.errors import ConfigError
-from ddlf.events import Evaluated, ModelSaved, SlotMoved
+from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.history import History
 from ddlf.runs import folder, past
 from ddlf.runs.recording import recorded
@@ -91,6 +91,20 @@ async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path
     assert len(paths) == 2
     assert [len((path / folder.EVENTS).read_text().splitlines()) for path in paths] == [1, 1]
     assert "_recording" not in app.__getstate__()
+
+
+async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_path):
+    app = fake(tmp_path)
+    with recorded(app) as path:
+        await app.train_model()
+        for number, name in enumerate(("pc 01", "worker 2", "pc 01")):
+            app._tell(
+                WorkerWrote(worker=1, name=name, stream="stdout", lines=(f"{number}: ä", "b"), dropped=1234 * number)
+            )
+    assert sorted(file.name for file in (path / "logs").iterdir()) == ["pc-01.log", "worker-2.log"]
+    lines = [line[25:] for line in (path / "logs" / "pc-01.log").read_text().splitlines()]
+    assert lines == ["0: ä", "b", "(2,468 lines are missing, which came too fast)", "2: ä", "b"]
+    assert "WorkerWrote" not in (path / folder.EVENTS).read_text()
 
 
 async def test_what_is_told_after_the_end_is_in_the_folder_too(tmp_path):
