@@ -23,6 +23,7 @@ from ddlf.events import Evaluated
 from ddlf.observe.display import Display
 from ddlf.observe.lines import line
 from ddlf.roles import PRELOADED, import_keras
+from ddlf.runs.folder import MODEL, STATE
 from ddlf.ui import attached, choice, chosen, heard, opened
 
 if TYPE_CHECKING:
@@ -174,11 +175,9 @@ async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop)
         folder: Of the run; None if it has none.
         stop: How it is asked to end.
     """
-    from ddlf.runs.folder import MODEL
     from ddlf.training.evaluation import to_its_end
 
     path = asked if asked is not None or folder is None else folder / MODEL
-
     stop.gently = app.stop_training
     stop.words = _what_an_interrupt_does(app, path)
     try:
@@ -235,7 +234,11 @@ def _rounds(app: IApp) -> str:
 
 
 def _how_to_go_on(app: IApp) -> str:
-    return "; the same command with --resume auto goes on" if app.checkpoint is not None else ""
+    if app.checkpoint is None:
+        return ""
+    run = Path(app.checkpoint).parent
+    how = run.name if (run / STATE).exists() else "auto"  # those in a run's folder are found by its name
+    return f"; the same command with --resume {how} goes on"
 
 
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
