@@ -51,6 +51,26 @@ def add(verbs: Verbs) -> None:
     prune.add_argument("--keep", type=number("keep", 0), required=True, metavar="N", help="how many stay")
     _add_out(prune, default=argparse.SUPPRESS)
 
+    logs = verb(
+        verbs,
+        "logs",
+        "logs:show",
+        "what workers wrote in a run",
+        "Print what user code wrote on the workers in a run, in the order of time.",
+        "ddlf logs                         # of the last run",
+        "ddlf logs -f                      # and what comes until it is over",
+        "ddlf logs 20261122-1145 --worker pc02 -n 100",
+    )
+    logs.add_argument(
+        "run", nargs="?", default="last", metavar="RUN", help="the beginning of a run's name (default: last)"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+    logs.add_argument(
+        "-n", "--last", type=number("last", 1), metavar="N", help="only the last N lines of those there are"
+    )
+    logs.add_argument("--worker", metavar="NAME", help="only this worker's")
+    _add_out(logs)
+
     report = verb(
         verbs,
         "report",

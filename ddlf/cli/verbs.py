@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "train": ("run", "new", "demo"),
     "cluster": ("status", "stop", "clean", "bench"),
-    "look back": ("runs", "report"),
+    "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
 """The verbs in the order in which ``ddlf --help`` shows them."""

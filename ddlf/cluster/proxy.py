@@ -33,17 +33,13 @@ RECONNECT_S = 30.0
 MAX_ATTEMPTS = 3
 """How often an idempotent request is tried: what ended three executors will end the fourth."""
 FLUSH_S = 1.0
-"""How long a worker that is left may take to say what user code wrote last."""
+"""How long a worker may take to say what user code wrote last."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
 async def _unknown() -> None:
     """How a process ended that nobody here started."""
-
-
-def _nobody(event: Event) -> None:
-    """Takes events that nobody wants to know of."""
 
 
 class ProxyWorker(IWorker):
@@ -98,7 +94,7 @@ class ProxyWorker(IWorker):
         how_ended: Callable[[], Awaitable[int | None]] = _unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
-        emit: Callable[[Event], None] = _nobody,
+        emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.id = id
         self.N = N
@@ -228,11 +224,15 @@ class ProxyWorker(IWorker):
             Requests that are still open end with ``WorkerLost``; the daemon ends what runs of them.
         """
         try:
-            if self.state == "alive" and self.is_open:
-                with contextlib.suppress(DDLFError):  # a worker of an earlier release; or it is gone
-                    await self.ask("flush", timeout_s=FLUSH_S)  # what user code wrote last comes first
+            await self.flush()
         finally:
             self._link.close()
+
+    async def flush(self) -> None:
+        """Have all that user code wrote so far told as events, unless the worker does not answer at once."""
+        if self.state == "alive" and self.is_open:
+            with contextlib.suppress(DDLFError):  # a worker of an earlier release; or it is gone
+                await self.ask("flush", timeout_s=FLUSH_S)
 
     async def reconnect(self, timeout_s: float | None = None) -> None:
         """Connect again, as often as it takes, in pauses that grow from 0.1 to 5 s. Safe to call while connected.

@@ -54,7 +54,7 @@ class Echo:
 
 def lines(event: e.WorkerWrote) -> list[Line]:
     """What there is to print of it."""
-    missing = f"({event.dropped:,} more line{'s' * (event.dropped != 1)}, which came too fast)"
+    missing = f"({event.dropped:,} lines are missing, which came too fast)"
     return [(event.name, text) for text in ([missing] * bool(event.dropped) + list(event.lines))]
 
 

@@ -222,9 +222,12 @@ async def crew_of(
             _tell(app, opening.opened, time.perf_counter() - begin)
             yield crew, samples
     finally:
-        stop_hearing()
         opening.content.cancel()  # nobody will tell it any more
         opening.close(app.cluster.workers)
+        try:
+            await asyncio.gather(*(worker.flush() for worker in app.cluster.workers))
+        finally:
+            stop_hearing()  # not before: what was written last is of the run
 
 
 async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:

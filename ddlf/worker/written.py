@@ -58,6 +58,11 @@ class Written:
         activity: The page.
         channel: To the daemon, which gets the other end.
         stdout: Descriptor that standard output goes to as well: 1, or 2 for the log file.
+
+    Attributes:
+        counted: How many lines there were, in the page.
+        lock: Held by who changes that.
+        pause_until: When lines are sent again, by the monotonic clock; meanwhile they are counted.
     """
 
     def __init__(self, activity: Activity, channel: socket.socket, stdout: int) -> None:
@@ -67,12 +72,12 @@ class Written:
             fcntl.fcntl(self._pipe, F_SETPIPE_SZ, PIPE_BYTES)
         socket.send_fds(channel, [LINES], [read_end])
         os.close(read_end)
-        self._counted = activity.counted()
-        self._lock = threading.RLock()  # an object's end may write while this thread is in here
+        self.counted = activity.counted()
+        self.lock = threading.RLock()  # an object's end may write while this thread is in here
         self._rest = dict.fromkeys(STREAMS, NOTHING)  # since the end of the last line
         self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
         self._at = time.monotonic()
-        self._pause_until = 0.0
+        self.pause_until = 0.0
         self._streams: dict[int, TextIO] = {}
         self._is_child = False
         os.register_at_fork(after_in_child=self._in_child)
@@ -85,22 +90,18 @@ class Written:
 
     def take(self, stream: int, data: bytes) -> None:
         """Send the lines that are whole, as far as that may be, and count all of them. Any thread may."""
-        with self._lock:
-            whole = data.count(b"\n")
-            if whole and (now := time.monotonic()) < self._pause_until and data.endswith(b"\n"):  # often, so first
-                self._rest[stream] = NOTHING
-                self._counted[0] += whole
-                return
+        with self.lock:
             if self._is_child:
                 return  # its lines are not this worker's to count
+            whole = data.count(b"\n")
             if whole:
-                if now >= self._pause_until:
+                if (now := time.monotonic()) >= self.pause_until:
                     self._send(stream, data, now)
                 self._rest[stream] = NOTHING
                 data = data[data.rfind(b"\n") + 1 :]
             if data:
                 self._rest[stream] = joined(self._rest[stream], data)
-            self._counted[0] += whole  # not before they are in the pipe: what is counted and not there was dropped
+            self.counted[0] += whole  # not before they are in the pipe: what is counted and not there was dropped
 
     def end_line(self) -> None:
         """Take what has no end yet for a line: the method that wrote it is over."""
@@ -119,13 +120,13 @@ class Written:
             self._bytes = min(BYTES_AT_ONCE, self._bytes + (now - self._at) * BYTES_PER_S) - len(text)
             self._at = now
             if self._lines < 0 or self._bytes < 0:
-                self._pause_until = now + PAUSE_S
+                self.pause_until = now + PAUSE_S
                 return
             with contextlib.suppress(OSError):  # the daemon is late, or gone
                 os.write(self._pipe, b"%d%b\n" % (stream, text))
 
     def _in_child(self) -> None:
-        self._is_child, self._pause_until = True, 0.0
+        self._is_child, self.pause_until = True, 0.0
 
 
 class Raw(io.RawIOBase):
@@ -141,17 +142,22 @@ class Raw(io.RawIOBase):
         self.name = f"<{STREAMS[stream]}>"
         self._stream = stream
         self._copy = copy
-        self._room = None if copy == stream else MAX_COPY_BYTES
-        self._take = written.take
+        self._room = sys.maxsize if copy == stream else MAX_COPY_BYTES
+        self._written = written
+        self._has_rest = False
 
     def write(self, data: Any) -> int:
         """Write as much as can be written now; returns how much."""
-        if self._room is None:
-            count = os.write(self._copy, data)
-        else:
-            count = os.write(self._copy, data) if self._room > 0 else len(data)
-            self._room -= count
-        self._take(self._stream, bytes(data) if count == len(data) else bytes(data[:count]))
+        count = os.write(self._copy, data) if self._room > 0 else len(data)
+        self._room -= count
+        data = bytes(data) if count == len(data) else bytes(data[:count])
+        written, ends = self._written, data.endswith(b"\n")
+        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # of a million lines most
+            with written.lock:
+                written.counted[0] += data.count(b"\n")
+            return count
+        self._has_rest = not ends
+        written.take(self._stream, data)
         return count
 
     def writable(self) -> bool:

@@ -35,12 +35,12 @@ def test_lines_of_the_only_worker_are_printed_at_once_with_how_many_are_missing(
     echo(connected(1))
     echo(wrote(1, "one"))
     echo(wrote(1, "two", dropped=1234))
-    echo(wrote(1, dropped=1))
+    echo(wrote(1, dropped=5))
     assert capsys.readouterr().err.splitlines() == [
         "[worker 1] one",
-        "[worker 1] (1,234 more lines, which came too fast)",
+        "[worker 1] (1,234 lines are missing, which came too fast)",
         "[worker 1] two",
-        "[worker 1] (1 more line, which came too fast)",
+        "[worker 1] (5 lines are missing, which came too fast)",
     ]
 
 

@@ -8,7 +8,7 @@
 _shtab_ddlf_runs_subparsers=(compare prune)
 _shtab_ddlf_config_subparsers=(show)
 _shtab_ddlf_token_subparsers=(new paste show)
-_shtab_ddlf_subparsers=(run new demo status stop clean bench runs report doctor env config token completion)
+_shtab_ddlf_subparsers=(run new demo status stop clean bench runs logs report doctor env config token completion)
 
 _shtab_ddlf_run_option_strings=(-h --help --target -c --config --local --hosts --launcher --token-file --insecure-plaintext --takeover --wait --pickle-results --mode --master-epochs --worker-epochs --batch-size --seed --slots --precision --balance --optimizer-state --codec --weights-codec --merge --update-policy --evaluate-every --checkpoint --checkpoint-every --resume --out --name --log --ui --save -p --dry-run -q --quiet -v --verbose --debug)
 _shtab_ddlf_new_option_strings=(-h --help --template)
@@ -20,6 +20,7 @@ _shtab_ddlf_bench_option_strings=(-h --help -c --config --hosts --token-file --i
 _shtab_ddlf_runs_compare_option_strings=(-h --help --out --csv --latex)
 _shtab_ddlf_runs_prune_option_strings=(-h --help --keep --out)
 _shtab_ddlf_runs_option_strings=(-h --help --out --last --all --json)
+_shtab_ddlf_logs_option_strings=(-h --help -f --follow -n --last --worker --out)
 _shtab_ddlf_report_option_strings=(-h --help --out --csv --latex --workers --open)
 _shtab_ddlf_doctor_option_strings=(-h --help -c --config --hosts --token-file --insecure-plaintext --timeout -v --verbose --debug --json)
 _shtab_ddlf_env_option_strings=(-h --help --target --json -c --config --local --hosts --launcher --token-file --insecure-plaintext --takeover --wait --pickle-results --mode --master-epochs --worker-epochs --batch-size --seed --slots --precision --balance --optimizer-state --codec --weights-codec --merge --update-policy --evaluate-every --checkpoint --checkpoint-every --resume --out --name --log --ui --save -p --dry-run -q --quiet -v --verbose --debug)
@@ -100,7 +101,7 @@ _shtab_ddlf_config_show___ui_choices=(auto rich plain json none)
 _shtab_ddlf_config_pos_0_choices=(show)
 _shtab_ddlf_token_pos_0_choices=(new paste show)
 _shtab_ddlf_completion_pos_0_choices=(bash zsh fish)
-_shtab_ddlf_pos_0_choices=(run new demo status stop clean bench runs report doctor env config token completion)
+_shtab_ddlf_pos_0_choices=(run new demo status stop clean bench runs logs report doctor env config token completion)
 
 _shtab_ddlf_run__h_nargs=0
 _shtab_ddlf_run___help_nargs=0
@@ -167,6 +168,10 @@ _shtab_ddlf_runs__h_nargs=0
 _shtab_ddlf_runs___help_nargs=0
 _shtab_ddlf_runs___all_nargs=0
 _shtab_ddlf_runs___json_nargs=0
+_shtab_ddlf_logs__h_nargs=0
+_shtab_ddlf_logs___help_nargs=0
+_shtab_ddlf_logs__f_nargs=0
+_shtab_ddlf_logs___follow_nargs=0
 _shtab_ddlf_report__h_nargs=0
 _shtab_ddlf_report___help_nargs=0
 _shtab_ddlf_report___csv_nargs=0

@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run new demo status stop clean bench runs 'runs compare' 'runs prune' report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker-epochs -c -p
+set -g _shtab_ddlf_commands run new demo status stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -193,6 +193,12 @@ complete -c ddlf -n '_shtab_ddlf_using runs; and test $_shtab_ddlf_npos -eq 0' -
 complete -c ddlf -n '_shtab_ddlf_using runs prune' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using runs prune' -l keep -x -d 'how many stay'
 complete -c ddlf -n '_shtab_ddlf_using runs prune' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a logs -d 'Print what user code wrote on the workers in a run, in the order of time.'
+complete -c ddlf -n '_shtab_ddlf_using logs' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using logs' -s f -l follow -d 'go on until the run is over'
+complete -c ddlf -n '_shtab_ddlf_using logs' -s n -l last -x -d 'only the last N lines of those there are'
+complete -c ddlf -n '_shtab_ddlf_using logs' -l worker -x -d 'only this worker'"'"'s'
+complete -c ddlf -n '_shtab_ddlf_using logs' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a report -d 'Write the report of a run anew, say where it is, and print the table of the run.'
 complete -c ddlf -n '_shtab_ddlf_using report' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using report' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'

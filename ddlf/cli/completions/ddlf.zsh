@@ -17,6 +17,7 @@ _shtab_ddlf_commands() {
     demo:'Train a small CNN on digits that come with DDLF: no file, no cluster and no download is needed.'
     doctor:'Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody'"'"'s run is disturbed. The exit code is 0 when nothing is found.'
     env:'Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.'
+    logs:'Print what user code wrote on the workers in a run, in the order of time.'
     new:'Write a small project, which runs as it stands, into a new folder.'
     report:'Write the report of a run anew, say where it is, and print the table of the run.'
     run:'Run an app on a cluster.'
@@ -252,6 +253,18 @@ _shtab_ddlf_env_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_env_defaults_added=0
 
+_shtab_ddlf_logs_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-f,--follow}"[go on until the run is over]"
+  {-n,--last}"[only the last N lines of those there are]:N:"
+  "--worker[only this worker\'s]:NAME:"
+  "--out[where the runs are (default\: \$DDLF_RUN_DIR, .\/runs)]:DIR:"
+  ":the beginning of a run\'s name (default\: last):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_logs_defaults_added=0
+
 _shtab_ddlf_new_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--template[what to begin with\: digits, mnist, custom-loop, convert, rpc (default\: digits)]:NAME:(digits mnist custom-loop convert rpc)"
@@ -435,6 +448,7 @@ _shtab_ddlf() {
         demo) _arguments -C -s $_shtab_ddlf_demo_options ;;
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
+        logs) _arguments -C -s $_shtab_ddlf_logs_options ;;
         new) _arguments -C -s $_shtab_ddlf_new_options ;;
         report) _arguments -C -s $_shtab_ddlf_report_options ;;
         run) _arguments -C -s $_shtab_ddlf_run_options ;;

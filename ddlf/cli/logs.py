@@ -1,0 +1,45 @@
+"""``ddlf logs``: what workers wrote in a run, also while it goes on. Reads files only."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from ddlf.cli.recording import runs_of
+from ddlf.runs import folder
+from ddlf.runs.logs import Line, Reader
+
+LOOK_S = 0.3
+"""How often it is looked for more."""
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the lines of all workers, or of one, and those that come until the run is over."""
+    path = folder.find(runs_of(options), options.run)
+    reader = Reader(path, options.worker)
+    lines: Iterable[Line] = reader.new()
+    printed = _print(lines if options.last is None else deque(lines, options.last))
+    while options.follow:
+        is_over = folder.read_state(path).state != "running"  # asked first: what came before that is read below
+        printed += _print(reader.new())
+        if is_over:
+            break
+        time.sleep(LOOK_S)
+    if not printed:
+        print(
+            f"nothing was written by {options.worker or 'workers'} in {path.name}: see {path / folder.LOGS}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _print(lines: Iterable[Line]) -> int:
+    count = 0
+    for when, who, text in lines:
+        print(f"{when[11:19]} [{who}] {text}")
+        count += 1
+    sys.stdout.flush()
+    return count
