@@ -166,6 +166,7 @@ OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")
 TRACKERS = Several("tensorboard", "mlflow")
+PAGE = OfType((int, NoneType), "True, False, a port, or None")
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
 CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
@@ -354,6 +355,12 @@ class Settings:
     """``auto`` is ``rich`` in a terminal and in a notebook, and ``plain`` elsewhere and where ``$CI`` is set. ``$DDLF_UI`` says it for all runs: it
     wins over the class, the option and the object's own attribute win over it. With ``plain`` rounds get at most one line in 2 s; with ``json`` what
     programs print goes to standard error."""
+
+    dashboard: Annotated[bool | int | None, PAGE, "whether ``ddlf run`` shows the run on a page, and on which port"] = (
+        None
+    )
+    """None when standard output is a terminal. Without a port the first free one of 8900 to 8919. ``DDLF_DASHBOARD`` and ``--dashboard`` win over it.
+    In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}

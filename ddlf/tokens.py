@@ -149,19 +149,35 @@ def _wipe_variable(name: bytes) -> None:
 
 
 def loopback_tokens() -> Tokens:
-    """Return this user's automatic token for workers that listen on loopback only; make it on first use.
+    """Return this user's automatic token for workers that listen on loopback only; see ``automatic_token``."""
+    return automatic_token("loopback token")
 
-    It lives in ``~/.local/state/ddlf/loopback-token`` (or below ``$XDG_STATE_HOME``) and keeps other users of this
-    machine out. When processes start at once, all of them get the same token.
+
+def automatic_token(what: str) -> Tokens:
+    """Return a token of this user's that keeps other users of this machine out; make it on first use.
+
+    It lives in ``~/.local/state/ddlf/`` (or below ``$XDG_STATE_HOME``). When processes start at once, all of them get the same token.
+
+    Args:
+        what: Its name for people, ``"loopback token"`` or ``"dashboard token"``; the file's has a hyphen for the space.
 
     Raises:
         AuthError: The file cannot be made, or is not usable.
     """
-    path = _user_folder("state") / "loopback-token"
+    path = state_folder() / what.replace(" ", "-")
     if not os.path.lexists(path):
         with suppress(FileExistsError):  # another process was faster: its token is the one
             _create(path, new_token())
-    return _read_named(path, "loopback token")
+    return _read_named(path, what)
+
+
+def state_folder() -> Path:
+    """Return where what is kept between commands lives: ``~/.local/state/ddlf``, or below ``$XDG_STATE_HOME``. It need not exist.
+
+    Raises:
+        AuthError: This user has no home.
+    """
+    return _user_folder("state")
 
 
 def _user_folder(kind: Literal["config", "state"]) -> Path:

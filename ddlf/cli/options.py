@@ -19,7 +19,8 @@ OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag i
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*(name for name in OF_SETTINGS if name != "ui"), "save")
 OF_A_CLUSTER = (
-    *("config", "local", "hosts", "launcher", "token_file", "insecure_plaintext", "takeover", "wait", "pickle_results"),
+    *("config", "local", "hosts", "launcher", "token_file", "insecure_plaintext", "takeover", "wait"),
+    *("pickle_results", "dashboard"),
 )
 
 
@@ -49,6 +50,12 @@ def add_options(parser: Parser) -> None:
     for name in OF_SETTINGS:
         train.add_argument(option(name), dest=name, help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
     train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--dashboard", type=_page, metavar="[PORT]", help="show the run on a page (default: if this is a terminal)"
+    )
+    parser.may_stand_alone["--dashboard"] = "on"
+    shown.add_argument("--no-dashboard", dest="dashboard", action="store_const", const=False, help="show no page")
     parser.add_argument(
         "-p",
         dest="parameters",
@@ -72,6 +79,13 @@ def _values(name: str, setting: Setting) -> dict[str, Any]:
     if isinstance(check, Whole):
         return {"type": number(name, check.low, check.high), "metavar": setting.flag}
     return {"type": float if isinstance(getattr(Settings, name), float) else str, "metavar": setting.flag}
+
+
+def _page(text: str) -> bool | int:
+    if text == "on":
+        return True
+    port: int = number("dashboard", 1, 65535)(text)
+    return port
 
 
 def _seconds(text: str) -> float:

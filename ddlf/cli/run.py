@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.dashboard import shown
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
@@ -121,14 +122,15 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
         return await plan(target, cluster, described, options)
     with opened(asked_ui(options)) as display:
         display.say(f"cluster   {described}")
-        await _connect(cluster, options.wait, display, ())
-        try:
-            if display.prints:  # what it prints is what is to be seen from here on
-                display.close()
-            await target(cluster, **arguments)
-            return 0
-        finally:
-            await cluster.close()
+        async with shown(cluster, None, options, display, stop, described):
+            await _connect(cluster, options.wait, display, ())
+            try:
+                if display.prints:  # what it prints is what is to be seen from here on
+                    display.close()
+                await target(cluster, **arguments)
+                return 0
+            finally:
+                await cluster.close()
 
 
 async def _run_app(
@@ -154,16 +156,17 @@ async def _run_app(
         display.say(f"cluster   {described}")
         if new_workers(options):  # the workers' template imports it now, too
             asyncio.get_running_loop().run_in_executor(None, import_keras)
-        await _connect(cluster, options.wait, display, PRELOADED)
-        try:
-            epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-            display.say(
-                f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
-                f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
-            )
-            return await _train(app, options.save, folder, stop)
-        finally:
-            await cluster.close()
+        async with shown(cluster, app, options, display, stop, described):
+            await _connect(cluster, options.wait, display, PRELOADED)
+            try:
+                epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
+                display.say(
+                    f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "
+                    f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
+                )
+                return await _train(app, options.save, folder, stop)
+            finally:
+                await cluster.close()
 
 
 async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.dashboard import said
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
 from ddlf.settings import FOLDER, SETTINGS, option
@@ -206,6 +207,8 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
     for name in OF_SETTINGS:
         if (value := getattr(options, name)) is not None:
             yield name, value, option(name)
+    if page := said(options):
+        yield "dashboard", *page
     if options.quiet:
         yield "verbose", False, "--quiet"
         yield "ui", "none", "--quiet"

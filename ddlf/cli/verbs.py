@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "train": ("run", "new", "demo"),
-    "cluster": ("status", "stop", "clean", "bench"),
+    "cluster": ("status", "top", "dashboard", "stop", "clean", "bench"),
     "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
@@ -79,6 +79,7 @@ def _train(verbs: Verbs) -> None:
         "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
         "ddlf run app.py -c cluster.yaml -p learning_rate=0.05",
         "ddlf run app.py --checkpoint runs/a --resume auto    # the same command goes on where it ended",
+        "ddlf run app.py --dashboard                          # with a page for a browser",
         "ddlf run app.py -c cluster.yaml --dry-run            # what it would do",
         "ddlf run app.py --name wide --log tensorboard        # its folder is runs/<time>-wide",
     )
@@ -131,6 +132,31 @@ def _cluster(verbs: Verbs) -> None:
     )
     _add_cluster(status)
     status.add_argument("--json", action="store_true", help="print JSON")
+
+    top = verb(
+        verbs,
+        "top",
+        "top:top",
+        "watch a run, or what the workers do",
+        "Watch the newest run of yours on this machine that shows a page; without one, or when a cluster is named, what its "
+        "workers do. Ctrl-C ends it.",
+        "ddlf top                      # a run that shows a page, else the workers of ./cluster.yaml",
+        "ddlf top -c cluster.yaml",
+        "ddlf top --once               # print it, and end",
+    )
+    _add_cluster(top)
+    top.add_argument("--once", action="store_true", help="show it once")
+
+    page = verb(
+        verbs,
+        "dashboard",
+        "dashboard:dashboard",
+        "open the page of a run in a browser",
+        "Say where the pages of your runs on this machine are, and open that of the newest in a browser.",
+        "ddlf dashboard",
+        "ddlf dashboard --no-open",
+    )
+    page.add_argument("--no-open", dest="open", action="store_false", help="open no browser")
 
     stop = verb(
         verbs,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ddlf.cluster.behaviour import is_number
 from ddlf.cluster.group import Group
 from ddlf.cluster.hosted import Hosted
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
+from ddlf.cluster.look import look
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
@@ -22,6 +23,9 @@ from ddlf.liveness import Timing
 from ddlf.net.tls import Security, client_context
 from ddlf.observe.echo import Echo
 from ddlf.sinks import Events
+
+if TYPE_CHECKING:
+    from ddlf.dashboard.server import Dashboard
 
 
 class Cluster(Group):
@@ -251,6 +255,40 @@ class Cluster(Group):
         """Count a missing worker that has been reached now among the workers."""
         self._members.take_in(worker)
         self._dispatch.look()
+
+    async def look(self) -> list[dict[str, Any]]:
+        """What each worker is and does, asked of its daemon; of those that are missing, too.
+
+        Returns:
+            See ``ddlf.cluster.look``. A guest connects to daemons that are back.
+        """
+        return await look(self._members, reach=bool(self._options["guest"]))
+
+    def dashboard(
+        self, app: Any = None, *, port: int | None = None, stop: Callable[[], bool] | None = None, **about: Any
+    ) -> Dashboard:
+        """A page that shows what the workers do, for a browser on this machine.
+
+        Args:
+            app: The ``IApp`` whose runs are shown, too.
+            port: That one and no other; None for the first free one of 8900 to 8919.
+            stop: What the page's button calls, instead of the app's ``stop_training``.
+            about: Facts for the page: ``title``, ``cluster``.
+
+        Returns:
+            What ``async with`` opens, or its method ``open``, and ``close`` ends; its ``url`` has the token that the page asks for.
+
+        Example::
+
+            async with cluster.dashboard() as page:
+                print(page.url)
+                await cluster.run_method(calculate, a=10, b=8, c=2)
+        """
+        from ddlf.dashboard.server import Dashboard
+
+        stop = stop or (None if app is None else app.stop_training)
+        follow = [self] if app is None else [app, self]
+        return Dashboard(self.look, port=port, stop=stop, follow=follow, **{"cluster": repr(self), **about})
 
     async def close(self) -> None:
         """Leave the workers; they go on, but those that the launcher started, as ``local`` does, end. Safe to call again."""

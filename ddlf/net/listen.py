@@ -31,7 +31,10 @@ BACKLOG = 128
 REFUSAL_DELAY_S = 0.5
 """A wrong proof is answered this late, so that guessing is slow."""
 
-_HTTP_BODY = b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
+_HTTP_BODY = (
+    b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
+    b"'ddlf dashboard' says where the pages of your runs are.\n"
+)
 HTTP_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)

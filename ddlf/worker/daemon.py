@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
+from ddlf.machine import cores
 from ddlf.net.admission import Admission
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
 from ddlf.net.stream import receive_exactly, send_all
@@ -29,6 +30,7 @@ from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, re
 from ddlf.worker.control import Control
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess
 from ddlf.worker.folder import DaemonFolder, remove_abandoned
+from ddlf.worker.footprint import footprint
 from ddlf.worker.lease import Holder, Lease
 from ddlf.worker.questions import Questions
 from ddlf.worker.stopped import LOOK_S, StoppedFor
@@ -312,6 +314,8 @@ class Daemon:
             "last_exit": self.process.last_exit or None,
             "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
             "uptime_s": time.monotonic() - self._started,
+            "cores": cores(),
+            "memory": footprint(os.getpid(), self.process.pid),
             "masters": len(self._controls),
             "datasets": dict(zip(("count", "bytes"), self.process.activity.held, strict=True)),
             "methods": self.process.methods,

@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run new demo status stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
+set -g _shtab_ddlf_commands run new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -93,6 +93,8 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in i
 complete -c ddlf -n '_shtab_ddlf_using run' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using run' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
+complete -c ddlf -n '_shtab_ddlf_using run' -l dashboard -x -d 'show the run on a page (default: if this is a terminal)'
+complete -c ddlf -n '_shtab_ddlf_using run' -l no-dashboard -d 'show no page'
 complete -c ddlf -n '_shtab_ddlf_using run' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using run' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using run' -s q -l quiet -d 'print the results only'
@@ -135,6 +137,8 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in 
 complete -c ddlf -n '_shtab_ddlf_using demo' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l dashboard -x -d 'show the run on a page (default: if this is a terminal)'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l no-dashboard -d 'show no page'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s q -l quiet -d 'print the results only'
@@ -148,6 +152,18 @@ complete -c ddlf -n '_shtab_ddlf_using status' -l insecure-plaintext -d 'with --
 complete -c ddlf -n '_shtab_ddlf_using status' -l timeout -x -d 'seconds to wait (default: 5)'
 complete -c ddlf -n '_shtab_ddlf_using status' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using status' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a top -d 'Watch the newest run of yours on this machine that shows a page; without one, or when a cluster is named, what its workers do. Ctrl-C ends it.'
+complete -c ddlf -n '_shtab_ddlf_using top' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using top' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file (default: $DDLF_CONFIG, ./cluster.yaml)'
+complete -c ddlf -n '_shtab_ddlf_using top' -l hosts -x -d 'addresses of workers'
+complete -c ddlf -n '_shtab_ddlf_using top' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the workers'"'"' token'
+complete -c ddlf -n '_shtab_ddlf_using top' -l insecure-plaintext -d 'with --hosts: do not encrypt'
+complete -c ddlf -n '_shtab_ddlf_using top' -l timeout -x -d 'seconds to wait (default: 5)'
+complete -c ddlf -n '_shtab_ddlf_using top' -s v -l verbose -l debug -d 'show the traceback of an error'
+complete -c ddlf -n '_shtab_ddlf_using top' -l once -d 'show it once'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a dashboard -d 'Say where the pages of your runs on this machine are, and open that of the newest in a browser.'
+complete -c ddlf -n '_shtab_ddlf_using dashboard' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using dashboard' -l no-open -d 'open no browser'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a stop -d 'End the workers of a cluster.'
 complete -c ddlf -n '_shtab_ddlf_using stop' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using stop' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file (default: $DDLF_CONFIG, ./cluster.yaml)'
@@ -250,6 +266,8 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in i
 complete -c ddlf -n '_shtab_ddlf_using env' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using env' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
+complete -c ddlf -n '_shtab_ddlf_using env' -l dashboard -x -d 'show the run on a page (default: if this is a terminal)'
+complete -c ddlf -n '_shtab_ddlf_using env' -l no-dashboard -d 'show no page'
 complete -c ddlf -n '_shtab_ddlf_using env' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using env' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using env' -s q -l quiet -d 'print the results only'
@@ -292,6 +310,8 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the r
 complete -c ddlf -n '_shtab_ddlf_using config show' -l log -x -d 'log to tensorboard, mlflow'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l ui -xka "auto rich plain json none" -d 'how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l save -xka "(__fish_complete_path (commandline -ct))" -d 'save the trained model as a .keras file'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l dashboard -x -d 'show the run on a page (default: if this is a terminal)'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l no-dashboard -d 'show no page'
 complete -c ddlf -n '_shtab_ddlf_using config show' -s p -x -d 'set an attribute of the app; may be repeated'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using config show' -s q -l quiet -d 'print the results only'

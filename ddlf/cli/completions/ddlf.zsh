@@ -14,6 +14,7 @@ _shtab_ddlf_commands() {
     clean:'Free data, models and variables that earlier runs left on the workers.'
     completion:'Print the script by which a shell completes commands and options.'
     config:'The settings of a run.'
+    dashboard:'Say where the pages of your runs on this machine are, and open that of the newest in a browser.'
     demo:'Train a small CNN on digits that come with DDLF: no file, no cluster and no download is needed.'
     doctor:'Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody'"'"'s run is disturbed. The exit code is 0 when nothing is found.'
     env:'Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.'
@@ -25,6 +26,7 @@ _shtab_ddlf_commands() {
     status:'Show what the workers do.'
     stop:'End the workers of a cluster.'
     token:'The secret that master and workers share.'
+    top:'Watch the newest run of yours on this machine that shows a page; without one, or when a cluster is named, what its workers do. Ctrl-C ends it.'
   )
   _describe 'ddlf commands' _commands
 }
@@ -142,6 +144,8 @@ _shtab_ddlf_config_show_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
   {-q,--quiet}"[print the results only]"
@@ -151,6 +155,14 @@ _shtab_ddlf_config_show_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_config_show_defaults_added=0
+
+_shtab_ddlf_dashboard_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--no-open[open no browser]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_dashboard_defaults_added=0
 
 _shtab_ddlf_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -185,6 +197,8 @@ _shtab_ddlf_demo_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
   {-q,--quiet}"[print the results only]"
@@ -243,6 +257,8 @@ _shtab_ddlf_env_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
   {-q,--quiet}"[print the results only]"
@@ -321,6 +337,8 @@ _shtab_ddlf_run_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
   {-q,--quiet}"[print the results only]"
@@ -422,6 +440,20 @@ _shtab_ddlf_token_show_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_token_show_defaults_added=0
 
+_shtab_ddlf_top_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-c,--config}"[cluster file (default\: \$DDLF_CONFIG, .\/cluster.yaml)]:PATH:_files"
+  "--hosts[addresses of workers]:A:9000,B:9000:"
+  "--token-file[file with the workers\' token]:PATH:_files"
+  "--insecure-plaintext[with --hosts\: do not encrypt]"
+  "--timeout[seconds to wait (default\: 5)]:S:"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  "--once[show it once]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_top_defaults_added=0
+
 
 _shtab_ddlf() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->ddlf'
@@ -445,6 +477,7 @@ _shtab_ddlf() {
         clean) _arguments -C -s $_shtab_ddlf_clean_options ;;
         completion) _arguments -C -s $_shtab_ddlf_completion_options ;;
         config) _shtab_ddlf_config ;;
+        dashboard) _arguments -C -s $_shtab_ddlf_dashboard_options ;;
         demo) _arguments -C -s $_shtab_ddlf_demo_options ;;
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
@@ -456,6 +489,7 @@ _shtab_ddlf() {
         status) _arguments -C -s $_shtab_ddlf_status_options ;;
         stop) _arguments -C -s $_shtab_ddlf_stop_options ;;
         token) _shtab_ddlf_token ;;
+        top) _arguments -C -s $_shtab_ddlf_top_options ;;
       esac
   esac
 }

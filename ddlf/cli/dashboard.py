@@ -1,0 +1,115 @@
+"""The page of a run: whether ``ddlf run`` shows one, and ``ddlf dashboard``, which finds those that are shown."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ddlf.errors import ConfigError, ConnectError, DDLFError
+
+if TYPE_CHECKING:
+    from ddlf.cli.stopping import Stop
+    from ddlf.cluster.cluster import Cluster
+    from ddlf.observe.display import Display
+
+VARIABLE = "DDLF_DASHBOARD"
+WORDS = {
+    **dict.fromkeys(("1", "on", "true", "yes"), True),
+    **dict.fromkeys(("0", "off", "false", "no"), False),
+    "auto": None,
+}
+NO_PAGE = "no run of yours shows a dashboard on this machine"
+
+
+def said(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
+    """What the command line says about the page, or else ``$DDLF_DASHBOARD``, and which of them; None if neither says anything.
+
+    Raises:
+        ConfigError: It cannot be.
+    """
+    if options.dashboard is not None:
+        return options.dashboard, "--dashboard" if options.dashboard else "--no-dashboard"
+    text = os.environ.get(VARIABLE, "").strip().lower()
+    if not text:
+        return None
+    if text in WORDS:
+        return WORDS[text], VARIABLE
+    if not (text.isdigit() and int(text) < 65536):
+        raise ConfigError(f"{VARIABLE} must be on, off, auto or a port, got {text!r}")
+    return int(text), VARIABLE
+
+
+@contextlib.asynccontextmanager
+async def shown(
+    cluster: Cluster, app: Any, options: argparse.Namespace, display: Display, stop: Stop, described: str
+) -> AsyncIterator[None]:
+    """Show a page meanwhile, if one is wanted, and say where. What keeps it from being shown is a line, unless a port was named.
+
+    Args:
+        cluster: What the page shows.
+        app: The app whose run it shows; None for a function.
+        options: As parsed.
+        display: What else shows the run.
+        stop: How the run is asked to end.
+        described: The cluster, for people.
+
+    Raises:
+        ListenError: The port that was named cannot be used.
+    """
+    wanted = (said(options) or (None, ""))[0] if app is None else app.dashboard
+    if wanted is None:
+        wanted = sys.stdout.isatty() and display.prints and not os.environ.get("CI")
+    if wanted is False:
+        yield
+        return
+
+    def say(text: str) -> None:  # as one line, which is to be copied
+        print(text, file=None if display.prints else sys.stderr, flush=True)
+
+    button = stop.interrupted if app is not None else None
+    page = cluster.dashboard(app, port=None if wanted is True else wanted, stop=button, cluster=described)
+    try:
+        await page.open()
+    except DDLFError as error:
+        if wanted is not True:
+            raise
+        say(f"dashboard not shown: {error}")
+        yield
+        return
+    try:
+        say(f"dashboard {page.url}" + f" ({page.note})" * bool(page.note))
+        if page.tunnel:
+            say(f"          on your own machine first: {page.tunnel}")
+        yield
+    finally:
+        page.close()
+
+
+def dashboard(options: argparse.Namespace) -> int:
+    """Print where the pages of this user's runs are, the newest first, and open that one if there is a screen."""
+    from ddlf.dashboard.address import tunnel
+    from ddlf.dashboard.places import found
+
+    pages = found()
+    if not pages:
+        raise ConnectError(NO_PAGE, hint="start one with: ddlf run APP --dashboard")
+    for page in pages:
+        print(f"{page['url']}  {page['title'] or page['cluster']}, process {page['pid']}")
+    if command := tunnel(pages[0]["port"], os.environ):
+        print(f"on your own machine first: {command}")
+    elif options.open and has_screen():
+        import webbrowser
+
+        webbrowser.open(pages[0]["url"])
+    return 0
+
+
+def has_screen() -> bool:
+    """Whether a browser that is opened here is seen."""
+    return sys.stdout.isatty() and (
+        sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    )

@@ -1,0 +1,89 @@
+"""What ``ddlf top`` draws."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ddlf import events as e
+from ddlf.cli.picture import draw, spark
+from ddlf.dashboard.viewer import take
+from ddlf.observe.board import Board, Seen
+from tests.dashboard.made_up import NAMES, answers, beginning, one_round
+
+
+def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=()):
+    board, known = Board(cluster="lab"), {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
+    board.set_workers(answers(workers))
+    if run:
+        events = [*beginning(workers=workers)]
+        for number in range(1, rounds + 1):
+            events += one_round(number, workers=workers, at=float(number))
+        for at, event in events:
+            board.tell(event, at)
+    for event in more:
+        board.tell(event, 3.0)
+    take(known, board.since(Seen(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
+    text = io.StringIO()
+    Console(file=text, width=columns, highlight=False).print(draw(known, columns, rows))
+    return text.getvalue().splitlines()
+
+
+def test_a_run_has_where_it_is_its_metrics_and_a_row_for_each_worker():
+    lines = shown(columns=120)
+    assert "MnistCNN  training  round 2 of 40, 5%" in lines[0]
+    assert "accuracy 0." in lines[2]
+    assert [line.split()[0] for line in lines if "updates" not in line and " 8 " in line] == [
+        "pc01",
+        "pc02",
+        "pc03",
+        "gpu01",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12), (200, 60)])
+@pytest.mark.parametrize("workers", [1, 16, 64])
+def test_it_fits_the_terminal_and_says_how_many_workers_it_leaves_out(columns, rows, workers):
+    lines = shown(workers=workers, columns=columns, rows=rows)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    named = sum(
+        line.split()[0] in NAMES or (line.startswith("worker ") and line.split()[1].isdigit()) for line in lines
+    )
+    left_out = [int(line.split()[1]) for line in lines if line.startswith("and ") and "more" in line]
+    assert named + sum(left_out) == workers
+    assert bool(left_out) == (workers + 5 > rows - 1)
+
+
+def test_before_the_first_round_is_over_nothing_is_said_of_what_nobody_knows():
+    lines = shown(rounds=0)
+    assert lines[0] == "MnistCNN  training  round 0 of 40, 0%, 0:04 so far"
+
+
+def test_a_lost_worker_and_one_that_is_gone_say_why():
+    lost = e.WorkerLost(round=2, worker=2, slot=2, why="the connection ended")
+    gone = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
+    lines = "\n".join(shown(columns=120, more=[lost, gone]))
+    assert "lost: the connection ended" in lines
+    assert "takes no part any more: no memory " in lines
+
+
+def test_a_long_reason_takes_no_column_from_the_others():
+    lost = e.WorkerLost(round=2, worker=2, slot=2, why="a very long reason " * 20)
+    head, *rows = shown(columns=80, more=[lost])[4:9]
+    assert head.split() == ["worker", "does", "rate", "updates", "memory", "cores"]
+    assert all("GB" in row for row in rows)
+
+
+def test_a_cluster_without_a_run_shows_what_its_workers_do():
+    lines = shown(run=False, columns=100)
+    assert lines[0] == "lab: no run here"
+    assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received"]
+    assert "busy with 'train' since 0.4 s" in lines[2]
+    assert "1.17 GB" in lines[2]
+
+
+def test_a_curve_in_one_row_has_its_highest_and_lowest():
+    assert spark([0.0, 1.0, 2.0, 7.0], 10) == "▁▂▃█"
+    assert spark([3.0, 3.0], 10) == "▁▁"
+    assert len(spark([float(x) for x in range(1000)], 40)) == 40

@@ -1,0 +1,49 @@
+"""Debian's Chromium, driven by Playwright, which brings none of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+from playwright.async_api import Browser, Page, async_playwright
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--enable-precise-memory-info"),
+)
+
+
+@contextlib.asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """A browser of its own."""
+    path = shutil.which("chromium")
+    assert path, "install it: apt-get install chromium"
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    browser: Browser, url: str, *, width: int = 1280, height: int = 900, **options: Any
+) -> AsyncIterator[Page]:
+    """A page in a profile of its own; ``page.wrong`` has what it printed as an error, ``page.hosts`` whom it asked."""
+    context = await browser.new_context(viewport={"width": width, "height": height}, **options)
+    page: Any = await context.new_page()
+    page.wrong, page.hosts = [], set()
+    page.on(
+        "console", lambda message: page.wrong.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("request", lambda request: page.hosts.add(request.url.split("/")[2]))
+    page.on("websocket", lambda socket: page.hosts.add(socket.url.split("/")[2]))
+    await page.goto(url)
+    try:
+        yield page
+    finally:
+        await context.close()
