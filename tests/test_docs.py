@@ -140,7 +140,7 @@ def run(folder, *command):
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path):
-    _, keep, on, unlucky = written("docs/tutorial.md", tmp_path)
+    _, _, keep, on, unlucky = written("docs/tutorial.md", tmp_path)
     assert run(tmp_path, "hello.py").splitlines()[-1].count("process") == 2
     whole = run(tmp_path, *keep)
     assert "round 3/3" in whole

@@ -50,16 +50,23 @@ def _told(error: DDLFError, whole: bool) -> str:
     sentence, hint, rest = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
         rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
-    if not whole:
-        everything, sentence, rest = sentence + rest, frames.in_text(sentence), frames.in_text(rest)
-    sentence = "\n".join([sentence, *getattr(error, "__notes__", ())])
+    shown = (sentence, rest) if whole else (frames.in_text(sentence), frames.in_text(rest))
+    hidden = shown != (sentence, rest)
+    sentence, rest = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
     if not sys.stderr.isatty():
         return f"error  {sentence}; {hint}{rest}\n" if hint else f"error  {sentence}{rest}\n"
     more = [] if isinstance(error, SELF_EXPLAINING) else [f"ddlf help {type(error).__name__}"]
-    if not whole and everything != sentence + rest:
-        more.append(MORE)
-    rows = {"error": sentence, "try": hint, "more": ", ".join(more)}
-    return "".join(_row(label, text) for label, text in rows.items() if text) + f"{rest}\n" * bool(rest)
+    rows = {"error": sentence, "why": _why(error), "try": hint, "more": ", ".join([*more, *[MORE] * hidden])}
+    lines = f"{rest}\n".removeprefix("\n") if rest else ""
+    return "".join(_row(label, text) for label, text in rows.items() if text) + lines
+
+
+def _why(error: DDLFError) -> str:
+    """What the error was made of, in a line, if its sentence does not say it."""
+    cause = error.__cause__
+    said = parts(cause)[0] if isinstance(cause, DDLFError) else getattr(cause, "strerror", None) or str(cause or "")
+    first = said.strip().partition("\n")[0]
+    return "" if first.casefold() in parts(error)[0].casefold() else first
 
 
 def _row(label: str, text: str) -> str:

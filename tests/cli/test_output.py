@@ -38,6 +38,26 @@ def test_a_terminal_gets_what_happened_what_to_do_and_where_there_is_more(on_a_t
     )
 
 
+@pytest.mark.parametrize(
+    ("cause", "why"),
+    [
+        (
+            ConnectError("it was not reached again within 30 s", hint="x", worker="worker 2"),
+            "worker 2: it was not reached again within 30 s",
+        ),
+        (OSError(28, "No space left on device", "/x/y"), "No space left on device"),
+        (ValueError("line 3 is no number\nor so"), "line 3 is no number"),
+        (OSError(104, "Reset by the other side"), ""),  # the sentence says it
+        (None, ""),
+    ],
+)
+def test_what_an_error_was_made_of_is_told_unless_its_sentence_says_it(on_a_terminal, cause, why):
+    error = WorkerLost("worker 2: reset by the other side", hint="look at it")
+    error.__cause__ = cause
+    rows = [f"why    {why}"] * bool(why) + ["try    look at it", "more   ddlf help WorkerLost"]
+    assert on_a_terminal(error).splitlines()[1:] == rows
+
+
 def test_a_table_keeps_its_lines_and_a_wrong_value_needs_no_page(on_a_terminal):
     row = f"    1  127.0.0.1:9{' ' * 60}connection refused"
     error = ConnectError(f"1 of 2 workers could not be reached:\n{row}", hint="start it")
@@ -50,7 +70,8 @@ def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a
     error.hint = "set y_train"
     said = on_a_terminal(error)
     assert said.startswith(
-        "error  worker 2 (pc02:9000): ValueError: no labels\ntry    set y_train\nmore   -v shows the lines"
+        "error  worker 2 (pc02:9000): ValueError: no labels\ntry    set y_train\n"
+        "more   -v shows the lines of the libraries, too\n\nTraceback on the worker"
     )
     assert said.endswith(
         'Traceback on the worker (most recent call last):\n  File "app.py", line 3, in train\n    check(x)\n'

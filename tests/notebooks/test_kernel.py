@@ -45,9 +45,9 @@ class Cells:
             return False
         if kind == "stream":
             self.shown.printed += content["text"]
-        elif kind in ("display_data", "execute_result"):
-            self.shown.html += content["data"].get("text/html", "")
-            self.shown.value += content["data"]["text/plain"]
+        elif kind == "execute_result":
+            self.shown.html = content["data"].get("text/html", "")
+            self.shown.value = content["data"]["text/plain"]
         elif kind == "error":
             self.shown.lines = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"])).splitlines()
             self.shown.error = content["ename"]
