@@ -31,6 +31,8 @@ ROUND_TRIPS = 8
 """Small questions by which clocks are compared: the quickest says most."""
 PIECE_BYTES = 64 * 1024
 MOST_PIECES = 256
+LONG_S = 3.0
+"""After which it is said for whom this waits."""
 TRIES = 3
 ENOUGH_S = 0.2
 """How long a transfer takes at least, if it is not the longest: what is shorter says little."""
@@ -174,6 +176,17 @@ async def _port_taken(timeout_s: float) -> list[Finding]:
     return []
 
 
+async def all_asked(
+    workers: list[ProxyWorker], timeout_s: float, say: Callable[[str], None], needs: Sequence[str] = ()
+) -> list[Answer]:
+    """Ask all at once; who takes long is named."""
+    asking = {asyncio.create_task(asked(worker, timeout_s, needs)): worker for worker in workers}
+    _, late = await asyncio.wait(asking, timeout=LONG_S)
+    if late:
+        say(f"          waiting for {', '.join(worker.name for task, worker in asking.items() if task in late)}")
+    return await asyncio.gather(*asking)
+
+
 async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
     """Connect and ask for all that needs no time; the worker stays connected if it answered."""
     answer = Answer(worker.name)
@@ -208,7 +221,7 @@ async def _examine_workers(
     """Ask all at once, then measure the ways one after the other: they share this machine's own."""
     width = max(len(worker.name) for worker in workers)
     try:
-        report.answers = list(await asyncio.gather(*(asked(worker, timeout_s) for worker in workers)))
+        report.answers = await all_asked(workers, timeout_s, say)
         for worker, answer in zip(workers, report.answers, strict=True):
             # Not beside somebody's run, which would be slower for it.
             if answer.error is None and not (answer.status["lease"] or answer.status["busy"]):

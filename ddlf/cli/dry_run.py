@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import asyncio
 import inspect
 import linecache
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.app import IApp
-from ddlf.cli.doctor import HERE, Answer, asked, difference, of_answer, size, versions
+from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
 from ddlf.cli.options import new_workers
 from ddlf.cli.show import rows
@@ -50,7 +49,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     if new_workers(options) or options.launcher or starts:
         print(f"          {cluster.N} would be started, each with {versions(mine)}")
     else:
-        answers = list(await asyncio.gather(*(asked(worker, timeout_s, needs) for worker in cluster.workers)))
+        answers = await all_asked(cluster.workers, timeout_s, print, needs)
         await cluster.close()
         width = max(len(answer.name) for answer in answers)
         for answer in answers:

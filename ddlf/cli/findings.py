@@ -56,7 +56,9 @@ def joined(findings: Iterable[Finding]) -> list[Finding]:
 
 def of_error(error: DDLFError, where: str) -> Finding:
     """What kept a worker from answering, or this side from asking."""
-    do = error.hint or ("mend the file" if isinstance(error, ConfigError) else "look at the worker's terminal")
+    do = error.hint or (
+        "mend that, and look again" if isinstance(error, ConfigError) else "look at the worker's terminal"
+    )
     return Finding("error", (where,), error.message, do, error.exit_code)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,4 +140,7 @@ def demo(options: argparse.Namespace) -> int:
         options.app, options.target = Path(folder) / "demo.py", None
         template = TEMPLATES["digits"]
         options.app.write_text(_source(template, template.files["app.py"], "demo.py"), encoding="utf-8")
-        return run_file(options)
+        code = run_file(options)
+    if code == 0 and sys.stdout.isatty() and not (options.quiet or options.dry_run or options.ui in ("json", "none")):
+        print("next      ddlf new lab && cd lab && ddlf run app.py")
+    return code

@@ -251,6 +251,24 @@ async def test_an_older_worker(daemons, monkeypatch):
     assert finding.do == "install the same version of ddlf on both"
 
 
+async def test_who_takes_long_is_named(daemons, monkeypatch):
+    async def slow(host, port, timeout_s):
+        if port == daemons[1].port:
+            await asyncio.wait_for(named.wait(), PATIENCE_S)
+        return await reach(host, port, timeout_s)
+
+    def say(line):
+        if f"          waiting for worker 2 (127.0.0.1:{daemons[1].port})" == line:
+            named.set()
+
+    named, reach = asyncio.Event(), dial.__globals__["_reach"]
+    monkeypatch.setattr(module, "LONG_S", 0.3)
+    monkeypatch.setitem(dial.__globals__, "_reach", slow)
+    report = await examine(options(*(daemon.port for daemon in daemons)), say)
+    assert report.findings == []
+    assert named.is_set()
+
+
 async def test_dead_workers_cost_their_timeout_once(daemons, monkeypatch):
     dialled = []
 
