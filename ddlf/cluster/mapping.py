@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sequence
 from typing import Any
 
@@ -119,6 +120,11 @@ class Tally:
         self._over = False
 
     @property
+    def begun(self) -> bool:
+        """Whether it has."""
+        return self._begin is not None
+
+    @property
     def window(self) -> int:
         """How many items may be on their way or wait to be taken."""
         job = self.function.job
@@ -214,6 +220,13 @@ class Map:
         self._untaken = 0
         self._room: asyncio.Future[None] | None = None
         self._unlimited = False
+
+    def __repr__(self) -> str:
+        return f"<map of {self._tally.function.name!r}>"
+
+    def __del__(self) -> None:
+        if not self._tally.begun:
+            warnings.warn(f"{self!r} was neither awaited nor iterated over: nothing ran", RuntimeWarning, stacklevel=2)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._all().__await__()

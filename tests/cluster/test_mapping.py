@@ -156,6 +156,11 @@ async def test_a_function_is_mapped_as_it_is_when_the_map_is_made(cluster):
     assert await results == [2, 4]
 
 
+async def test_a_map_that_nobody_waits_for_says_that_it_did_nothing(cluster):
+    with pytest.warns(RuntimeWarning, match=r"<map of 'double'> was neither awaited nor iterated over: nothing ran"):
+        cluster.map(double, [1])
+
+
 async def test_all_workers_take_part_or_those_that_are_named(cluster):
     assert set(await cluster.map(pid, range(20))) == {worker.facts["pid"] for worker in cluster.workers}
     assert set(await cluster.options(workers=[2]).map(who, range(5))) == {2}
