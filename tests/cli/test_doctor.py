@@ -327,11 +327,21 @@ async def test_a_cable_that_has_become_slow_between_two_machines(monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_workers_that_are_well_have_no_findings_and_one_that_was_killed_has(start_worker, free_port):
-    both = [start_worker() for _ in range(2)]
-    hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in both)
-    for code in (0, 3):
-        ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", both[0].token_file, "--json")
-        found = [finding for finding in json.loads(ended.stdout)["findings"] if "memory" not in finding["what"]]
-        assert (ended.returncode, len(found)) == (code, bool(code)), ended
-        both[1].end(signal.SIGKILL)
+def test_real_workers_that_are_well_have_no_findings_and_others_have(start_worker, tmp_path):
+    planted = tmp_path / "planted" / "tensorflow-9.9.9.dist-info"
+    planted.mkdir(parents=True)
+    (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 9.9.9\n")
+    well, killed, odd = start_worker(), start_worker(), start_worker(PYTHONPATH=str(planted.parent))
+
+    def found(*workers):
+        hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in workers)
+        ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", well.token_file, "--json")
+        findings = json.loads(ended.stdout)["findings"]  # but for the memory that is left on the tests' machine
+        return ended.returncode, [finding["what"] for finding in findings if "memory" not in finding["what"]]
+
+    assert found(well, killed) == (0, [])
+    killed.end(signal.SIGKILL)
+    assert found(well, killed) == (3, ["connection refused, nothing listens there"])
+    code, whats = found(well, odd)
+    assert code == 1
+    assert any("tensorflow 9.9.9 and tensorflow-cpu" in what and "both installed" in what for what in whats), whats
