@@ -87,8 +87,6 @@ class MyError(Exception):
 
 def step():
     raise MyError(5)
-
-cluster = app.cluster
 """
 
 
@@ -103,11 +101,8 @@ def test_the_blocks_of_the_guide_run_one_after_the_other(tmp_path, environment):
             if "await" not in block
             else []
         )
-        cells += (
-            [STEP] * ("step" in block)
-            + [block]
-            + [f"await {name}(app.cluster).train_sync(master_epochs=1)" for name in defined]
-        )
+        cells += [STEP] * ("step" in block) + [block] + ["cluster = app.cluster"] * ("app = App(" in block)
+        cells += [f"await {name}(app.cluster).train_sync(master_epochs=1)" for name in defined]
     ended = subprocess.run(
         [sys.executable, "-c", CELLS],
         input=json.dumps(cells),
