@@ -4,7 +4,8 @@ Everything goes where it always went, the worker's terminal or its log file. Eac
 writes no more than is good for anybody; beyond that it is only counted, in the page of memory that both share. The executor never waits for anybody.
 The daemon tells the master that has the worker, and how many lines are missing; what a process wrote before it was killed is still in the pipe.
 
-Only Python's own streams are followed: what native code and other programs write to the descriptors, as TensorFlow does, stays on the worker.
+Only Python's own streams are followed, also those of children that were forked: what native code and other programs write to the descriptors, as
+TensorFlow does, stays on the worker.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Written:
         stdout: Descriptor that standard output goes to as well: 1, or 2 for the log file.
 
     Attributes:
-        counted: How many lines there were, in the page.
+        counted: How many lines there were in this process, in the page.
         lock: Held by who changes that.
         pause_until: When lines are sent again, by the monotonic clock; meanwhile they are counted.
     """
@@ -72,15 +73,10 @@ class Written:
             fcntl.fcntl(self._pipe, F_SETPIPE_SZ, PIPE_BYTES)
         socket.send_fds(channel, [LINES], [read_end])
         os.close(read_end)
-        self.counted = activity.counted()
-        self.lock = threading.RLock()  # an object's end may write while this thread is in here
-        self._rest = dict.fromkeys(STREAMS, NOTHING)  # since the end of the last line
-        self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
-        self._at = time.monotonic()
-        self.pause_until = 0.0
+        self._activity = activity
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
         self._streams: dict[int, TextIO] = {}
-        self._is_child = False
-        os.register_at_fork(after_in_child=self._in_child)
         for number, name in STREAMS.items():
             before = getattr(sys, name)
             raw = io.BufferedWriter(Raw(number, stdout if number == 1 else 2, self))
@@ -88,11 +84,18 @@ class Written:
             self._streams[number] = stream
             setattr(sys, name, stream)
 
+    def _begin(self) -> None:
+        """Begin with nothing written, in this process or in a child of it, which writes into the same pipe and counts for itself."""
+        self.counted = self._activity.counted()
+        self.lock = threading.RLock()  # an object's end may write while this thread is in here
+        self.pause_until = 0.0
+        self._rest = dict.fromkeys(STREAMS, NOTHING)  # since the end of the last line
+        self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
+        self._at = time.monotonic()
+
     def take(self, stream: int, data: bytes) -> None:
         """Send the lines that are whole, as far as that may be, and count all of them. Any thread may."""
         with self.lock:
-            if self._is_child:
-                return  # its lines are not this worker's to count
             whole = data.count(b"\n")
             if whole:
                 if (now := time.monotonic()) >= self.pause_until:
@@ -124,9 +127,6 @@ class Written:
                 return
             with contextlib.suppress(OSError):  # the daemon is late, or gone
                 os.write(self._pipe, b"%d%b\n" % (stream, text))
-
-    def _in_child(self) -> None:
-        self._is_child, self.pause_until = True, 0.0
 
 
 class Raw(io.RawIOBase):

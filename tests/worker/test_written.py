@@ -151,15 +151,22 @@ async def test_what_was_written_before_is_not_for_another_master(monkeypatch, co
         assert len(master.lines) + master.dropped == 1
 
 
-async def test_the_lines_of_a_child_process_are_not_counted(monkeypatch, copy):
-    async with both_ends(monkeypatch, copy) as (sender, forwarding, master):
+async def test_the_lines_of_forked_children_come_and_are_counted_too(monkeypatch, copy):
+    async with both_ends(monkeypatch, copy) as (_, forwarding, master):
         print("mine")
-        sender._in_child()
-        print("its")
+        children = []
+        for number in range(2):
+            if not (pid := os.fork()):
+                for line in range(3_000):
+                    print("child", number, line)
+                os._exit(0)
+            children.append(pid)
+        for pid in children:
+            await asyncio.to_thread(os.waitpid, pid, 0)
         forwarding.flush()
-        assert master.lines == [(1, "mine")]
-        assert master.dropped == 0
-        assert content(copy) == b"mine\nits\n"
+        assert len(master.lines) + master.dropped == 6_001
+        assert {"mine", "child 0 0", "child 1 0"} <= {line for _, line in master.lines}
+        assert content(copy).count(b"\n") == 6_001
 
 
 async def test_lines_that_come_while_lines_are_sent_are_sent_too(monkeypatch, copy):
