@@ -20,7 +20,7 @@ class Phase:
     """Something that takes time beside the training of slots, and is not over.
 
     Args:
-        what: What is being done; one of ``ddlf.events.What``.
+        what: What is being done: one of ``ddlf.events.What``, or words.
         worker: Number of the worker that does it; 0 for the master.
         since: Time at which it began.
         total: How much there is to do; 0 where that is not known.
@@ -153,6 +153,8 @@ class State:
         match event:
             case e.PhaseEvent():
                 self._phase(event, now)
+            case e.MapEvent():
+                self._map(event, now)
             case e.SlotEvent():
                 self._slot(event, now)
             case e.ClusterEvent():
@@ -212,6 +214,17 @@ class State:
             self.phases.pop(event.phase, None)
         elif isinstance(event, e.PhaseMoved) and event.phase in self.phases:
             self.phases[event.phase].done = event.done
+
+    def _map(self, event: e.MapEvent, now: float) -> None:
+        """A map takes time as a phase does; its number is below 0."""
+        phase = self.phases.get(-event.map)
+        match event:
+            case e.MapBegan():
+                self.phases[-event.map] = Phase(f"mapping {event.function}", 0, now, event.items or 0, "items")
+            case e.MapMoved() if phase is not None and phase.total:
+                phase.done = event.done + event.failed
+            case e.MapEnded():
+                self.phases.pop(-event.map, None)
 
     def _slot(self, event: e.SlotEvent, now: float) -> None:
         lane = self._lane(event.worker, now)

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf import events as e
+from ddlf.observe.phrases import doing, waiting
+from ddlf.observe.picture import draw
 from ddlf.observe.state import State
 from ddlf.record import RoundRecord
 from tests.observe.told import BEGAN, a_round, arrived, began, connected, in_training, moved, record, told
@@ -120,3 +122,18 @@ def test_no_order_of_events_breaks_it(events):
         state.tell(event, float(now))
         assert 0.0 <= state.done <= 1.0
         state.left_s(now + 0.5)
+
+
+def test_a_map_takes_time_as_a_phase_does():
+    of = {"map": 1, "function": "square"}
+    state = State()
+    state.tell(e.MapBegan(**of, items=1000, workers=2, per_worker=1), 1.0)
+    state.tell(e.MapMoved(**of, done=118, failed=2), 2.0)
+    assert [doing(phase) for phase in state.phases.values()] == ["mapping square, 120 of 1,000 items"]
+    assert waiting(state, 6.0) == "master mapping square, 120 of 1,000 items since 5 s"
+    state.tell(e.MapEnded(**of, how="complete", done=998, failed=2, seconds=3.0, compute_s=5.0), 4.0)
+    assert not state.phases
+    state.tell(e.MapBegan(**of, items=None, workers=2, per_worker=1), 1.0)
+    state.tell(e.MapMoved(**of, done=118, failed=0), 2.0)
+    assert [doing(phase) for phase in state.phases.values()] == ["mapping square"]
+    assert "mapping square" in draw(state, 6.0, 80, 24).plain
