@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from ddlf.observe.state import Lane, Phase, State
@@ -39,9 +40,9 @@ def number(value: float) -> str:
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or not value else f"{value:.2e}"
 
 
-def rate(samples: float) -> str:
-    """Samples in a second."""
-    return f"{samples:,.0f}/s" if samples >= 10 else f"{samples:.1f}/s"
+def rate(samples: float, unit: str = "") -> str:
+    """Samples in a second: ``"1,840/s"``, ``"1,840 samples/s"``."""
+    return f"{samples:,.{0 if samples >= 10 else 1}f}{' ' * bool(unit)}{unit}/s"
 
 
 def doing(phase: Phase, *, amount: bool = True) -> str:
@@ -70,7 +71,7 @@ def place(state: State) -> str:
 
 def trouble(lane: Lane, now: float) -> str:
     """What is wrong with a worker; nothing if nothing is."""
-    why = lane.why.partition("\n")[0].removeprefix(f"{lane.name}: ")
+    why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
     if lane.is_gone:
         return f"takes no part any more: {why}"
     if not lane.is_there:
@@ -98,11 +99,9 @@ def waiting(state: State, now: float) -> str:
     else:
         away = [lane.worker for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
         parts += [f"{_names(state, away)} lost"] if away and state.app else []
-    silent = [
-        lane for lane in list(state.lanes.values()) if lane.slot and lane.is_there and now - lane.heard > SILENT_S
-    ]
+    silent = [lane for lane in list(state.lanes.values()) if lane.slot and lane.quiet_s(now) > SILENT_S]
     if silent:
-        since = min(now - lane.heard for lane in silent)
+        since = min(lane.quiet_s(now) for lane in silent)
         parts.append(f"{_names(state, [lane.worker for lane in silent])} silent for {since:.0f} s")
     return "; ".join(parts)
 

@@ -92,7 +92,7 @@ class _Pen:
         bar = self.bar(state.done, max(SHORTEST_BAR, self.width - taken), "green")
         first = self.row("training", bar.append(f" {state.done * 100:3.0f} %"), *ends)
         metrics = [f"{name} {number(value)}" for name, value in list(state.metrics.items())[:METRICS]]
-        total = f"{rate(state.rate)} together" if state.rate and len(state.lanes) > 1 else ""
+        total = rate(state.rate, "samples") if state.rate else ""
         return [first, self.row("", *metrics, total)] if metrics or total else [first]
 
     def phase(self, name: str, phase: Phase) -> Text:
@@ -106,10 +106,10 @@ class _Pen:
             return self.row(lane.name, wrong, style="dim" if lane.is_gone else "red")
         if phase is not None:
             return self.phase(lane.name, phase)
-        silent = self.now - lane.heard
+        silent = lane.quiet_s(self.now)
         heard = Text(f"{silent:.0f} s ago" if silent >= 1 else "now", "yellow" if silent >= SILENT_S else "dim")
         if not lane.slot:
-            return self.row(lane.name, Text("has nothing to do", "dim"), heard)
+            return self.row(lane.name, Text(f"has nothing to do  {self.now - lane.since:.0f} s", "dim"))
         if not lane.total:
             return self.row(lane.name, Text("computes", "dim"), f"round {lane.round}" if rounds else "", heard)
         where = f"round {lane.round}" if rounds else f"epoch {lane.epoch}" if lane.epoch else ""

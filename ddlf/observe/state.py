@@ -72,6 +72,10 @@ class Lane:
     rate: float = 0.0
     loss: float | None = None
 
+    def quiet_s(self, now: float) -> float:
+        """Seconds since it was heard, or began what it does now."""
+        return now - max(self.heard, self.since)
+
     def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, why: str = "") -> None:
         """Be something else from now on; what it carried it carries no more."""
         self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
@@ -135,7 +139,9 @@ class State:
 
     @property
     def rate(self) -> float:
-        """Samples in a second, of all workers that train."""
+        """Samples in a second: in the last round; before the first, and in asynchronous training, of all workers together."""
+        if self.record is not None and self.record.slot is None and self.record.seconds:
+            return self.record.samples * self.record.epochs / self.record.seconds
         return sum(lane.rate for lane in self.lanes.values() if lane.is_there and not lane.is_gone)
 
     def left_s(self, now: float) -> float | None:

@@ -15,7 +15,7 @@ def rows(state, now=20.0, width=80, height=24, **more):
 def test_a_run_of_two_workers():
     assert rows(in_training(), 24.0, 78) == [
         "training  ━━━━━━━━━━━━━━━╸──────────────────────  42 %  round 3/6  0:24 left",
-        "          loss 0.5000  accuracy 0.9000  500/s together",
+        "          loss 0.5000  accuracy 0.9000  500 samples/s",
         "worker 1  ━━━━━━━━━━──────────  epoch 5      250/s  loss 0.5000  4 s ago",
         "worker 2  ━━━━━━━━━━──────────  epoch 5      250/s  loss 0.5000  4 s ago",
     ]
@@ -52,7 +52,9 @@ def test_it_fits_every_terminal(width, height, workers):
 
 def test_of_sixteen_workers_those_with_trouble_are_shown_and_the_others_counted():
     state = in_training(16)
-    state.tell(e.WorkerLost(round=3, worker=14, slot=14, why="worker 14: the connection was reset"), 21.0)
+    state.tell(
+        e.WorkerLost(round=3, worker=14, slot=14, why="worker 14 (10.0.0.14:9000): the connection was reset"), 21.0
+    )
     drawn = rows(state, 24.0)
     assert drawn[-1] == "+ 7 more   1,750/s"
     assert "worker 14  lost 3 s ago: the connection was reset" in drawn
@@ -65,7 +67,7 @@ def test_a_worker_that_is_gone_says_why_and_one_without_work_that_it_has_none():
     state.tell(e.SlotFinished(round=3, slot=2, worker=2), 22.0)
     assert rows(state, 22.5)[2:] == [
         "worker 1  takes no part any more: KeyError: x",
-        "worker 2  has nothing to do  now",
+        "worker 2  has nothing to do  0 s",
     ]
 
 

@@ -58,14 +58,20 @@ def test_a_lane_knows_rate_loss_and_when_it_was_heard():
     assert lane.rate == pytest.approx(250)  # 500 samples in 2 s
     state.tell(arrived(1, round=3, samples=500, epochs=2, compute_s=2.0), 22.0)
     assert state.lanes[1].rate == 500
-    assert state.rate == 750
+
+
+def test_the_rate_of_a_run_is_that_of_its_last_round_and_before_it_of_its_workers():
+    assert in_training(rounds=1).rate == 1000 * 2 / 4.0
+    state = in_training(rounds=0)
+    assert state.rate == pytest.approx(2 * 250)
+    state.tell(e.WorkerLost(round=1, worker=2, slot=2, why=""), 13.0)
+    assert state.rate == pytest.approx(250)
 
 
 def test_a_worker_that_is_lost_comes_back_or_is_gone():
     state = in_training()
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut"), 21.0)
     assert (state.lanes[2].is_there, state.lanes[2].why, state.lanes[2].slot) == (False, "worker 2: cut", 0)
-    assert state.rate == 250
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 21.0)
     assert state.waiting_until == 81.0
     state.tell(e.WorkerReturned(round=3, worker=2, name="worker 2 (pc:1)"), 25.0)
