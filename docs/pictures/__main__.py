@@ -8,6 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from PIL import Image  # noqa: E402  # matplotlib needs it, too
+
 from ddlf import events as e  # noqa: E402
 from ddlf.dashboard.server import Dashboard  # noqa: E402
 from tests.dashboard import made_up  # noqa: E402
@@ -40,6 +42,9 @@ async def picture(browser, name: str, options: dict) -> None:
             await asyncio.sleep(max(0.0, (began + DONE + 4.65) - time.time()))
             await page.screenshot(path=HERE / f"{name}.png", full_page=options["width"] < 500)
             assert not page.wrong, page.wrong
+        Image.open(HERE / f"{name}.png").quantize(128, dither=Image.Dither.NONE).save(
+            HERE / f"{name}.png", optimize=True
+        )
         going_on.cancel()
 
 

@@ -29,7 +29,7 @@ function plan(columns, mode) {
     title: `Seconds in each ${one}`, show: seconds, tick: secondsTick, zero: true,
     lines: ["compute", "transfer", "merge", "wait"].map((part) => ({ column: `#${part}_s`, label: part, color: COLORS[part] })),
   });
-  if (columns["#staleness"]) charts.push({ title: "Staleness", show: (v) => metric(v), zero: true, lines: [{ column: "#staleness", label: "merges in between", color: "--pink" }] });
+  if (columns["#staleness"]) charts.push({ title: "Staleness", show: tick, zero: true, lines: [{ column: "#staleness", label: "merges in between", color: "--pink" }] });
   return charts;
 }
 

@@ -10,9 +10,10 @@ export function duration(seconds) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "";
+  if (value === 0) return "0 s";
   if (value >= 100) return duration(value);
   if (value >= 1) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
-  return value >= 0.001 || value === 0 ? `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms` : "< 1 ms";
+  return value >= 0.001 ? `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms` : "< 1 ms";
 }
 
 export function metric(value) {

@@ -161,6 +161,7 @@ function drawRun(run, now) {
   if (spent) tiles.push(["time computing", `${Math.round((100 * run.compute_s) / spent)} %`, `transfer ${Math.round((100 * run.transfer_s) / spent)} %`]);
   if (run.lost || run.rejected) tiles.push(["faults", whole(run.lost + run.rejected), `${run.lost} lost, ${run.rejected} rejected`]);
   if (run.checkpoint) tiles.push(["checkpoint", whole(run.checkpoint), ""]);
+  $("tiles").hidden = !tiles.length;
   fill($("tiles"), tiles.length, () => {
     const tile = document.createElement("div");
     tile.innerHTML = "<dt></dt><dd><span></span><small></small></dd>";
@@ -206,6 +207,7 @@ function drawWorkers(run, now) {
     text(address, worker.address ?? "");
     text(does.firstChild, since === undefined ? "" : seconds(since));
     text(does.lastChild, words);
+    does.title = words;
     bar.style.width = `${Math.round(share * 1000) / 10}%`;
     const memory = worker.memory, list = [];
     if (lane.rate && run?.phase === "training") list.push([rate(lane.rate), "samples"]);
@@ -231,10 +233,13 @@ function makeWorker() {
   return card;
 }
 
+// The first line of a reason, without the worker's name: the card has it.
+const reason = (why) => why.split("\n")[0].replace(/^worker \d+ \([^)]*\): /, "");
+
 function doing(lane, worker, run, now) {
-  if (lane.state === "gone") return { how: "gone", words: `takes no part any more: ${lane.why.split("\n")[0]}`, share: 0 };
+  if (lane.state === "gone") return { how: "gone", words: `takes no part any more: ${reason(lane.why)}`, share: 0 };
   if (lane.state === "lost" || worker.state === "dead" || worker.state === "missing") {
-    const why = (lane.why || worker.why || (worker.state === "missing" ? "it was not reached" : "")).split("\n")[0];
+    const why = reason(lane.why || worker.why || (worker.state === "missing" ? "it was not reached" : ""));
     return { how: "lost", words: `lost${lane.state === "lost" ? ` ${duration(now - lane.since)} ago` : ""}${why && `: ${why}`}`, share: 0 };
   }
   if (worker.state === "suspect") return { how: "suspect", words: `silent for ${seconds(worker.silent_s)}`, share: lane.done ?? 0 };
