@@ -201,7 +201,7 @@ async def test_lines_that_come_while_lines_are_sent_are_sent_too(monkeypatch, co
         ([b"x" + "é".encode() * 2000], b"x" + "é".encode() * 1535 + b" [cut, 929 more bytes]"),
         ([b"\xff" * 4000], b"\xff" * 3072 + b" [cut, 928 more bytes]"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:30],
 )
 def test_a_line_is_what_a_terminal_would_show_of_it_and_a_long_one_is_cut(pieces, line):
     rest = NOTHING
