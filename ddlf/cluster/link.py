@@ -97,7 +97,7 @@ class Link:
         self._told: dict[str, Any] = {}  # the session, as the executor knows it
         self._replayed_to = ""  # the executor that has what ``replay`` returned
         self._sources = Sources()
-        self._news = News(self.emit, lambda: {"worker": self.session["id"], "name": self.nickname})
+        self._news = News(self.emit, self.session, self.called)
         self._given_up: DDLFError | None = None  # why this side has ended the connections
 
     @property
@@ -113,7 +113,7 @@ class Link:
     @property
     def nickname(self) -> str:
         """The worker's name in cluster.yaml, else ``"worker 2"``."""
-        return self.called or f"worker {self.session['id']}"
+        return self._news.name
 
     @property
     def silent_s(self) -> float | None:

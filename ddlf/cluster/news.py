@@ -17,14 +17,24 @@ class News:
 
     Args:
         emit: Takes them.
-        who: Returns number and name of the worker, as events have them.
+        session: Has the worker's number, as ``id``, which may become another one.
+        called: Its name in cluster.yaml; empty when it has none.
     """
 
-    def __init__(self, emit: Callable[[Event], None], who: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, emit: Callable[[Event], None], session: dict[str, Any], called: str) -> None:
         self._emit = emit
-        self._who = who
+        self._session = session
+        self._called = called
         self._is_connected = False
         self._was_connected = False
+
+    @property
+    def name(self) -> str:
+        """What people call the worker."""
+        return self._called or f"worker {self._session['id']}"
+
+    def _who(self) -> dict[str, Any]:
+        return {"worker": self._session["id"], "name": self.name}
 
     def connected(self, address: str, facts: dict[str, Any]) -> None:
         """Its executor has answered, with facts of itself."""

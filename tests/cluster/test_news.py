@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ddlf.errors import ExecutorCrashed
+from ddlf.errors import ExecutorCrashed, ProtocolError
 from ddlf.events import ExecutorEnded, PhaseBegan, PhaseEnded, PhaseEvent, WorkerConnected, WorkerDisconnected
 from ddlf.testing import in_process_cluster
 from ddlf.wire.messages import Request
@@ -71,6 +71,16 @@ async def test_a_cluster_tells_that_an_executor_has_ended_and_that_a_worker_is_l
         assert "the connection was lost" in of(WorkerDisconnected, told)[0].why
         await worker.reconnect(60)
         assert [event.again for event in of(WorkerConnected, told)] == [False, True]
+
+
+async def test_a_worker_of_an_earlier_release_which_cannot_flush_is_left_all_the_same(monkeypatch):
+    async def ask(command, **options):
+        raise ProtocolError(f"unknown control command {command!r}")
+
+    async with in_process_cluster(1) as cluster:
+        monkeypatch.setattr(cluster.workers[0], "ask", ask)
+        assert await cluster.run_code("1") == [1]
+    assert not cluster.workers[0].connected
 
 
 async def test_who_asks_hears_what_the_method_tells_while_it_runs_and_nobody_else_does():
