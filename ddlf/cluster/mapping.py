@@ -12,7 +12,7 @@ from typing import Any
 from ddlf.cluster.behaviour import Behaviour
 from ddlf.cluster.dispatch import Dispatch, Job
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import DDLFError, NotPicklable, RemoteError, RequestFailed, ResultNotData
+from ddlf.errors import DDLFError, ExecutorCrashed, NotPicklable, RemoteError, ResultNotData, WorkerLost
 from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved
 from ddlf.iworker import checked_function
 from ddlf.wire.code import Pickled, pickle_object
@@ -65,7 +65,7 @@ class Function:
         self.name = self._timed.__name__
         self.job = Job(dispatch.habit(self._pickled.address), behaviour, workers)
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it on a worker that is free. See ``Dispatch.run``."""
         request = Request("run_method", self._timed, *args, **kwargs)
         request.pickle = self._pickle
@@ -74,7 +74,7 @@ class Function:
         except ResultNotData as error:  # beside its seconds it is the second of a list
             error.message = error.message.replace(" (at [1] of the value)", "").replace("(at [1]", "(at ")
             raise
-        except RequestFailed as error:
+        except (ExecutorCrashed, WorkerLost) as error:
             if error.may_have_run and not self.job.idempotent:
                 error.hint = "what may run twice is tried again on another worker: options(idempotent=True)"
             raise

@@ -49,7 +49,7 @@ def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
     outer = inner
     if takes_self(function):  # found out once, not at every call
 
-        def outer(self: object, *args: Any, **kwargs: Any) -> Any:
+        def outer(self: object, /, *args: Any, **kwargs: Any) -> Any:
             return inner(self, *args, **kwargs)
 
     outer.__name__ = name_of(function)

@@ -1,17 +1,23 @@
 """Maps as people use them: in scripts that are interrupted, and beside training."""
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
+import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import psutil
 import pytest
 
 from apps.digits_cnn import DigitsCNN
+from ddlf import Cluster
+from ddlf.errors import ExecutorCrashed, WorkerLost
 from tests.patience import PATIENCE_S
 
 POOL = """
@@ -72,6 +78,46 @@ async def test_a_map_beside_training_changes_no_bit_of_it(two_workers):
             break
     assert await training == alone
     assert count > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_no_item_has_two_results_and_none_runs_twice_that_may_not(tmp_path, idempotent):
+    """Executors and daemons are killed at moments drawn by chance; each item notes when it begins."""
+    file, chance, count = tmp_path / "begun", random.Random(0), 600
+
+    def note(x):
+        with open(file, "a") as begun:
+            begun.write(f"{x}\n")
+        time.sleep(0.004)
+        return x
+
+    async with Cluster.local(3) as cluster:
+
+        async def kill():
+            for part in ("executor", "daemon") * 3:
+                await asyncio.sleep(chance.uniform(0.05, 0.2))
+                number = chance.randrange(3)
+                worker, daemon = cluster.workers[number], cluster._launcher._processes[number]
+                if worker.is_open and daemon.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(daemon.pid if part == "daemon" else worker.facts["pid"], signal.SIGKILL)
+
+        killing = asyncio.create_task(kill())
+        results = await cluster.options(idempotent=idempotent, on_error="return").map(note, range(count))
+        await killing
+    times = Counter(map(int, file.read_text().split()))
+    assert len(results) == count
+    for x, result in enumerate(results):
+        if isinstance(result, Exception):
+            assert isinstance(result, ExecutorCrashed | WorkerLost)
+            assert result.may_have_run
+            assert result.item_index == x
+            assert result.attempts == 3 if idempotent else times[x] <= 1
+        else:
+            assert result == x
+            assert times[x] >= 1 if idempotent else times[x] == 1
+    assert idempotent or any(isinstance(result, Exception) for result in results)
 
 
 def short(x):
