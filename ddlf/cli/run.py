@@ -127,7 +127,8 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
             try:
                 if display.prints:  # what it prints is what is to be seen from here on
                     display.close()
-                await target(cluster, **arguments)
+                with heard(None if display.prints else cluster, display):
+                    await target(cluster, **arguments)
                 return 0
             finally:
                 await cluster.close()

@@ -1,8 +1,15 @@
 """The picture in a real pseudo-terminal: lines appear above it, and when it ends nothing of it is left."""
 
+import sys
+import threading
+from types import SimpleNamespace
+
 import pytest
 
+from ddlf.observe.live import Cell
 from tests.observe.terminal import Program
+from tests.observe.told import in_training
+from tests.patience import PATIENCE_S
 
 SHOW = """
 import sys, time
@@ -103,3 +110,22 @@ def test_without_colours_when_the_user_wants_none(show):
     without = show("sys.stdin.readline()", NO_COLOR="1")
     without.until(is_drawn)
     assert b"\x1b[32m" not in without.written
+
+
+def test_in_a_notebook_the_output_of_the_cell_is_changed_in_place(monkeypatch):
+    shown, drawn = [], threading.Event()
+
+    def update(text):
+        shown.append(text)
+        if "training" in text:
+            drawn.set()
+
+    fake = SimpleNamespace(HTML=str, display=lambda *_, display_id: SimpleNamespace(update=update))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=fake))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    cell = Cell()
+    cell.state = in_training()
+    assert drawn.wait(PATIENCE_S)
+    cell.close()
+    assert shown[-1] == ""
+    assert shown[-2].startswith("<pre>training  ━")

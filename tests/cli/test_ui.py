@@ -1,0 +1,52 @@
+"""``ddlf run --ui``: what a run of the command writes where."""
+
+import json
+import os
+
+import pytest
+
+from ddlf.sinks import from_json
+from tests.processes import command
+
+CALLS = """
+async def main(cluster):
+    print(await cluster.run_code("6 * 7"))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(*arguments, **environment):
+        (tmp_path / "calls.py").write_text(CALLS)
+        variables = {**os.environ, **environment}
+        return command("ddlf.cli.main", "run", "calls.py", *arguments, cwd=tmp_path, env=variables)
+
+    return run
+
+
+def test_json_has_events_alone_on_standard_output(run):
+    ended = run("--local", "1", "--ui", "json")
+    events = [from_json(json.loads(line)) for line in ended.stdout.splitlines()]
+    assert {type(event).__name__ for event in events} >= {"PhaseBegan", "PhaseEnded", "WorkerConnected"}
+    assert (ended.stderr, ended.returncode) == ("[42]\n", 0)
+
+
+def test_none_prints_results_only_and_a_pipe_has_no_control_codes_even_with_colours_forced(run):
+    assert run("--local", "1", DDLF_UI="none").stdout == "[42]\n"
+    lines = run("--local", "1", FORCE_COLOR="1").stdout
+    assert lines == "cluster   1 worker on this machine\n[42]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (["--ui", "rich"], {}, "error  --ui is 'rich', but standard output is no terminal that can draw; leave it at 'auto'"),
+        (["--ui", "plain", "-q"], {}, "error  --ui plain has no effect with --quiet; leave one of them out"),
+        (["--ui", "fancy"], {}, "ddlf run: argument --ui: invalid choice: 'fancy'"),
+        ([], {"DDLF_UI": "fancy"}, "error  DDLF_UI must be one of auto, rich, plain, json, none, got 'fancy'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_so_is_refused_by_name_before_anything_starts(run, arguments, environment, sentence):
+    ended = run(*arguments, **environment)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(sentence)
