@@ -26,7 +26,9 @@ MOST_CHARTS = 8
 """Of metrics."""
 MOST_FAULTS = 300
 MOST_MARKS = 40
-MARKED = ("lost", "back", "joined", "gone", "rejected", "not finite")
+CAME = ("back", "joined")
+MARKED = (*CAME, "lost", "gone", "rejected", "not finite")
+"""Kinds of faults. Where a worker was lost and came back in one round, the loss is drawn over it."""
 TABLES = "tables"
 
 Points = tuple[list[int], list[float | None]]
@@ -253,7 +255,11 @@ def _faults(past: Past) -> list[dict[str, Any]]:
 def _marks(past: Past) -> list[tuple[int, str]]:
     """Where curves are marked: rounds in which something happened to a worker; none if there are too many to see a curve."""
     marks = [(fault.round, fault.kind) for fault in past.faults if fault.round and fault.kind in MARKED]
-    return [] if len(marks) > MOST_MARKS or _what(past) == "update" else marks
+    return (
+        []
+        if len(marks) > MOST_MARKS or _what(past) == "update"
+        else sorted(marks, key=lambda mark: mark[1] not in CAME)
+    )
 
 
 def _environment(past: Past) -> list[list[str]]:

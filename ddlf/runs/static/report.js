@@ -2,6 +2,7 @@
 const run = JSON.parse(document.getElementById("data").textContent);
 const page = document.getElementById("page");
 const TONES = ["--a", "--b", "--c", "--d"];
+const OF_TIMES = {whole: "--soft", computing: "--a", transfer: "--c", waiting: "--d"}; // as in the bars of the workers
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** An element: make("p", {class: "x"}, "text", other). Texts are never read as HTML. */
@@ -32,9 +33,10 @@ const plots = [];
 function chart(spec) {
   const joined = uPlot.join(spec.series.map((one) => [one.x, one.y]));
   const at = make("span", {class: "at"});
+  const tone = (n) => OF_TIMES[spec.series[n].name] || TONES[n % TONES.length];
   const values = spec.series.map(() => make("b"));
   const keys = make("div", {class: "keys"}, ...spec.series.map((one, n) =>
-    make("label", {style: `--tone: var(${TONES[n % 4]})`, title: "show or hide"},
+    make("label", {style: `--tone: var(${tone(n)})`, title: "show or hide"},
       make("input", {type: "checkbox", checked: true, onchange: (event) => plot.setSeries(n + 1, {show: event.target.checked})}),
       make("i"), make("span", {}, one.name), values[n])), at);
   const place = make("div");
@@ -83,9 +85,9 @@ function chart(spec) {
         {...axis, size: 62, space: 36, values: (u, splits) => splits.map((v) => short(v, spec.unit))},
       ],
       series: [{}, ...spec.series.map((one, n) => ({
-        label: one.name, stroke: () => css(TONES[n % 4]), width: 2, spanGaps: true, dash: n === 1 && spec.unit === "B" ? [6, 5] : undefined,
+        label: one.name, stroke: () => css(tone(n)), width: 2, spanGaps: true, dash: n === 1 && spec.unit === "B" ? [6, 5] : undefined,
         paths: spec.dots ? () => null : undefined,
-        points: {show: spec.dots || few || one.x.length <= 40, size: 5, fill: () => css(TONES[n % 4])},
+        points: {show: spec.dots || few || one.x.length <= 40, size: 5, fill: () => css(tone(n))},
       }))],
       plugins: run.marks.length ? [marks] : [],
       hooks: {setCursor: [(u) => tell(u.cursor.idx ?? null)]},
@@ -146,7 +148,7 @@ if (run.charts.length) {
     drawing.push(draw);
   }
   page.append(charts, make("p", {class: "hint"}, "Drag over a chart to look closer, double-click for all of it." +
-    (run.marks.length ? " Dashed lines: a worker was lost or an update rejected (red), a worker came (green)." : "")));
+    (run.marks.length ? " Dashed lines are where a worker was lost, an update rejected or a number not finite (red), and where a worker came (green)." : "")));
 } else {
   page.append(make("h2", {}, "Curves"), make("div", {class: "card empty"}, "No round was complete, so there are no curves."));
 }
