@@ -41,14 +41,27 @@ def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]
 
 
 def resumed(options: argparse.Namespace) -> str | None:
-    """What ``--resume`` names: for a run, by its name, its folder or ``last``, the checkpoints in its folder."""
-    name = options.resume
-    if name in (None, "", "auto") or (Path(name).exists() and not (Path(name) / folder.CHECKPOINTS).is_dir()):
-        return name  # type: ignore[no-any-return]
+    """What ``--resume`` names: for a run, by its name or its folder, the checkpoints in that; ``last`` is the newest run that has some.
+
+    Raises:
+        ConfigError: The run has no checkpoints.
+    """
+    name: str | None = options.resume
+    if not name or name == "auto" or (Path(name).exists() and not (Path(name) / folder.STATE).exists()):
+        return name
+    runs = runs_of(options)
+    how = "--checkpoint-every N writes them into the run's folder"
+    if name == "last":
+        found = next((path for path in folder.runs_in(runs) if (path / folder.CHECKPOINTS).is_dir()), None)
+        if found is None:
+            raise ConfigError(f"no run in {str(runs)!r} has checkpoints", hint=how)
+        return str(found / folder.CHECKPOINTS)
     try:
-        found = Path(name) if Path(name).is_dir() else folder.find(runs_of(options), name)
+        found = Path(name) if Path(name).exists() else folder.find(runs, name)
     except ConfigError:
-        return name  # type: ignore[no-any-return]
+        return name  # no run: a folder that is not there is refused where it is looked into
+    if not (found / folder.CHECKPOINTS).is_dir():
+        raise ConfigError(f"the run {found.name} has no checkpoints", hint=how)
     return str(found / folder.CHECKPOINTS)
 
 

@@ -9,6 +9,7 @@ from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cli.recording import resumed
 from ddlf.cli.target import told
+from ddlf.errors import ConfigError
 from ddlf.runs import folder
 from ddlf.testing import FakeRun
 from tests.runs.made import events_of, run
@@ -93,9 +94,14 @@ def options(*words):
 
 
 def test_a_run_goes_on_from_the_checkpoints_of_another_by_its_name(out):
+    with pytest.raises(ConfigError, match=r"no run in .* has checkpoints; --checkpoint-every N writes them"):
+        resumed(options("--resume", "last"))
     (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()
     wanted = str(folder.find(out, "long") / folder.CHECKPOINTS)
-    assert resumed(options("--resume", "long")) == wanted
+    for name in ("long", "last"):  # not the newest one, which has none
+        assert resumed(options("--resume", name)) == wanted
+    with pytest.raises(ConfigError, match=r"the run \d+-\d+-short has no checkpoints; --checkpoint-every"):
+        resumed(options("--resume", "short"))
     assert resumed(options("--resume", str(folder.find(out, "long")))) == wanted
     assert resumed(options("--resume", "auto")) == "auto"
     assert resumed(options("--resume", "elsewhere")) == "elsewhere"
