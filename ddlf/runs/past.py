@@ -211,6 +211,8 @@ def _take(past: Past, data: dict[str, Any]) -> None:
             share.name = event.name
             share.away_s += now - (share.lost_at or now)
             share.lost_at = None
+        case e.WorkerReady():
+            _share(past, event.worker).name = event.name
         case e.Warned():
             past.faults.append(Fault(time=now, round=0, kind="warning", text=event.why))
         case e.CheckpointDamaged():

@@ -1,8 +1,10 @@
-"""Makes the pictures of the page of a run: ``python docs/pictures``, with Debian's Chromium. The run in them is made up."""
+"""Makes the pictures of the page of a run, and of its report: ``python docs/pictures``, with Debian's Chromium. The run in them is made up."""
 
 import asyncio
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -10,17 +12,32 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from PIL import Image  # noqa: E402  # matplotlib needs it, too
 
+from ddlf import IApp  # noqa: E402
 from ddlf import events as e  # noqa: E402
 from ddlf.dashboard.server import Dashboard  # noqa: E402
+from ddlf.runs import folder, report  # noqa: E402
+from ddlf.runs.writer import FolderWriter  # noqa: E402
 from tests.dashboard import made_up  # noqa: E402
 from tests.dashboard.browser import chromium, opened  # noqa: E402
 
 ROUNDS, DONE, WORKERS = 40, 23, 4
+TEST = {"loss": 0.0453, "accuracy": 0.9861}
 PICTURES = (
     ("dashboard-light", dict(width=1920, height=1080, color_scheme="light")),
     ("dashboard-dark", dict(width=1920, height=1080, color_scheme="dark")),
     ("dashboard-phone", dict(width=390, height=844, color_scheme="dark")),
 )
+REPORTS = (
+    ("report-light", dict(width=1600, height=1180, color_scheme="light")),
+    ("report-dark", dict(width=1600, height=1180, color_scheme="dark")),
+    ("report-phone", dict(width=390, height=844, color_scheme="light")),
+)
+
+
+class MnistCNN(IApp):
+    """What the report is of."""
+
+    batch_size = 64
 
 
 async def look() -> list[dict]:
@@ -42,10 +59,14 @@ async def picture(browser, name: str, options: dict) -> None:
             await asyncio.sleep(max(0.0, (began + DONE + 4.65) - time.time()))
             await page.screenshot(path=HERE / f"{name}.png", full_page=options["width"] < 500)
             assert not page.wrong, page.wrong
-        Image.open(HERE / f"{name}.png").quantize(128, dither=Image.Dither.NONE).save(
-            HERE / f"{name}.png", optimize=True
-        )
         going_on.cancel()
+    shrink(name)
+
+
+def shrink(name: str) -> None:
+    """Leave a picture as many colours as it needs."""
+    path = HERE / f"{name}.png"
+    Image.open(path).quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 async def happen(dashboard: Dashboard, events: list) -> None:
@@ -66,10 +87,38 @@ def said(began: float) -> list:
     ]
 
 
+async def pictures_of_report(browser) -> None:
+    """Of a run that has ended well, though a worker was lost meanwhile."""
+    began = time.mktime((2026, 11, 20, 15, 3, 1, 0, 0, -1))
+    events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *said(began)]
+    for number in range(1, ROUNDS + 1):
+        events += made_up.one_round(number, rounds=ROUNDS, workers=WORKERS, at=began + 1 + number)
+    ended = began + ROUNDS + 3
+    events += [(ended, e.RunEnded(run="r1", how="complete", version=ROUNDS)), (ended, e.Evaluated(metrics=TEST))]
+    with tempfile.TemporaryDirectory() as out:
+        path = Path(out) / "20261120-150301-MnistCNN"
+        path.mkdir()
+        writer = FolderWriter(MnistCNN(), path, {})
+        writer.write(sorted(events, key=lambda pair: pair[0]))
+        writer.end("finished", "", 0)
+        state = folder.read_state(path)
+        folder.write_json(path / folder.STATE, replace(state, began=began, ended=ended, host="master"))
+        folder.write_json(
+            path / folder.SUMMARY, {**folder.read_json(path / folder.SUMMARY), "source": "mnist_cnn.py", "git": None}
+        )
+        report.write(path)
+        for name, options in REPORTS:
+            async with opened(browser, (path / folder.REPORT).as_uri(), **options) as page:
+                await page.screenshot(path=HERE / f"{name}.png", full_page=options["width"] < 500)
+                assert not page.wrong, page.wrong
+            shrink(name)
+
+
 async def main() -> None:
     async with chromium() as browser:
         for name, options in PICTURES:
             await picture(browser, name, options)
+        await pictures_of_report(browser)
 
 
 asyncio.run(main())
