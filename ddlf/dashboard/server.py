@@ -1,7 +1,7 @@
 """The page of one master: files, WebSockets and metrics on one port of loopback. Runs on the master, in a thread of its own.
 
 A thread, because code of the user's holds the master's event loop up: an import, an evaluation. The page goes on meanwhile, and says so. What
-happens is put into a deque, which costs a run less than a microsecond; it is taken out there ``RATE_HZ`` times a second, and each browser is
+happens is put into a deque, which costs a run 1 to 3 microseconds; it is taken out there ``RATE_HZ`` times a second, and each browser is
 sent what it has not seen when it has taken what it was sent before. So nothing queues up for one that is slow, and the run waits for none.
 
 Who has the token may look, and stop the run; it is not the workers' token, and runs no code. A page of another site has no token, and is refused by
