@@ -28,6 +28,8 @@ from ddlf.wire.messages import Request
 
 LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
 """What says something about a worker, and nothing about the call."""
+GIVE_UP_S = 0.1
+"""How long after the time for which a worker was waited for that is noticed."""
 MAX_HABITS = 1000
 """Functions of which it is known how long they take."""
 
@@ -265,7 +267,7 @@ class Dispatch:
         if lane.worker.in_use:
             lane.hope_until = loop.time() + RECONNECT_S
             self._coming[lane] = loop.create_task(self._bring_back(lane))
-            loop.call_at(lane.hope_until, self._give_up)
+            loop.call_later(RECONNECT_S + GIVE_UP_S, self._give_up)
         self._give_up()
 
     async def _bring_back(self, lane: WorkerLane) -> None:

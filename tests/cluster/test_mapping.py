@@ -15,7 +15,15 @@ import pytest
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.mapping import UNSENT
-from ddlf.errors import ConfigError, ExecutorCrashed, NotPicklable, RemoteError, RequestTimeout, WorkerLost
+from ddlf.errors import (
+    ConfigError,
+    ConnectError,
+    ExecutorCrashed,
+    NotPicklable,
+    RemoteError,
+    RequestTimeout,
+    WorkerLost,
+)
 from ddlf.testing import in_process_cluster
 from tests.patience import PATIENCE_S
 
@@ -358,6 +366,23 @@ async def test_every_item_has_a_result_or_says_that_it_may_have_run(cluster):
     for error in failed:
         assert error.may_have_run
         assert "options(idempotent=True)" in error.hint
+
+
+async def cut_off_after_five(cluster):
+    async for result in cluster.options(idempotent=True).map(nap, itertools.count()):
+        if result == 5:
+            cluster.machine(1).cut_off()
+
+
+async def test_what_waits_ends_with_the_reason_when_no_worker_comes_back(monkeypatch):
+    monkeypatch.setattr("ddlf.cluster.dispatch.RECONNECT_S", 0.3)
+    async with in_process_cluster(1, proxied=True, dead_after_s=0.5) as cluster:
+        with pytest.raises((ConnectError, WorkerLost), match="item ") as caught:
+            await asyncio.wait_for(cut_off_after_five(cluster), PATIENCE_S)
+        assert "worker 1" in str(caught.value)
+        cluster.machine(1).recover()
+        await cluster.connect()
+        assert await cluster.map(double, [1]) == [2]
 
 
 async def test_an_item_that_ends_every_executor_ends_three(cluster):
