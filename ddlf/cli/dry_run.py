@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
-import linecache
 import os
-import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.app import IApp
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
+from ddlf.cli.needs import needs_of
 from ddlf.cli.options import new_workers
 from ddlf.cli.show import rows
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
@@ -40,7 +38,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         options: As parsed.
     """
     file = inspect.getfile(type(target) if isinstance(target, IApp) else target)
-    needs = needs_of("".join(linecache.getlines(file)))
+    needs = needs_of(target)
     mine = about(needs=needs)
     app = target if isinstance(target, IApp) else None
     print(f"cluster   {described}")
@@ -69,19 +67,6 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
     print("done      nothing was connected for good, started or trained: --dry-run")
     return _exit_code(answers, enough, options)
-
-
-def needs_of(source: str) -> list[str]:
-    """The packages that a script says it needs, in a block of PEP 723; none if it has none that can be read."""
-    block = re.search(r"^# /// script$\n((?:^#(?:| .*)$\n)+?)^# ///$", source, re.MULTILINE)
-    lines = block[1].splitlines() if block else []
-    try:
-        needs = tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)).get(
-            "dependencies", []
-        )
-    except tomllib.TOMLDecodeError:
-        return []
-    return [str(need) for need in needs] if isinstance(needs, list) else []
 
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:

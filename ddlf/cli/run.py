@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import shown
+from ddlf.cli.needs import say_what_is_missing
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
@@ -160,6 +161,8 @@ async def _run_app(
         async with shown(cluster, app, options, display, stop, described):
             await _connect(cluster, options.wait, display, PRELOADED)
             try:
+                if not new_workers(options):
+                    await say_what_is_missing(cluster, target, display.say)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {app.worker_epochs}, "

@@ -5,11 +5,12 @@ import sys
 import pytest
 
 from ddlf.cli import main
-from ddlf.cli.dry_run import needs_of
+from ddlf.cli.needs import needs_in, say_what_is_missing
 from ddlf.cli.run import run_target
 from ddlf.cli.stopping import Stop
 from ddlf.cli.target import find_target
 from ddlf.cli.verbs import parser
+from ddlf.cluster.cluster import Cluster
 from tests.cli.facts import machine
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
 
@@ -120,7 +121,22 @@ async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_work
 
 @pytest.mark.parametrize("text", ["", "# /// script\n# dependencies = 3\n# ///\n", "# /// script\n# [\n# ///\n"])
 def test_a_script_without_such_a_block_or_with_a_wrong_one_needs_nothing(text):
-    assert needs_of(text) == []
+    assert needs_in(text) == []
+
+
+async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folder, monkeypatch):
+    (folder / "app.py").write_text('# /// script\n# dependencies = ["pandas>=2"]\n# ///\n' + APP)
+    options = parser().parse_args(["run", "app.py", "--target", "App"])
+    target = find_target(options.app, "App", options)
+    monkeypatch.setattr(
+        "ddlf.machine.about", lambda folders, needs: {"unmet": [f"{need} (not installed)" for need in needs]}
+    )
+    daemon, said = DaemonWithoutProcesses(TOKEN), []
+    async with Cluster(["127.0.0.1"], daemon.port, token_file="token") as cluster:
+        await say_what_is_missing(cluster, target, said.append)
+        name = cluster.workers[0].name
+    await daemon.end()
+    assert said == [f"missing   {name} lacks what the script says it needs: pandas>=2 (not installed)"]
 
 
 async def test_a_function_has_a_plan_too(folder, capsys):
