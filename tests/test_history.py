@@ -58,6 +58,7 @@ def test_a_history_is_written_as_a_table(tmp_path):
     assert path.read_text().startswith("round,version,")
 
 
+@pytest.mark.slow
 def test_a_history_is_drawn_with_a_panel_for_each_metric():
     figure = history().plot()
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "accuracy"]

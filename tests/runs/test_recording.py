@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -178,14 +179,14 @@ async def test_where_no_folder_can_be_made_the_run_goes_on_without_and_says_so_o
 
 async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
     app = fake(tmp_path, master_epochs=6)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with caplog.at_level(logging.WARNING), recorded(app) as path:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))  # no file becomes larger, and Python ignores SIGXFSZ
         try:
             await app.train_model()
             app._recording.close()
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
     assert len(app.history) == 6
     (said,) = caplog.messages
     assert os.strerror(errno.EFBIG) in said
@@ -237,6 +238,9 @@ def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
     assert process.stdout.readline() == b"30\n"
     (path,) = folder.runs_in(tmp_path)
     assert folder.read_state(path).state == "running"
+    until = time.monotonic() + PATIENCE_S
+    while not past.end_of(path / folder.EVENTS)[0] and time.monotonic() < until:
+        time.sleep(0.05)  # another process writes it
     process.send_signal(signal.SIGKILL)
     process.wait(PATIENCE_S)
     process.stdout.close()

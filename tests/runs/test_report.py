@@ -40,7 +40,7 @@ def test_curves_are_those_of_the_records(tmp_path):
     assert [worker["compute_s"] for worker in data["workers"]] == [4.5, 2.25]
 
 
-@pytest.mark.parametrize("rounds", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_rounds_make_a_page_that_opens_at_once(tmp_path, rounds):
     spike = {"loss": 99.0, "accuracy": 0.5}
     told = [*events_of(rounds), (BEGAN + 2 * rounds + 1, e.Committed(record=record(rounds + 1, metrics=spike)))]
