@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ddlf.cli.recording import runs_of
+from ddlf.observe.echo import harmless
 from ddlf.runs import folder
 from ddlf.runs.logs import Line, Reader
 
@@ -37,9 +38,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _print(lines: Iterable[Line]) -> int:
-    count = 0
+    count, colours = 0, sys.stdout.isatty()
     for when, who, text in lines:
-        print(f"{when[11:19]} [{who}] {text}")
+        print(f"{when[11:19]} [{who}] {harmless(text, colours=colours)}")
         count += 1
     sys.stdout.flush()
     return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import weakref
 from collections import Counter
@@ -12,6 +13,9 @@ from ddlf import events as e
 
 WINDOW_S = 0.2
 """For how long lines are held back, so that equal ones of others can come."""
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 Line = tuple[str, str]
 """Name of a worker, and what it wrote."""
@@ -75,5 +79,14 @@ def show(held: list[Line]) -> None:
     shown = collapsed(held)
     held.clear()
     if shown and sys.stderr is not None:
-        sys.stderr.write("".join(f"{line}\n" for line in shown))
+        colours = sys.stderr.isatty()
+        sys.stderr.write("".join(f"{harmless(line, colours=colours)}\n" for line in shown))
         sys.stderr.flush()
+
+
+def harmless(text: str, *, colours: bool) -> str:
+    """A line of another machine for this terminal: with its colours, if there may be any, and all that would move or ask the terminal spelled out."""
+    parts = COLOUR.split(text)
+    codes = [*COLOUR.findall(text), "\x1b[0m" if colours and len(parts) > 1 else ""] if colours else [""] * len(parts)
+    spelled = (CONTROL.sub(lambda found: repr(found[0])[1:-1], part) for part in parts)
+    return "".join(part + code for part, code in zip(spelled, codes, strict=True))

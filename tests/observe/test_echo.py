@@ -3,7 +3,7 @@
 import asyncio
 
 from ddlf import events as e
-from ddlf.observe.echo import Echo, collapsed
+from ddlf.observe.echo import Echo, collapsed, harmless
 
 
 def wrote(worker, *lines, dropped=0):
@@ -55,3 +55,10 @@ async def test_what_is_held_back_is_printed_when_a_worker_leaves(capsys):
 def test_an_echo_that_is_off_prints_nothing(capsys):
     Echo(on=False)(wrote(1, "one"))
     assert capsys.readouterr().err == ""
+
+
+def test_a_line_of_another_machine_keeps_its_colours_on_a_terminal_and_cannot_do_anything_to_it():
+    line = "\x1b[1mbold\x1b[0m \x1b]0;title\x07 \x1b[2J tab\t\x9b31m é"
+    assert harmless(line, colours=False) == r"bold \x1b]0;title\x07 \x1b[2J tab" + "\t" + r"\x9b31m é"
+    assert harmless("\x1b[31mred", colours=True) == "\x1b[31mred\x1b[0m"
+    assert harmless("plain", colours=True) == harmless("plain", colours=False) == "plain"
