@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.errors import AppError
+from ddlf.errors import AppError, RemoteError
 from ddlf.events import Event
 from ddlf.history import History
 from ddlf.observe.lines import line_without_hook, training_event
@@ -308,8 +308,11 @@ class IApp(Settings):
         from ddlf.training.start import train
 
         await self._check_written()
-        with shown(self), recorded(self):
-            return await train(self, mode, *given, fresh=fresh)
+        try:
+            with shown(self), recorded(self):
+                return await train(self, mode, *given, fresh=fresh)
+        except RemoteError as error:  # it has the worker's lines; where its answer was received says nothing
+            raise error.with_traceback(None) from error.__cause__
 
     def stop_training(self) -> bool:
         """End training after the round that goes on (in asynchronous training the next update), as if it had converged.

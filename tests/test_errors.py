@@ -1,11 +1,13 @@
 """The tree of errors, and what all of them have in common."""
 
+import asyncio
 import inspect
 import re
+import traceback
 
 import pytest
 
-from ddlf import errors
+from ddlf import IApp, errors
 from ddlf.errors import BadUpdate, ExecutorCrashed, LeaseError, RequestFailed, RequestTimeout, WorkerLost
 
 
@@ -67,3 +69,19 @@ def test_a_notebook_shows_the_users_own_lines_of_both_sides():
         "ValueError: no",
     ]
     assert not any("keras" in line for line in shown)
+
+
+class App(IApp):
+    async def load_dataset(self): ...
+    async def create_model(self): ...
+
+
+def test_a_workers_error_in_training_comes_without_the_lines_that_received_its_answer(monkeypatch):
+    async def carry(*_, **__):
+        raise errors.RemoteError("ValueError", "no", "lines of the worker", worker="worker 1") from KeyError("why")
+
+    monkeypatch.setattr("ddlf.training.start.train", carry)
+    with pytest.raises(errors.RemoteError) as caught:
+        asyncio.run(App().train_model())
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "_train"
+    assert isinstance(caught.value.__cause__, KeyError)
