@@ -278,8 +278,9 @@ def own_modules() -> list[Any]:
     """
     global _scan
     count, last, own = _scan
-    names = list(islice(reversed(sys.modules), max(0, len(sys.modules) - count) + 1))
-    if names[-1] == last:
+    more = len(sys.modules) - count
+    names = list(islice(reversed(sys.modules), max(0, more) + 1))
+    if more >= 0 and names[-1] == last:
         names.pop()
     else:  # some have gone, too
         names, count, own = list(reversed(sys.modules)), 0, []

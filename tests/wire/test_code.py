@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import importlib
 import pickle
 import re
 import socket
@@ -440,6 +441,17 @@ def test_a_module_that_came_when_another_went_travels_by_value(tmp_path, monkeyp
     finally:
         del sys.modules["second_own"]
     assert unpickle(data)() == 1
+
+
+def test_a_module_that_has_gone_hinders_no_function(tmp_path, monkeypatch):
+    for name in ("goes_soon", "stays_last"):
+        (tmp_path / f"{name}.py").write_text("def f(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("goes_soon", "stays_last"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    pickle_object(sys.modules["stays_last"].f)
+    del sys.modules["goes_soon"]
+    assert unpickle(pickle_object(sys.modules["stays_last"].f))() == 1
 
 
 def test_only_modules_that_came_since_are_looked_at_again(monkeypatch):
