@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 MODES = {"sync": "synchronous", "async": "asynchronous"}
 
-
 # --- What values may be: called with a setting's name and a value, each returns the value as it is used, or raises ConfigError
 
 
@@ -159,6 +158,13 @@ def seconds(name: str, value: Any) -> float:
     return value
 
 
+def page(name: str, value: Any) -> int | None:
+    """True, False, a port, or None"""
+    if value is not None and not (isinstance(value, int) and 0 <= value <= 65535):
+        raise ConfigError(f"{name} must be {page.__doc__}, got {value!r}")
+    return value
+
+
 CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
 OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
@@ -166,7 +172,6 @@ OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")
 TRACKERS = Several("tensorboard", "mlflow")
-PAGE = OfType((int, NoneType), "True, False, a port, or None")
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
 CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
@@ -356,11 +361,9 @@ class Settings:
     wins over the class, the option and the object's own attribute win over it. With ``plain`` rounds get at most one line in 2 s; with ``json`` what
     programs print goes to standard error."""
 
-    dashboard: Annotated[bool | int | None, PAGE, "whether ``ddlf run`` shows the run on a page, and on which port"] = (
-        None
-    )
-    """None when standard output is a terminal. Without a port the first free one of 8900 to 8919. ``DDLF_DASHBOARD`` and ``--dashboard`` win over it.
-    In your own code, ``cluster.dashboard(app)`` shows the page."""
+    dashboard: Annotated[bool | int | None, page, "whether ``ddlf run`` shows a page, and on which port"] = None
+    """None when standard output is a terminal; without a port the first free one from 8900 to 8919. ``DDLF_DASHBOARD`` and ``--dashboard`` win over
+    it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}

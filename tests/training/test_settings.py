@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -68,6 +69,12 @@ WRONG = [
     ),
     (dict(verbose="no"), "verbose must be True or False, got 'no'"),
     (dict(ui="plane"), "ui must be one of auto, rich, plain, json, none, got 'plane'; did you mean 'plain'?"),
+    (dict(echo="yes"), "echo must be True or False, got 'yes'"),
+    (dict(out=3), "out must be a folder or None, got 3"),
+    (dict(run_name=3), "run_name must be a name or None, got 3"),
+    (dict(trackers="tensorbord"), "trackers must be 'tensorboard' or 'mlflow', got 'tensorbord'; did you mean"),
+    (dict(dashboard="yes"), "dashboard must be True, False, a port, or None, got 'yes'"),
+    (dict(dashboard=65536), "dashboard must be True, False, a port, or None, got 65536"),
     (dict(takeover="yes"), "takeover must be True or False, got 'yes'"),
     (dict(codec=None), "codec must be a name, got None"),
     (dict(weights_codec=8), "weights_codec must be a name, got 8"),
@@ -165,6 +172,11 @@ USED_IN = {
     "callbacks": "app.py",
     "wait_for_workers_s": "training/opening.py",
     "ui": "ui.py",
+    "echo": "app.py",
+    "out": "cli/options.py",
+    "run_name": "runs/recording.py",
+    "trackers": "runs/recording.py",
+    "dashboard": "cli/dashboard.py",
 }
 """What is used before the loop of a mode begins, or on the workers: in the same way for each."""
 
@@ -216,7 +228,7 @@ async def outcome(mode, folder, **settings):
 async def test_each_mode_uses_each_setting_or_refuses_it_by_name(mode, tmp_path):
     assert OTHERS.keys() | USED_IN.keys() == SETTINGS.keys()
     for name, file in USED_IN.items():
-        assert f".{name}" in (Path(ddlf.__file__).parent / file).read_text()
+        assert re.search(rf"""[."]{name}\b""", (Path(ddlf.__file__).parent / file).read_text())
     seen = {}
     with mock.patch("os.fsync"):
         usual = await outcome(mode, tmp_path / "usual")
