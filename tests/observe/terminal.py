@@ -39,7 +39,8 @@ class Program:
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
         self.code: int | None = None
-        kept = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR", "FORCE_COLOR")}
+        ours = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        kept = {name: value for name, value in os.environ.items() if name not in ours}
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, *arguments], {**kept, "TERM": "xterm-256color", **environment})
