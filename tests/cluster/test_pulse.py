@@ -1,11 +1,10 @@
 """A master whose event loop is held up is not dead: its thread says so."""
 
 import asyncio
-import gc
+import subprocess
+import sys
 import threading
 import time
-
-import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
@@ -59,19 +58,23 @@ def wait(seconds):
     return "waited"
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_is_free_when_the_event_loop_of_its_master_was_closed_without_closing_the_cluster(
     start_worker, token_file
 ):
     process = start_worker()
-    cluster = Cluster(["127.0.0.1"], process.port, token_file=token_file, dead_after_s=0.4)
-    asyncio.run(cluster.connect())
-    limit = time.monotonic() + PATIENCE_S
-    while (refused := claim_elsewhere(cluster.workers[0])) and time.monotonic() < limit:
-        assert isinstance(refused, LeaseError)
-    assert refused is None
-    del cluster
-    gc.collect()  # here, where what Python says of what was left open is expected
+    given = f"['127.0.0.1'], {process.port}, token_file={str(token_file)!r}, dead_after_s=0.4"
+    code = f"import asyncio, ddlf; cluster = ddlf.Cluster({given}); asyncio.run(cluster.connect()); print(); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as master:
+        try:
+            assert master.stdout.readline() == b"\n"
+            (worker,) = Cluster(["127.0.0.1"], process.port, token_file=token_file).workers
+            limit = time.monotonic() + PATIENCE_S
+            while (refused := claim_elsewhere(worker)) and time.monotonic() < limit:
+                assert isinstance(refused, LeaseError)
+            assert refused is None
+            assert master.poll() is None
+        finally:
+            master.kill()
 
 
 async def test_the_thread_ends_with_the_last_cluster_of_its_process(start_worker, token_file):
