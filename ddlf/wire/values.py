@@ -113,8 +113,10 @@ def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
         encoder.buffers[0] = encoder.pack(value)
     except DDLFError:
         raise
-    except (RecursionError, ValueError):
-        raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, RecursionError) or "recursion limit" in str(error):  # of msgpack
+            raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
+        raise NotPicklable(f"a value cannot be sent: {error}") from error
     return encoder.buffers
 
 

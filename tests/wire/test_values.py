@@ -422,6 +422,14 @@ def test_a_value_that_nests_too_deeply_is_refused_before_it_is_sent(wrap):
         dumps(nested(1500, wrap))
 
 
+def test_another_reason_is_not_taken_for_a_value_that_contains_itself():
+    def refuse(value):
+        raise ValueError("the module was not imported correctly")
+
+    with pytest.raises(NotPicklable, match=r"a value cannot be sent: the module was .* \(at \[0\] of the value\)"):
+        dumps([object()], refuse)
+
+
 def test_what_can_be_encoded_can_be_decoded_at_every_depth():
     for depth, wrap in ((MAX_DEPTH - 1, lambda v: (v,)), (1024, lambda v: [v]), (1024, lambda v: {0: v})):
         arrived = travel(nested(depth, wrap))
