@@ -40,8 +40,7 @@ SAMPLES = 100
 WARM_UP = 0.2
 CALLERS = 4
 SETTLE_S = 1.0
-"""Until what ends by itself is gone: when a cluster was closed, its heartbeats' thread and the worker's sockets; when a long count
-held up the event loop, the connection of that thread. At most half of it."""
+"""Until what ends by itself is gone, such as the sockets of a closed cluster and the connection of its heartbeats' thread: at most half of it."""
 SLOPE_MIB_PER_HOUR = 1.0
 
 
@@ -94,8 +93,7 @@ class Watch:
                 self.memory[name].append(process.memory_full_info().uss if process else 0)
 
     def count(self) -> None:
-        """Read descriptors and threads now, when nothing is under way."""
-        gc.collect()
+        """Read descriptors and threads now, when nothing is under way: at best when this side has settled."""
         found = {}
         for name, process in {**self._processes, "executor": self.executor()}.items():
             found[f"{name} descriptors"] = process.num_fds() if process else 0
@@ -110,6 +108,12 @@ class Watch:
         fifth = max(1, len(self.at) // 5)
         grown = statistics.median(self.memory[name][-fifth:]) - statistics.median(self.memory[name][:fifth])
         return (statistics.median(slopes) if slopes else 0.0) * 3600 / 2**20, grown / 1024
+
+
+async def settle() -> None:
+    """Wait until what ends by itself is gone."""
+    gc.collect()  # before: of a large process it takes so long that the heartbeats' thread opens a connection
+    await asyncio.sleep(SETTLE_S)
 
 
 Part = Callable[[Workers, int, int, argparse.Namespace], Awaitable[Watch]]
@@ -134,9 +138,9 @@ async def calls(workers: Workers, daemon: int, port: int, options: argparse.Name
             await asyncio.gather(*(some() for _ in range(CALLERS)))
         watch.step()
         if cycle == options.cycles // 10:
-            await asyncio.sleep(SETTLE_S)
+            await settle()
             watch.count()
-    await asyncio.sleep(SETTLE_S)
+    await settle()
     watch.count()
     return watch
 
@@ -152,9 +156,9 @@ async def transfers(workers: Workers, daemon: int, port: int, options: argparse.
             del back
             watch.step()
             if transfer == options.transfers // 10:
-                await asyncio.sleep(SETTLE_S)
+                await settle()
                 watch.count()
-        await asyncio.sleep(SETTLE_S)
+        await settle()
         watch.count()
     return watch
 
