@@ -341,7 +341,7 @@ class IApp(Settings):
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
 
         Args:
-            seed: Of the initial weights, when the model is made here; by default the attribute.
+            seed: Seed of the initial weights, when the model is made here; by default the attribute.
 
         Returns:
             The number of training samples.

@@ -174,10 +174,10 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
         more. For a call see ``RequestFailed``.
 
     Attributes:
-        exit_code_of_process: Its exit code, None when a signal ended it.
+        exit_code_of_process: Exit code, None when a signal ended it.
         signal: The name of that signal, as ``"SIGSEGV"``, or None.
         stderr_tail: The last lines it wrote to its standard error.
-        pid: Its process id, if the worker says so.
+        pid: Process id, if the worker says so.
         gave_up: Whether its daemon ended it, since a request that was cancelled did not end.
         begun: The highest number of a request that can have begun in it.
     """

@@ -45,7 +45,7 @@ class History(list[RoundRecord]):
         """Write a row for each record: number, times in seconds, bytes, and all metrics.
 
         Args:
-            path: Of the file, which is replaced if it is there.
+            path: Path of the file, which is replaced if it is there.
         """
         rows = [row(record) for record in self]
         columns = dict.fromkeys((*COLUMNS, *(name for one in rows for name in one)))

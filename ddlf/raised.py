@@ -23,7 +23,7 @@ class DDLFError(Exception):
 
     Attributes:
         others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
-        item_index: Of the item of a map that it is of, from 0; None of what is no map's.
+        item_index: Index of the item of a map that it is of, from 0; None of what is no map's.
     """
 
     __module__ = "ddlf.errors"  # where the tree is, and people look for it
@@ -128,7 +128,7 @@ class RemoteError(DDLFError):
 
     Attributes:
         type: The class that was raised on the worker; None if this side does not know it.
-        type_name: Its qualified name, as ``"ValueError"`` or ``"my_app.BadBatch"``.
+        type_name: Qualified name, as ``"ValueError"`` or ``"my_app.BadBatch"``.
         remote_message: ``str()`` of the exception on the worker.
         remote_traceback: The worker's own traceback, with the worker's files and lines; empty when the error comes from none of the user's lines.
         attributes: What the exception had as attributes, as far as it is data. ``args`` and those whose names are free are attributes here, too.
@@ -154,7 +154,7 @@ class RemoteError(DDLFError):
         """The error for what was raised on a worker.
 
         Args:
-            name: Of its class; nothing is imported to find it, and no code of it is run.
+            name: Name of its class; nothing is imported to find it, and no code of it is run.
             arguments: As the constructor's, after ``type_name``.
             worker: As the constructor's.
         """

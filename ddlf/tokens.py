@@ -159,7 +159,7 @@ def automatic_token(what: str) -> Tokens:
     It lives in ``~/.local/state/ddlf/`` (or below ``$XDG_STATE_HOME``). When processes start at once, all of them get the same token.
 
     Args:
-        what: Its name for people, ``"loopback token"`` or ``"dashboard token"``; the file's has a hyphen for the space.
+        what: Name for people, ``"loopback token"`` or ``"dashboard token"``; the file's has a hyphen for the space.
 
     Raises:
         AuthError: The file cannot be made, or is not usable.

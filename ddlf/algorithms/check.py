@@ -137,7 +137,7 @@ def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names:
 
     Args:
         update: One array per tensor.
-        samples: That the slot trained on.
+        samples: Samples that the slot trained on.
         like: Arrays with the shapes and types that it must have, such as the model's weights.
         names: Paths of the tensors, for the reason; without them they are numbered.
     """
@@ -193,8 +193,8 @@ def judge(
         policy: ``"stop"``, ``"reject"`` or ``"clip"``, see the module. With ``"stop"`` only unusable updates are
             rejected: raise ``verdict.error(worker)``.
         names: Paths of the tensors, for the reasons.
-        trainable: For each tensor, whether it is trained; all when empty.
-        limits: Of norm and direction; None for the defaults.
+        trainable: Whether each tensor is trained; all when empty.
+        limits: Limits of norm and direction; None for the defaults.
 
     Raises:
         ConfigError: No policy has this name.

@@ -84,7 +84,7 @@ def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor
     """Decode what ``encode_update`` made.
 
     Args:
-        encoded: As it arrived. The result may share its memory.
+        encoded: Update as it arrived. The result may share its memory.
         like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
 
     Returns:

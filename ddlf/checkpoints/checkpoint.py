@@ -60,9 +60,9 @@ class Entry:
     """One line in the listing of a folder.
 
     Args:
-        name: Of the checkpoint's folder.
-        round: Its number; None for leftovers.
-        bytes: Of all its files.
+        name: Name of the checkpoint's folder.
+        round: Number; None for leftovers.
+        bytes: Bytes of all its files.
         complete: Whether every byte is as it was written.
         problem: What is wrong; empty when complete.
     """
@@ -312,7 +312,7 @@ class CheckpointFolder:
         """One checkpoint.
 
         Args:
-            path: Its folder, absolute or relative to this one, as ``"round-000012"``.
+            path: Folder, absolute or relative to this one, as ``"round-000012"``.
             report: Is called with a sentence when its records are damaged or not there; without them it is used all the same.
 
         Raises:

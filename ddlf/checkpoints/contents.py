@@ -42,8 +42,8 @@ class Checkpoint:
         facts: Whatever else is needed to go on: settings, seed, versions. Plain JSON data with text keys; tuples are refused, since they
             would come back as lists. NaN and infinities are allowed.
         records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
-        extent: Of a loaded one, how much of the journal belongs to it.
-        problem: Of a loaded one, why it has no records although it should; empty when it has.
+        extent: How much of the journal belongs to a loaded one.
+        problem: Why a loaded one has no records although it should; empty when it has.
     """
 
     round: int

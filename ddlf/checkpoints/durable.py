@@ -50,7 +50,7 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
 
     Args:
         data: The file's bytes.
-        file: Its name, for the error.
+        file: Name, for the error.
 
     Raises:
         CheckpointCorrupt: It is not, byte for byte, what ``seal`` made.

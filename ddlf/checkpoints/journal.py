@@ -46,7 +46,7 @@ class Journal:
     """A journal that is written.
 
     Args:
-        file: Its file, which need not exist.
+        file: File, which need not exist.
 
     Attributes:
         lines: How many are in it.

@@ -98,7 +98,7 @@ def read(data: bytes, path: Path) -> dict[str, Array]:
 
     Args:
         data: The file's bytes.
-        path: Its name, for errors.
+        path: Name, for errors.
 
     Raises:
         CheckpointCorrupt: It is not of the format, or its header is over the limit.

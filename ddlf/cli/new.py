@@ -27,7 +27,7 @@ class Template:
     Args:
         about: What it is.
         files: Names of sources by the names that they get.
-        needs: Its extra of the package; empty if it needs none.
+        needs: Extra of the package; empty if it needs none.
     """
 
     about: str

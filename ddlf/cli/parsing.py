@@ -110,7 +110,7 @@ def verb(verbs: Verbs, name: str, act: str, help: str, description: str, *exampl
 
     Args:
         verbs: Those of ``ddlf``, or of a verb that has actions.
-        name: Of the verb.
+        name: Name of the verb.
         act: The function that does it, as ``"module:function"`` below ``ddlf.cli``: takes the parsed options, returns the exit code; may be async.
         help: For the list of verbs.
         description: On top of its own help.

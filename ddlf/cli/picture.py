@@ -25,8 +25,8 @@ def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
 
     Args:
         known: As ``ddlf.dashboard.viewer.watch`` yields it.
-        columns: Of the terminal.
-        rows: Of the terminal.
+        columns: Columns of the terminal.
+        rows: Rows of the terminal.
     """
     parts: list[RenderableType] = []
     if run := known["run"]:

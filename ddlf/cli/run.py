@@ -179,7 +179,7 @@ async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop)
     Args:
         app: Connected.
         asked: Where the model is to be saved; None for the run's folder.
-        folder: Of the run; None if it has none.
+        folder: Folder of the run; None if it has none.
         stop: How it is asked to end.
     """
     from ddlf.training.evaluation import to_its_end

@@ -86,7 +86,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
 
     Args:
         path: The file.
-        name: Of the class or function that is meant; None when there is one only.
+        name: Name of the class or function that is meant; None when there is one only.
         options: As parsed; those that a script could not know of are refused when it runs by itself.
 
     Raises:

@@ -19,7 +19,7 @@ class Behaviour:
 
     Args:
         on_error: Whether an error is raised, or returned in the place of the result.
-        timeout_s: For each request; None for ever.
+        timeout_s: Seconds for each request; None for ever.
         idempotent: Whether requests may run more than once.
         per_worker: How many calls may run at the same time on a worker, of those that any worker may do.
     """

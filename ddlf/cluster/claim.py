@@ -22,7 +22,7 @@ class Claim:
         takeover: Take it from another master that has it.
 
     Attributes:
-        epoch: Of the lease; 0 without one.
+        epoch: Epoch of the lease; 0 without one.
     """
 
     def __init__(self, *, guest: bool, takeover: bool) -> None:

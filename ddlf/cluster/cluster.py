@@ -37,7 +37,7 @@ class Cluster(Group):
         token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
         threads: For computation on each worker; None divides the cores of each machine by the workers on it.
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
-        connect_timeout_s: For each worker; all are tried at once.
+        connect_timeout_s: Seconds for each worker; all are tried at once.
         min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
         tls_ca: File with the certificates that workers' certificates must be signed by. By default the token alone proves who a
             worker is; connections to other machines are encrypted in any case.
@@ -225,7 +225,7 @@ class Cluster(Group):
 
         Args:
             host: Name or address of its machine.
-            port: Its port.
+            port: Port of its daemon.
 
         Returns:
             Its proxy, connected, with the next free number and the methods and variables that all workers have.
@@ -271,7 +271,7 @@ class Cluster(Group):
 
         Args:
             app: The ``IApp`` whose runs are shown, too.
-            port: That one and no other; None for the first free one of 8900 to 8919.
+            port: Port to take, and no other; None for the first free one of 8900 to 8919.
             stop: What the page's button calls, instead of the app's ``stop_training``.
             about: Facts for the page: ``title``, ``cluster``.
 

@@ -41,7 +41,7 @@ class Job:
 
     Args:
         habit: What is known of them.
-        behaviour: Of each of them.
+        behaviour: Behaviour of each of them.
         workers: Who may do them; None for all, also those that come later.
 
     Attributes:
@@ -75,7 +75,7 @@ class Place:
     """Of one call: first in a queue, then on a lane.
 
     Args:
-        job: It is of.
+        job: Job that it is of.
     """
 
     __slots__ = ("begin", "job", "lane", "lonely", "put")
@@ -92,7 +92,7 @@ class Dispatch:
     """What the workers of a cluster do of what any of them may do.
 
     Args:
-        members: Of the cluster.
+        members: Members of the cluster.
     """
 
     def __init__(self, members: Members) -> None:

@@ -29,7 +29,7 @@ class Group:
     """Some workers that are asked together.
 
     Args:
-        members: Of the cluster.
+        members: Members of the cluster.
         hosted: What its workers were given to keep.
         events: Who wants to know what happens to the workers.
 
@@ -92,7 +92,7 @@ class Group:
 
         Args:
             on_error: ``"return"`` puts a failed worker's exception in its place of the result list instead of raising.
-            timeout_s: For each request.
+            timeout_s: Seconds for each request.
             idempotent: Whether requests may run more than once: a lost one is tried again on the same worker, up to 3 times in all.
                 Requests that are not marked start at most once.
             workers: A part of the workers, as proxies or by their numbers from 1.

@@ -22,7 +22,7 @@ class Habit:
     """What calls of one function are like.
 
     Attributes:
-        seconds: They take on a worker; None before the first has ended.
+        seconds: Seconds that they take on a worker; None before the first has ended.
         bytes: There and back; None before the second of a worker has ended, since the first brings the function along.
         calls: How many have ended.
     """
@@ -49,7 +49,7 @@ class Lane(Generic[W]):
     """What one worker has to do of what was given out.
 
     Args:
-        worker: Whose it is.
+        worker: Worker whose lane it is.
 
     Attributes:
         open: Whether it can be given anything.

@@ -30,7 +30,7 @@ async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]
     """Ask all workers at once.
 
     Args:
-        members: Of the cluster.
+        members: Members of the cluster.
         reach: Whether to connect to daemons that there is no connection to. In a run that is the run's own affair.
 
     Returns:

@@ -38,8 +38,8 @@ class Function:
 
     Args:
         function: Anything that can be called and sent.
-        dispatch: Of the cluster.
-        behaviour: Of the calls.
+        dispatch: Dispatch of the cluster.
+        behaviour: Behaviour of the calls.
         workers: Who may do them; None for all, also those that come later.
 
     Raises:
@@ -87,7 +87,7 @@ class Tally:
     """How far a map is, and what becomes of each item of it.
 
     Args:
-        function: Of the map.
+        function: Function of the map.
         emit: Takes its events.
         total: Number of items; None where that is not known.
         workers: Who may do them, now and later.
@@ -143,7 +143,7 @@ class Tally:
         """The result of an item.
 
         Args:
-            number: Of the item, from 0.
+            number: Number of the item, from 0.
             args: For the function.
 
         Raises:
@@ -199,7 +199,7 @@ class Map:
     taken, so there may be any number of them. Who leaves such a loop ends what is still running.
 
     Args:
-        tally: Of the map.
+        tally: Tally of the map.
         source: Arguments for each item, as tuples. One that blocks holds up the event loop, unless it is asynchronous.
         ordered: Whether results come in the order of the items, or as they come.
     """

@@ -18,7 +18,7 @@ class News:
     Args:
         emit: Takes them.
         session: Has the worker's number, as ``id``, which may become another one.
-        called: Its name in cluster.yaml; empty when it has none.
+        called: Name in cluster.yaml; empty when it has none.
     """
 
     def __init__(self, emit: Callable[[Event], None], session: dict[str, Any], called: str) -> None:

@@ -47,7 +47,7 @@ class ProxyWorker(IWorker):
 
     Args:
         host: Name or address of the worker's machine.
-        port: Its daemon listens on.
+        port: Port that its daemon listens on.
         token: The shared secret.
         id: Number of the worker in its cluster, from 1.
         N: Number of workers in the cluster.
@@ -59,7 +59,7 @@ class ProxyWorker(IWorker):
         timing: When the worker is suspected and when it is given up.
         takeover: Take the worker from another master that has it.
         guest: Ask without having the worker: status and measurements, also while another master has it.
-        called: Its name in cluster.yaml; empty when it has none.
+        called: Name in cluster.yaml; empty when it has none.
         how_ended: Returns the exit code of the worker's process, negative for a signal; None while it runs, or where nobody here started it.
         revive: Starts the worker's process again if it has ended, and returns its address; None where nobody here can.
         replay: Returns the requests that a new executor of the worker with a number gets before any other.

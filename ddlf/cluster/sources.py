@@ -74,8 +74,8 @@ class Sources:
 
         Args:
             what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, or a ``"data"`` file of one.
-            name: Of the module or package.
-            file: Of the data file, below the package's folder.
+            name: Name of the module or package.
+            file: File of the data file, below the package's folder.
         """
         folder = self._folder or script_folder()
         if folder is None:

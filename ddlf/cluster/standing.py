@@ -109,7 +109,7 @@ class Standing:
             event: ``"executor_exited"``, ``"stopped_by"`` or ``"lease_lost"``.
             facts: What came with it.
             worker: As errors show it.
-            epoch: Of this side's lease.
+            epoch: Epoch of this side's lease.
             first_id: The lowest number of this side's requests.
         """
         if event == "executor_exited":

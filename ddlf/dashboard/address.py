@@ -24,7 +24,7 @@ def listen(port: int | None) -> tuple[socket.socket, str]:
     """Bind a socket on loopback.
 
     Args:
-        port: That one and no other; None for the first of ``PORTS`` that is free.
+        port: Port to take, and no other; None for the first of ``PORTS`` that is free.
 
     Returns:
         The socket, which does not listen yet, and what there is to say about the port, or nothing.
@@ -91,9 +91,9 @@ def is_ours(host: str, origin: str | None, url: str) -> bool:
     """Whether a request may be answered: another site's page must not reach this one by a name of its own.
 
     Args:
-        host: Of its header: a name of loopback, with any port, since tunnels have others; or that of the proxy.
+        host: Host of its header: a name of loopback, with any port, since tunnels have others; or that of the proxy.
         origin: Likewise, of the page that asks; None outside browsers.
-        url: Of the page.
+        url: Url of the page.
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name.lower() not in LOOPBACK and host.lower() != urlsplit(url).netloc.lower():

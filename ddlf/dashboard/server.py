@@ -74,13 +74,13 @@ class Dashboard:
 
     Args:
         look: Asks the workers, on the event loop of ``open``; returns a dict for each.
-        port: That one and no other, 0 for any; None for the first that is free of 8900 to 8919.
+        port: Port to take, and no other, 0 for any; None for the first that is free of 8900 to 8919.
         stop: Asks the run to end after its round; returns whether there is one. Called on the same event loop. None where nothing can be stopped.
         follow: What has a ``subscribe`` for what happens: an app, a cluster. An event that two of them tell counts once.
         about: Facts that do not change, for the page.
 
     Attributes:
-        url: Of the page, with the token behind the #.
+        url: Url of the page, with the token behind the #.
         port: On loopback.
         note: What there is to say about the port, or nothing.
         tunnel: The command that makes the page reachable from where somebody has come from by ssh, or nothing.

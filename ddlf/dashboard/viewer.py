@@ -17,8 +17,8 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield what there is to show whenever something is new, until the master ends.
 
     Args:
-        port: Of the page.
-        token: That it is served with.
+        port: Port of the page.
+        token: Token that it is served with.
 
     Yields:
         The same dict each time: ``"about"``, ``"run"``, ``"lanes"``, ``"workers"``, ``"curves"`` (values by name), ``"log"``,

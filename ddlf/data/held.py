@@ -30,7 +30,7 @@ class HeldData(dict[str, Any]):
         """Say what a run uses; what only older runs used is freed.
 
         Args:
-            names: Of its data; they need not be here yet.
+            names: Names of its data; they need not be here yet.
         """
         now = frozenset(names)
         self._uses = [*(earlier for earlier in self._uses if earlier != now), now][-KEPT_USES:]

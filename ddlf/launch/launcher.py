@@ -49,7 +49,7 @@ class Launcher(ABC):
         """Start one worker again if it has ended.
 
         Args:
-            index: Of its address in what ``start`` returned.
+            index: Index of its address in what ``start`` returned.
 
         Raises:
             ConnectError: It did not start, or ``stop`` was called.

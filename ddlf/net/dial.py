@@ -72,7 +72,7 @@ async def shake_hands(
         token: The shared secret.
         max_message_bytes: The largest message body this side accepts.
         context: For TLS; None for plaintext.
-        host: Whose certificate it has to be, if ``context`` checks that.
+        host: Host whose certificate it has to be, if ``context`` checks that.
 
     Returns:
         The socket, and the worker's hello.
@@ -133,7 +133,7 @@ async def dial(
 
     Args:
         host: Name or address.
-        port: Of the worker's daemon.
+        port: Port of the worker's daemon.
         role: What the connection is for.
         token: The shared secret.
         max_message_bytes: The largest message body this side accepts.

@@ -155,7 +155,7 @@ def refusal_of_preamble(sock: socket.socket, preamble: bytes, *, encrypts: bool,
 
     Args:
         sock: The client's; where it is decides.
-        preamble: Its first 8 bytes.
+        preamble: First 8 bytes.
         encrypts: Whether this worker can speak TLS.
         insecure_plaintext: Whether it may serve other machines without.
     """

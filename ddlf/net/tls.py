@@ -64,7 +64,7 @@ class WorkerTLS:
     """What a worker needs to encrypt.
 
     Args:
-        context: Of the standard library.
+        context: Context of the standard library.
         certificate: SHA-256 of its certificate in DER, for the proofs.
     """
 

@@ -12,7 +12,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
     Args:
         columns: What stands above each.
-        rows: Of as many values.
+        rows: Rows of as many values.
     """
     head = _row("th", columns)
     return f"<table><thead>{head}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"

@@ -25,10 +25,10 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
     """The picture.
 
     Args:
-        state: Of the run.
+        state: State of the run.
         now: Time of now, by the clock that it was folded with.
         width: Columns of the terminal.
-        height: Its rows; the picture has at most half of them, and at least what there is without workers.
+        height: Rows; the picture has at most half of them, and at least what there is without workers.
         ascii_only: Whether only ASCII can be written.
     """
     pen = _Pen(now, max(width - MARGIN, 20), BARS[ascii_only])

@@ -13,7 +13,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Runs joblib's batches on whichever worker is free.
 
     Args:
-        pool: That runs them.
+        pool: Pool that runs them.
         count: Number of its workers.
     """
 

@@ -37,7 +37,7 @@ def send_update(
     Args:
         name: Name of the codec.
         update: One array for each tensor.
-        lossless: For each, whether it must arrive exactly.
+        lossless: Whether each must arrive exactly.
         residual: What the codec still owes of the same slot's updates before; it is added.
 
     Returns:

@@ -25,7 +25,7 @@ def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
 
     Args:
         model: To be trained next.
-        callbacks: Of this ``fit``.
+        callbacks: Callbacks of this ``fit``.
         chosen: What the user compiled the model with.
     """
     import keras

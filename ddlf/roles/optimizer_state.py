@@ -59,7 +59,7 @@ def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | N
     """What a run's last weights become: with ``use_ema`` the mean of the slots' averages, else they stay.
 
     Args:
-        model: Of this side; its weights and its optimizer are changed.
+        model: Model of this side; its weights and its optimizer are changed.
         weights: After the last round.
         optimizers: State of each slot's optimizer after it.
     """

@@ -67,8 +67,8 @@ class Replica:
     """One worker's copy of an app and its model.
 
     Args:
-        worker: That it is on.
-        app: As it came from the master, without data and model.
+        worker: Worker that it is on.
+        app: App as it came from the master, without data and model.
 
     Attributes:
         stopping: Set when training is to end at the next batch.

@@ -35,7 +35,7 @@ class Task:
 
     Args:
         slot: Which, from 0.
-        round: Its number, from 0.
+        round: Number, from 0.
         slots: K in this round.
         first_epoch: Local epochs of the slot before this round.
         epochs: Local epochs in this round.

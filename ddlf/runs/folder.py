@@ -187,7 +187,7 @@ def find(out: Path, name: str = "last") -> Path:
 
     Args:
         out: Where the runs are.
-        name: Its path, the beginning of its name, with or without the time, or ``"last"``.
+        name: Path, the beginning of its name, with or without the time, or ``"last"``.
 
     Raises:
         ConfigError: There is none, or more than one.

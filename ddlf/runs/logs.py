@@ -19,7 +19,7 @@ class Reader:
 
     Args:
         path: Folder of the run.
-        worker: Whose file alone is read, by its name; None for all.
+        worker: Name of the worker whose file alone is read; None for all.
     """
 
     def __init__(self, path: Path, worker: str | None = None) -> None:

@@ -26,8 +26,8 @@ class Share:
     """What one worker did in a run.
 
     Args:
-        worker: Its number.
-        name: Its name.
+        worker: Number of the worker.
+        name: Name of the worker.
         rounds: Updates that it brought, of slots.
         samples: Samples that it trained on, once for each local epoch.
         compute_s: Seconds of local training.
@@ -78,10 +78,10 @@ class Past:
     """What is known of a run.
 
     Args:
-        path: Its folder.
+        path: Folder.
         state: What it is doing, or how it has ended.
-        summary: Of ``summary.json``; empty if there is none.
-        records: Of its rounds, or in asynchronous training its updates.
+        summary: Summary of ``summary.json``; empty if there is none.
+        records: Records of its rounds, or in asynchronous training its updates.
         times: When each of them came, in seconds since 1970.
         shares: What each worker did, by number.
         faults: What was out of the ordinary, in order.

@@ -25,7 +25,7 @@ def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Each setting of an app: its value, and where that comes from.
 
     Args:
-        app: Its class, or an object.
+        app: Class, or an object.
         told: Where those stand that were set from outside, by name.
     """
     cls = app if isinstance(app, type) else type(app)
@@ -109,7 +109,7 @@ def results(last: RoundRecord, test: dict[str, float]) -> dict[str, Any]:
     """What a run has come to.
 
     Args:
-        last: Its last record.
+        last: Last record.
         test: Metrics of the test data, measured last.
     """
     return {

@@ -28,7 +28,7 @@ class TensorBoard:
 
     Args:
         path: The run's folder.
-        settings: Of the run, by name.
+        settings: Settings of the run, by name.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class MLflow:
 
     Args:
         path: The run's folder, whose name the run gets.
-        settings: Of the run, by name.
+        settings: Settings of the run, by name.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:

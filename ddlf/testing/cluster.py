@@ -19,7 +19,7 @@ class Machine(ABC):
     """One worker as bad luck sees it.
 
     Args:
-        number: Of the worker, from 1.
+        number: Number of the worker, from 1.
 
     Attributes:
         proxy: The network between the master and this worker, if there is a proxy.

@@ -120,7 +120,7 @@ class FakeWorker:
     """Carries slots as a worker's ``Replica`` does. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
 
     Args:
-        number: Its number, from 1.
+        number: Number, from 1.
 
     Attributes:
         lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.

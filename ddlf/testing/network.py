@@ -68,12 +68,12 @@ class FaultProxy:
     """A port in front of a worker's port. Faults can be set and taken back while connections are open.
 
     Args:
-        host: Of the worker.
-        port: Of the worker.
-        seed: Of jitter and of the flipped bits.
+        host: Host of the worker.
+        port: Port of the worker.
+        seed: Seed of jitter and of the flipped bits.
 
     Attributes:
-        port: Of the proxy, on 127.0.0.1.
+        port: Port of the proxy, on 127.0.0.1.
         connections: How many have been accepted so far.
         bytes: How many have gone on so far, by direction.
 
@@ -134,7 +134,7 @@ class FaultProxy:
         Args:
             fault: In place of the last one of the same direction and kind.
             direction: None for both.
-            kind: Of connections: ``"control"`` to the daemon, ``"data"`` to the executor; None for all.
+            kind: Kind of connections: ``"control"`` to the daemon, ``"data"`` to the executor; None for all.
         """
         for each in DIRECTIONS if direction is None else (direction,):
             for which in (*KINDS, None) if kind is None else (kind,):

@@ -223,9 +223,9 @@ class FaultPlan:
         """A plan by chance, the same for the same arguments.
 
         Args:
-            seed: Of the chance.
-            workers: Of the cluster.
-            rounds: Of the run; the faults are in different (round, worker).
+            seed: Seed of the chance.
+            workers: Workers of the cluster.
+            rounds: Rounds of the run; the faults are in different (round, worker).
             faults: How many.
             kinds: Names of this class's methods to choose from.
         """
@@ -257,7 +257,7 @@ class FaultPlan:
         """Let the faults happen to the run of this app.
 
         Args:
-            app: Its cluster was made by ``local_cluster`` or ``in_process_cluster``.
+            app: App whose cluster was made by ``local_cluster`` or ``in_process_cluster``.
 
         Yields:
             What was done so far.
@@ -358,7 +358,7 @@ class _WrongUpdates:
     Args:
         app: To which it belongs.
         original: What stood in its place on the object, if anything; else the class's method is called.
-        faults: Of all workers.
+        faults: Faults of all workers.
     """
 
     def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:

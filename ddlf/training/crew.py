@@ -37,7 +37,7 @@ class Crew:
         fixed_slots: K, if it stays what it is whoever comes.
 
     Args:
-        cluster: Its workers, connected.
+        cluster: Workers, connected.
         open_worker: Gives a worker that is new, or came back, what the run needs. Its errors other than losses put that worker out of this run.
         emit: Takes each event.
         backups: Whether stragglers' slots are given to a second worker.
@@ -145,7 +145,7 @@ class Crew:
 
         Args:
             slot: Which, from 0.
-            number: Of its round, from 0.
+            number: Number of its round, from 0.
             work: Carries it on the worker that it is given.
             avoid: Workers that are not to carry it, as long as there is another one.
 
@@ -184,7 +184,7 @@ class Crew:
 
         Args:
             slot: Which; what the worker holds of it is worth nothing.
-            worker: That carried it.
+            worker: Worker that carried it.
             why: A sentence.
         """
         self._holds.pop(slot, None)

@@ -249,7 +249,7 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
 
     Args:
         function: To run.
-        args: Of it.
+        args: Arguments of it.
         stop: Asks it to end early, because the caller was cancelled; it is asked until it has ended, for the model is in use until then.
     """
     executor = ThreadPoolExecutor(1, "compute")

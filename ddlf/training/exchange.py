@@ -29,7 +29,7 @@ class WeightsOut:
 
     Args:
         name: What ``Outward`` reads: a codec's text, or one after ``delta:``.
-        lossless: For each tensor, whether it must arrive exactly.
+        lossless: Whether each tensor must arrive exactly.
 
     Attributes:
         differences: Whether weights travel as differences.

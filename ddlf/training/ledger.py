@@ -20,7 +20,7 @@ class Ledger:
         samples: n.
 
     Attributes:
-        counts: For each sample, the local epochs in which it was trained on, of merged updates; int32, shape (n,).
+        counts: Local epochs in which each sample was trained on, of merged updates; int32, shape (n,).
     """
 
     def __init__(self, samples: int) -> None:
@@ -30,7 +30,7 @@ class Ledger:
         """Count what one slot was trained on, whose update was merged.
 
         Args:
-            indices: Of its samples, shape (n_j,).
+            indices: Indices of its samples, shape (n_j,).
             epochs: Local ones.
             fed: What it was given instead, once for each epoch, shape (m,); None if it was that.
         """

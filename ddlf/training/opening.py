@@ -198,7 +198,7 @@ async def crew_of(
 
     Args:
         app: The user's ``IApp``.
-        seed: Of the initial weights, when the model is made here; by default the attribute.
+        seed: Seed of the initial weights, when the model is made here; by default the attribute.
         backups: As in ``Crew``.
         run: Names the run; by default it gets a name that nothing else has.
 

@@ -45,10 +45,10 @@ class Progress:
         state: What the algorithm keeps between its commits, by name.
         states: What each slot has left for its next round, by name of the group.
         speeds: Samples a second of each slot, smoothed; None before they are known.
-        settings: Of the run that has come to this.
+        settings: Settings of the run that has come to this.
         compiled: The optimizer of the master's model, described; not stored.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
-        records: Of all rounds so far.
+        records: Records of all rounds so far.
     """
 
     weights: Weights
@@ -119,7 +119,7 @@ class Progress:
         """As it is stored, but for its records; a snapshot, which what comes after does not change.
 
         Args:
-            names: Of the weights, for people who look into the file.
+            names: Names of the weights, for people who look into the file.
         """
         arrays: dict[str, dict[str, Any]] = {
             "weights": {

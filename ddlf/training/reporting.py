@@ -28,8 +28,8 @@ class Reporter:
 
     Args:
         app: The user's ``IApp``.
-        records: Of the run; the one that is reported is in it, and gets its test there.
-        batch_size: Of the evaluation of validation data, as in ``fit``.
+        records: Records of the run; the one that is reported is in it, and gets its test there.
+        batch_size: Batch size of the evaluation of validation data, as in ``fit``.
 
     Attributes:
         is_testing: Whether a record waits for its test.

@@ -226,7 +226,7 @@ async def _open(app: Any, path: Path, progress: Progress, found: Checkpoint | No
     Args:
         app: The user's.
         path: The folder.
-        progress: That the run goes on from.
+        progress: Progress that the run goes on from.
         found: The checkpoint in this folder that it is of, if it is.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)

@@ -66,7 +66,7 @@ class Round:
     """One round of all slots.
 
     Args:
-        number: Its number, from 0.
+        number: Number, from 0.
         tasks: A task for each slot, in slot order: its part of the samples, and the weights of now.
     """
 
@@ -315,7 +315,7 @@ class Run:
         """Have as many slots as there are workers from a round on, if they may become more; they never become fewer.
 
         Args:
-            number: Of a round, from 0, that no slot has begun.
+            number: Number of a round, from 0, that no slot has begun.
 
         Returns:
             The new slots. Each begins with nothing left from before.

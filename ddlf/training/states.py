@@ -28,7 +28,7 @@ class SlotStates:
 
     Args:
         run: Name of the training run.
-        crew: Its workers.
+        crew: Workers.
         known: State of each slot to begin with, of a checkpoint or of the run before. Its entries are replaced by what the master gets to know.
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.

@@ -40,8 +40,8 @@ class Limits:
     """What a side accepts.
 
     Args:
-        max_header_bytes: Of one frame's header.
-        max_body_bytes: Of all buffers of one frame.
+        max_header_bytes: Most bytes of one frame's header.
+        max_body_bytes: Most bytes of all buffers of one frame.
         max_buffers: Number of buffers in one frame.
     """
 

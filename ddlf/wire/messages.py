@@ -41,8 +41,8 @@ class Request:
 
     Args:
         command: One of ``IWorker``'s methods, as ``"run_method"``.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
 
     Attributes:
         pickle: Pickles the objects in it for all workers that it goes to; None for each of them anew.

@@ -36,8 +36,8 @@ class Running(NamedTuple):
     """A method that runs now.
 
     Args:
-        id: Of its request.
-        name: Of the method.
+        id: Number of its request.
+        name: Name of the method.
         seconds: Since it started.
     """
 

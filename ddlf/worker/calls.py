@@ -50,14 +50,14 @@ class Call:
     """One request on its way through the worker.
 
     Args:
-        id: Of the request; below 1 for one that the daemon is not to see.
+        id: Number of the request; below 1 for one that the daemon is not to see.
         request: What is asked.
         asker: Who gets the answer.
         deadline: After which it does not start, by the event loop's clock; None for never.
 
     Attributes:
         method: What it runs, once that is known.
-        task: That runs it, if it awaits.
+        task: Task that runs it, if it awaits.
     """
 
     __slots__ = ("asker", "deadline", "id", "method", "request", "task")

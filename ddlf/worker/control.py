@@ -44,7 +44,7 @@ class Control:
     Attributes:
         claimed: The ids of the requests that the same master sends to the executor.
         master_id: The random bytes by which that master is known; empty if it wants no lease.
-        who: That master, for people.
+        who: Name of that master, for people.
         orphan_grace_s: Between interrupt and kill for what still runs of it when this connection ends.
     """
 

@@ -343,7 +343,7 @@ class Daemon:
         Args:
             control: The connection over which that was asked.
             doing: What they do, for people: ``"stopped"`` or ``"restarted"``.
-            who: They, for people.
+            who: Name of the other side, for people.
             force: Whether to do so also while another master has the worker.
 
         Returns:

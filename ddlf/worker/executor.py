@@ -60,7 +60,7 @@ class Executor:
         persist_dir: Folder for methods that outlive it.
         activity: The page in which the daemon sees what runs; None without a daemon.
         load: Makes an object of its pickle.
-        kind: Of the worker.
+        kind: Kind of the worker.
         free: As ``Hosting`` takes it.
 
     Attributes:
@@ -289,7 +289,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """Ask Linux to kill this process when its parent dies, however it dies and whatever this process is doing.
 
     Args:
-        parent: Its process id; by default who is the parent now.
+        parent: Process id; by default who is the parent now.
     """
     if not sys.platform.startswith("linux"):
         return

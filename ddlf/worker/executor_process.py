@@ -55,7 +55,7 @@ class ExecutorProcess:
         certificate: File with the worker's own certificate; None when nothing is encrypted.
 
     Attributes:
-        name: Of the process, for ``ps`` and ``top``.
+        name: Name of the process, for ``ps`` and ``top``.
         state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
         settled: Set while the state is not ``"starting"``.
         restarts: How often one was started after the first.

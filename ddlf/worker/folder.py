@@ -22,7 +22,7 @@ class DaemonFolder:
     """A new folder that only this user can read.
 
     Attributes:
-        path: Of the folder.
+        path: Path of the folder.
     """
 
     def __init__(self) -> None:

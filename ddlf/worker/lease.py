@@ -42,7 +42,7 @@ class Lease:
     """The lease of one worker.
 
     Attributes:
-        epoch: Of the last grant; 0 before the first.
+        epoch: Epoch of the last grant; 0 before the first.
         holder: Who has it; None when it is free.
     """
 
@@ -61,7 +61,7 @@ class Lease:
 
         Args:
             master: Who wants it.
-            known_epoch: Of the grant that it had before; 0 if it had none.
+            known_epoch: Known epoch of the grant that it had before; 0 if it had none.
             takeover: Whether to take it from a holder that lives.
             silent: Whether the holder has fallen silent.
 

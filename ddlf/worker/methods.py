@@ -28,7 +28,7 @@ class Method:
         function: The function, or None while it is only on disk.
         takes_self: Whether its first parameter is ``self``.
         concurrent: Whether it may run beside another method.
-        path: Its file; None for a function that is run once.
+        path: File; None for a function that is run once.
         skip: How many of a request's arguments say which method it is; the others are its own.
         at_once: Whether it waits for nobody and is no work that anybody has to see.
         kept: Whether it leaves something that a new executor would not know of.

@@ -53,7 +53,7 @@ class Template:
         process: The template, if this process started it.
 
     Attributes:
-        environment: That of its forks, if this process started it.
+        environment: Environment of its forks, if this process started it.
     """
 
     def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -207,7 +207,7 @@ class Forked:
 
     Args:
         reply: The template says there how it ended; its end lets go of it.
-        lifeline: Its end kills the process, also when this process dies.
+        lifeline: Descriptor whose end kills the process, also when this process dies.
         pid: Process id.
         modules: What it came with, of what was to be preloaded.
 

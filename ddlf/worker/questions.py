@@ -25,7 +25,7 @@ class Questions:
 
         Args:
             question: ``[what, name, file]`` in JSON.
-            descriptor: Of the socket.
+            descriptor: Descriptor of the socket.
             event: Tells the master that has the worker; None when nobody has it.
         """
         sock = socket.socket(fileno=descriptor)

@@ -235,7 +235,7 @@ def set_threads(threads: int) -> None:
     """Bound the threads of the numeric libraries. Only has effect before they are imported; an own setting is respected.
 
     Args:
-        threads: For each of them, at least 1.
+        threads: Threads for each of them, at least 1.
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         os.environ.setdefault(name, str(threads))

@@ -133,7 +133,7 @@ class Raw(io.RawIOBase):
     """A standard stream below its buffer.
 
     Args:
-        stream: Its descriptor, and its number.
+        stream: Descriptor, and its number.
         copy: Descriptor of where all of it goes.
         written: Follows it.
     """
