@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ddlf.errors import DDLFError
 from ddlf.net.connection import Connection
@@ -91,10 +92,12 @@ class _Watcher:
         self._lock = threading.Lock()
         self._pulses: set[Pulse] = set()
         self._running = False
+        self._wake: Callable[[], object] = lambda: None
 
     def add(self, pulse: Pulse) -> None:
         with self._lock:
             self._pulses.add(pulse)
+            self._wake()  # it may sleep for the long heartbeats of others
             if not self._running:
                 self._running = True
                 threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
@@ -108,12 +111,16 @@ class _Watcher:
 
     async def _watch(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
+        news = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
         while True:
+            news.clear()
             with self._lock:
+                self._wake = wake
                 self._pulses = {pulse for pulse in self._pulses if not pulse.is_over}
                 pulses = list(self._pulses)
                 if not pulses:
-                    self._running = False
+                    self._running, self._wake = False, lambda: None
                     break
             for pulse in pulses:
                 if pulse.is_late and not pulse.speaking:
@@ -121,7 +128,8 @@ class _Watcher:
                     task = asyncio.create_task(pulse.speak())
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
-            await asyncio.sleep(min(pulse.heartbeat_s for pulse in pulses))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(pulse.heartbeat_s for pulse in pulses))
 
 
 _watcher = _Watcher()

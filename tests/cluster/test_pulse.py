@@ -41,6 +41,8 @@ def claim_elsewhere(worker):
 
 
 async def test_a_master_that_holds_up_its_event_loop_keeps_its_worker_and_what_runs_there(start_worker, token_file):
+    async with Cluster(["127.0.0.1"], start_worker().port, token_file=token_file, dead_after_s=10_000) as patient:
+        await patient.ping()  # the thread sleeps for its heartbeats now, and must notice the others
     process = start_worker()
     async with Cluster(["127.0.0.1"], process.port, token_file=token_file, dead_after_s=DEAD_S) as cluster:
         worker = cluster.workers[0]

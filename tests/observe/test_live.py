@@ -80,8 +80,7 @@ def test_another_size_of_the_terminal_leaves_nothing_of_it(show, size):
     program = show("sys.stdin.readline()")
     program.until(is_drawn)
     program.resize(*size)
-    program.until(lambda lines: [len(line) for line in lines][:1] == [size[0] - 2])
-    assert len(program.lines) == 4
+    program.until(lambda lines: len(lines) == 4 and len(lines[0]) == size[0] - 2)
     program.press("\n")
     assert program.end()[-1] == "after"
     assert not is_drawn(program.lines)
