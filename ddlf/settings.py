@@ -5,179 +5,34 @@ its JSON Schema, what a checkpoint compares, ``ddlf config show`` and docs/refer
 nobody trains a day with a median that was never taken.
 """
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Flag, auto
-from math import isfinite
 from pathlib import Path
-from pkgutil import resolve_name
-from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ddlf.checks import (
+    CALLBACKS,
+    CLASS_WEIGHTS,
+    CODEC,
+    FOLDER,
+    MERGE,
+    NAME,
+    OUTER,
+    OUTWARD,
+    SWITCH,
+    TRACKERS,
+    OneOf,
+    Whole,
+    page,
+    seconds,
+)
 from ddlf.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddlf.algorithms.outer import OuterOptimizer
 
 MODES = {"sync": "synchronous", "async": "asynchronous"}
-
-# --- What values may be: called with a setting's name and a value, each returns the value as it is used, or raises ConfigError
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Whole numbers in a range, NumPy's among them.
-
-    Args:
-        low: The least.
-        high: The largest; None for no limit.
-        none: What None stands for; without it None is refused.
-    """
-
-    low: int
-    high: int | None = None
-    none: str = ""
-
-    def __call__(self, name: str, value: Any) -> int | None:
-        if value is None and self.none:
-            return None
-        try:
-            number = self.low - 1 if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = self.low - 1
-        if number < self.low or (self.high is not None and number > self.high):
-            raise ConfigError(f"{name} must be {self}, got {value!r}")
-        return number
-
-    def __str__(self) -> str:
-        limits = f"of {self.low} or more" if self.high is None else f"from {self.low} to {self.high}"
-        return f"a whole number {limits}{f', or None for {self.none}' if self.none else ''}"
-
-
-class OneOf:
-    """One of some names."""
-
-    def __init__(self, *choices: str) -> None:
-        self.choices = choices
-
-    def __call__(self, name: str, value: Any) -> str:
-        if isinstance(value, str) and value in self.choices:
-            return value
-        near = get_close_matches(str(value).lower(), self.choices, 1)
-        raise ConfigError(f"{name} must be {self}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-
-    def __str__(self) -> str:  # two are read best as a sentence
-        return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
-
-
-class Several:
-    """Any of some names: a list of them, or a text with commas between them."""
-
-    def __init__(self, *choices: str) -> None:
-        self._one = OneOf(*choices)
-
-    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
-        names = value.split(",") if isinstance(value, str) else value
-        if not isinstance(names, list | tuple):
-            raise ConfigError(f"{name} must be {self}, got {value!r}")
-        return tuple(
-            dict.fromkeys(self._one(name, one.strip() if isinstance(one, str) else one) for one in names if one)
-        )
-
-    def __str__(self) -> str:
-        return f"any of {', '.join(self._one.choices)}"
-
-
-@dataclass(frozen=True)
-class OfType:
-    """Values of some types, and what people call them."""
-
-    types: tuple[type, ...]
-    what: str
-
-    def __call__(self, name: str, value: Any) -> Any:
-        if not isinstance(value, self.types):
-            raise ConfigError(f"{name} must be {self.what}, got {value!r}")
-        return value
-
-    def __str__(self) -> str:
-        return self.what
-
-
-@dataclass(frozen=True)
-class RuleOf:
-    """The text of a rule, or a rule.
-
-    Args:
-        home: Module and name of the family, which is imported when a text is read.
-        what: What people can write, when it is not one of the family's names.
-    """
-
-    home: str
-    what: str = ""
-
-    def __call__(self, name: str, value: Any) -> Any:
-        family = resolve_name(self.home)
-        if isinstance(value, str):
-            return family.read(value)
-        if getattr(value, "family", None) is family:
-            return value
-        raise ConfigError(f"{name} must be a name, got {value!r}")
-
-    def __str__(self) -> str:
-        return self.what or f"one of {resolve_name(self.home)}"
-
-
-class OuterOf(RuleOf):
-    """As ``RuleOf``, or any object with ``init`` and ``update``; None is ``subtract``."""
-
-    def __call__(self, name: str, value: Any) -> Any:
-        if value is None or isinstance(value, str):
-            return super().__call__(name, "subtract" if value is None else value)
-        if isinstance(value, type) and hasattr(value, "update"):
-            raise ConfigError(
-                f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()"
-            )
-        if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
-            raise ConfigError(
-                f"{name} must be an outer optimizer or the name of one, got {value!r}",
-                hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
-            )
-        return value
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}, or an object of your own"
-
-
-def seconds(name: str, value: Any) -> float:
-    """a number of seconds, 0 or more"""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ConfigError(f"{name} must be {seconds.__doc__}, got {value!r}")
-    return value
-
-
-def page(name: str, value: Any) -> int | None:
-    """True, False, a port, or None"""
-    if value is not None and not (isinstance(value, int) and 0 <= value <= 65535):
-        raise ConfigError(f"{name} must be {page.__doc__}, got {value!r}")
-    return value
-
-
-CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
-OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
-MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
-OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
-FOLDER = OfType((str, Path, NoneType), "a folder or None")
-NAME = OfType((str, NoneType), "a name or None")
-TRACKERS = Several("tensorboard", "mlflow")
-SWITCH = OfType((int,), "True or False")
-CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
-CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
-
-
-# --- The settings
 
 
 class Use(Flag):

@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.checks import OneOf, Whole
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
-from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Whole, option
+from ddlf.settings import SETTINGS, Setting, Settings, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.checks import FOLDER
 from ddlf.cli.dashboard import said
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
-from ddlf.settings import FOLDER, SETTINGS, option
+from ddlf.settings import SETTINGS, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

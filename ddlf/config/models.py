@@ -18,11 +18,12 @@ from pydantic import (
     model_validator,
 )
 
+from ddlf.checks import OneOf, Whole
 from ddlf.config.addresses import DEFAULT_PORT, checked_host, checked_port, parse_address, quote, same_host
 from ddlf.config.positions import Where
 from ddlf.errors import ConfigError
 from ddlf.liveness import Timing
-from ddlf.settings import SETTINGS, OneOf, Setting, Settings, Use, Whole
+from ddlf.settings import SETTINGS, Setting, Settings, Use
 
 MAX_WORKERS = 4096
 SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from ddlf.checks import TRACKERS
 from ddlf.runs import folder
 from ddlf.runs.recording import recorded
 from ddlf.runs.trackers import WRITERS
-from ddlf.settings import TRACKERS
 from ddlf.testing import FakeRun
 from tests.patience import PATIENCE_S
 
