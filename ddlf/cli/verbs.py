@@ -228,10 +228,8 @@ def _setup(verbs: Verbs) -> None:
         "ddlf env app.py --mode async    # with the options of the run that went wrong",
         "ddlf env --json",
     )
-    env.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
-    env.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
     env.add_argument("--json", action="store_true", help="print JSON")
-    add_options(env)
+    _add_app(env)
 
     config = verbs.add_parser(
         "config",
@@ -249,10 +247,8 @@ def _setup(verbs: Verbs) -> None:
         "ddlf config show --origin",
         "ddlf config show app.py --mode async --origin",
     )
-    show.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
-    show.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
     show.add_argument("--origin", action="store_true", help="say where each value comes from")
-    add_options(show)
+    _add_app(show)
 
     token = verbs.add_parser(
         "token",
@@ -322,3 +318,10 @@ def _add_cluster(parser: Parser) -> None:
     parser.add_argument(
         "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
     )
+
+
+def _add_app(parser: Parser) -> None:
+    """The app whose settings are asked for, if any, and what is to be set."""
+    parser.add_argument("app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp")
+    parser.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
+    add_options(parser)

@@ -16,6 +16,7 @@ from ddlf.observe.lines import line
 from ddlf.observe.phrases import doing
 from ddlf.observe.series import Series
 from ddlf.observe.state import Lane, State
+from ddlf.observe.sums import Sums
 from ddlf.record import RoundRecord
 
 MOST_SPANS = 800
@@ -70,38 +71,6 @@ class Seen:
     points: int = 0
     spans: int = 0
     lines: int = 0
-
-
-@dataclass
-class Sums:
-    """What came of a worker's updates, or of all.
-
-    Args:
-        updates: How many arrived.
-        trained: Samples that they were trained on, those of each local epoch counted.
-        compute_s: Seconds of local training.
-        transfer_s: The other seconds from sending weights to having updates.
-        bytes_out: Bytes sent for them.
-        bytes_back: Bytes received for them.
-        lost: How often it was lost.
-    """
-
-    updates: int = 0
-    trained: int = 0
-    compute_s: float = 0.0
-    transfer_s: float = 0.0
-    bytes_out: int = 0
-    bytes_back: int = 0
-    lost: int = 0
-
-    def add(self, event: e.UpdateArrived) -> None:
-        """Count an update."""
-        self.updates += 1
-        self.trained += event.samples * event.epochs
-        self.compute_s += event.compute_s
-        self.transfer_s += event.transfer_s
-        self.bytes_out += event.bytes_out
-        self.bytes_back += event.bytes_back
 
 
 @dataclass
@@ -216,21 +185,23 @@ class Board:
                 header.samples, header.first = event.samples, event.version
                 self._pace.append((at, 0))
             case e.UpdateArrived():
-                self.total.add(event)
-                self.sums.setdefault(event.worker, Sums()).add(event)
+                self._count(event)
                 times = (round(at - event.compute_s - event.transfer_s, 3), event.compute_s, event.transfer_s)
                 self.spans.append([event.worker, event.slot, event.round, *(round(value, 4) for value in times)])
             case e.Committed():
                 self._commit(event.record, at)
             case e.WorkerLost():
-                self.total.lost += 1
-                self.sums.setdefault(event.worker, Sums()).lost += 1
+                self._count(event)
             case e.UpdateRejected():
                 header.rejected += 1
             case e.CheckpointWritten():
                 header.checkpoint = event.version
             case e.RunEnded():
                 header.ended = at
+
+    def _count(self, event: e.UpdateArrived | e.WorkerLost) -> None:
+        for sums in (self.total, self.sums.setdefault(event.worker, Sums())):
+            sums.add(event)
 
     def _commit(self, record: RoundRecord, at: float) -> None:
         values = dict(record.metrics) | {f"test_{name}": value for name, value in record.test.items()}

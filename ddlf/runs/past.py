@@ -13,6 +13,7 @@ from ddlf import events as e
 from ddlf.errors import ConfigError
 from ddlf.facts import from_data
 from ddlf.observe.lines import training_event
+from ddlf.observe.sums import Sums
 from ddlf.record import RoundRecord
 from ddlf.runs import folder
 from ddlf.sinks import from_json
@@ -22,36 +23,22 @@ SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', 
 
 
 @dataclass(kw_only=True)
-class Share:
+class Share(Sums):
     """What one worker did in a run.
 
     Args:
         worker: Number of the worker.
         name: Name of the worker.
-        rounds: Updates that it brought, of slots.
-        samples: Samples that it trained on, once for each local epoch.
-        compute_s: Seconds of local training.
-        transfer_s: Seconds in which weights and updates moved.
         away_s: Seconds in which it was lost.
         wait_s: The other seconds between its first task and the run's last merge.
-        bytes_out: Bytes sent to it with tasks.
-        bytes_back: Bytes received from it with updates.
-        losses: How often it was lost.
         first: When its first task began; None if it has brought none.
         lost_at: When it was lost, if it is.
     """
 
     worker: int
     name: str
-    rounds: int = 0
-    samples: int = 0
-    compute_s: float = 0.0
-    transfer_s: float = 0.0
     away_s: float = 0.0
     wait_s: float = 0.0
-    bytes_out: int = 0
-    bytes_back: int = 0
-    losses: int = 0
     first: float | None = None
     lost_at: float | None = None
 
@@ -181,17 +168,6 @@ def _share(past: Past, worker: int) -> Share:
 def _take(past: Past, data: dict[str, Any]) -> None:
     now, kind = float(data["time"]), data["event"]
     past.ended = now
-    if kind == "UpdateArrived":
-        share = _share(past, data["worker"])
-        compute_s, transfer_s = float(data["compute_s"]), max(float(data["transfer_s"]), 0.0)
-        share.first = share.first or now - compute_s - transfer_s
-        share.rounds += 1
-        share.samples += data["samples"] * data["epochs"]
-        share.compute_s += compute_s
-        share.transfer_s += transfer_s
-        share.bytes_out += data["bytes_out"]
-        share.bytes_back += data["bytes_back"]
-        return
     if kind == "Committed":
         past.records.append(from_data(RoundRecord, data["record"]))
         past.times.append(now)
@@ -202,9 +178,13 @@ def _take(past: Past, data: dict[str, Any]) -> None:
             past.facts[kind] = event
         case e.Evaluated():
             past.test = event.metrics
+        case e.UpdateArrived():
+            share = _share(past, event.worker)
+            share.first = share.first or now - event.compute_s - max(event.transfer_s, 0.0)
+            share.add(event)
         case e.WorkerLost():
             share = _share(past, event.worker)
-            share.losses += 1
+            share.add(event)
             share.lost_at = share.lost_at or now
         case e.WorkerReturned() | e.WorkerJoined():
             share = _share(past, event.worker)

@@ -85,7 +85,7 @@ def data_of(past: Past) -> dict[str, Any]:
         "goes_on_from": _goes_on_from(past),
         "tiles": [{"what": what, "value": value, "unit": unit} for what, value, unit in _tiles(past)],
         "charts": _charts(past),
-        "workers": [to_data(share) for share in past.shares.values() if share.rounds or share.losses],
+        "workers": [to_data(share) for share in past.shares.values() if share.updates or share.lost],
         "staleness": sorted(Counter(record.staleness for record in past.records).items())
         if any(record.staleness for record in past.records)
         else [],
@@ -95,7 +95,7 @@ def data_of(past: Past) -> dict[str, Any]:
         "tables": [
             {"title": title, "rows": rows, "csv": table.as_csv(rows), "latex": table.as_latex(rows)}
             for title, rows in tables
-            if rows is run or any(share.rounds or share.losses for share in past.shares.values())
+            if rows is run or any(share.updates or share.lost for share in past.shares.values())
         ],
         "settings": [
             [name, str(row["value"]), row["origin"]] for name, row in past.summary.get("settings", {}).items()

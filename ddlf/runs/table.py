@@ -127,12 +127,12 @@ def of_workers(past: Past) -> Rows:
     rows = [
         [
             share.name,
-            f"{share.rounds}",
-            number(share.samples / share.compute_s) if share.compute_s else "",
+            f"{share.updates}",
+            number(share.trained / share.compute_s) if share.compute_s else "",
             *(number(value) for value in (share.compute_s, share.transfer_s, share.wait_s, share.away_s)),
             size(share.bytes_out),
             size(share.bytes_back),
-            f"{share.losses}",
+            f"{share.lost}",
         ]
         for share in past.shares.values()
     ]

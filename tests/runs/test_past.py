@@ -16,7 +16,7 @@ def test_each_worker_computes_transfers_and_waits_for_all_of_the_time(tmp_path):
     found = read(run(tmp_path, "a", events_of(5)))
     one, two = found.shares.values()
     assert (one.name, two.name) == ("worker 1 (pc1)", "worker 2 (pc2)")
-    assert (one.rounds, one.samples, one.bytes_out, one.bytes_back) == (5, 2500, 7_500_000, 2_500_000)
+    assert (one.updates, one.trained, one.bytes_out, one.bytes_back) == (5, 2500, 7_500_000, 2_500_000)
     assert (one.compute_s, two.compute_s) == (7.5, 3.75)
     assert one.transfer_s == two.transfer_s == 1.25
     assert one.wait_s == pytest.approx(10.0 - one.compute_s - one.transfer_s)
@@ -29,7 +29,7 @@ def test_the_time_in_which_a_worker_was_lost_is_no_time_in_which_it_waits(tmp_pa
     told.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
     found = read(run(tmp_path, "a", sorted(told, key=lambda one: one[0])))
     share = found.shares[2]
-    assert (share.losses, share.away_s) == (1, 2.5)
+    assert (share.lost, share.away_s) == (1, 2.5)
     assert share.compute_s + share.transfer_s + share.away_s + share.wait_s == pytest.approx(10.0)
     assert [(fault.kind, fault.round) for fault in found.faults] == [("lost", 3), ("back", 4)]
     assert found.faults[0].text == "worker 2: cut; slot 2 goes to another one, or to this one when it is back"

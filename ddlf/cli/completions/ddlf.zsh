@@ -111,8 +111,8 @@ _shtab_ddlf_config_defaults_added=0
 
 _shtab_ddlf_config_show_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--target[the class that is meant, when the file has several]:NAME:"
   "--origin[say where each value comes from]"
+  "--target[the class that is meant, when the file has several]:NAME:"
   {-c,--config}"[cluster file]:PATH:_files"
   "--local[start N workers on this machine]:N:"
   "--hosts[addresses of workers]:A:9000,B:9000:"
@@ -224,8 +224,8 @@ _shtab_ddlf_doctor_defaults_added=0
 
 _shtab_ddlf_env_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--target[the class that is meant, when the file has several]:NAME:"
   "--json[print JSON]"
+  "--target[the class that is meant, when the file has several]:NAME:"
   {-c,--config}"[cluster file]:PATH:_files"
   "--local[start N workers on this machine]:N:"
   "--hosts[addresses of workers]:A:9000,B:9000:"

@@ -166,7 +166,7 @@ if (run.workers.length) {
           make("div", {class: "bar", title: used.map(([, key, word]) => `${word} ${seconds(key)}`).join(", ")},
             ...used.map(([kind, key]) => make("i", {class: kind, style: `width: ${(100 * worker[key]) / most}%`}))),
           make("em", {}, `${Math.round((100 * worker.compute_s) / Math.max(parts.reduce((sum, [, key]) => sum + worker[key], 0), 1e-9))}% computing` +
-            ` · ${short(worker.bytes_out + worker.bytes_back, "B")}` + (worker.losses ? ` · lost ${worker.losses}×` : "")));
+            ` · ${short(worker.bytes_out + worker.bytes_back, "B")}` + (worker.lost ? ` · lost ${worker.lost}×` : "")));
       })));
 }
 
