@@ -59,6 +59,9 @@ settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What a shell has put into the background ignores it, and so does all that it starts; tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # What a process of pytest-xdist is given are the folders and files, whoever named them.
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
     config.stash[LEFT] = getattr(config, "workerinput", {"left": -1 if named else 0})["left"]
