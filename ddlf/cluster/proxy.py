@@ -49,8 +49,8 @@ class ProxyWorker(IWorker):
         host: Name or address of the worker's machine.
         port: Port that its daemon listens on.
         token: The shared secret.
-        id: Number of the worker in its cluster, from 1.
-        N: Number of workers in the cluster.
+        id: Number of the worker in its cluster, from 1; ``renumber`` changes it.
+        N: Number of workers in the cluster, likewise.
         threads: For computation on the worker; None takes its share of the machine's cores.
         share: How many workers share that machine.
         pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
@@ -64,14 +64,6 @@ class ProxyWorker(IWorker):
         revive: Starts the worker's process again if it has ended, and returns its address; None where nobody here can.
         replay: Returns the requests that a new executor of the worker with a number gets before any other.
         emit: Takes the events of the worker.
-
-    Attributes:
-        id: Number of the worker in its cluster, from 1; ``renumber`` changes it.
-        N: Number of workers in the cluster, likewise.
-        timing: When the worker is suspected and when it is given up.
-
-    Example:
-        ``await worker.rpc(Request("run_method", add, a=20, b=60))``
     """
 
     def __init__(
@@ -241,10 +233,7 @@ class ProxyWorker(IWorker):
             timeout_s: To give up after; None tries for ever.
 
         Raises:
-            ConnectError: It was not reached in that time.
-            AuthError: The worker holds another token.
-            VersionError: It runs another protocol or another minor version of Python.
-            LeaseError: Another master has it, or had it meanwhile.
+            ConnectError: It was not reached in that time; other errors are those of ``connect``.
             ExecutorCrashed: It cannot start its executor.
             WorkerLost: ``close`` was called meanwhile.
         """
@@ -331,6 +320,22 @@ class ProxyWorker(IWorker):
                         raise
             attempt += 1
 
+    async def call(
+        self, role: tuple[str, str], verb: str, *args: Any, timeout_s: float | None = None, **how: Any
+    ) -> Any:
+        """Have a role of the worker do something; see ``rpc``.
+
+        Args:
+            role: Name of the run, and of the role in it.
+            verb: Name of one of the role's methods, which gets ``args``.
+            timeout_s: Seconds to wait; None waits for ever.
+            how: Attributes of the request, as ``hear``.
+        """
+        request = Request("call", *role, verb, *args)
+        for name, value in how.items():
+            setattr(request, name, value)
+        return await self.rpc(request, timeout_s)
+
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
         return await self._link.ask(command, *args, timeout_s=timeout_s, **kwargs)
@@ -346,8 +351,7 @@ class ProxyWorker(IWorker):
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """What the worker is and does: state, busy with what since when, restarts, process ids."""
-        status: dict[str, Any] = await self.ask("status", timeout_s=timeout_s)
-        return status
+        return dict(await self.ask("status", timeout_s=timeout_s))
 
     async def load_mnist(self) -> Any:
         return await self.rpc(Request("load_mnist"))

@@ -17,6 +17,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
+from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.history import History
 from ddlf.roles.exchange import read_weights, send_update
@@ -146,6 +147,8 @@ class FakeWorker:
     async def reconnect(self) -> None:
         """Come back."""
         self.lost = False
+
+    call = ProxyWorker.call
 
     async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
         """Do what the master asks for."""

@@ -21,7 +21,6 @@ from ddlf.events import Event, SlotMoved
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
-from ddlf.wire.messages import Request
 
 
 class WeightsOut:
@@ -95,7 +94,7 @@ class Exchange:
     ) -> None:
         self.states = states
         self._emit = emit
-        self._name = name
+        self._role = (name, REPLICA)
         self._samples = samples
         self._codec = codec
         self._weights_out = weights_out
@@ -118,9 +117,7 @@ class Exchange:
         state = await self.states.of(task.slot, holds)
         encoded = self._weights_out.encode(task.slot, task.weights, holds=holds)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
-        request = Request("call", self._name, REPLICA, "train", message)
-        request.hear = partial(self._moved, task, worker.id)
-        answer = await worker.rpc(request)
+        answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         return dataclasses.replace(
             Reply.from_message(answer, task, task.weights, self._samples, worker.name),
             worker=worker.id,
@@ -151,8 +148,8 @@ class Exchange:
             workers: All of the run.
             timeout_s: For how long one that does not take it is waited for.
         """
-        stop = Request("call", self._name, REPLICA, "stop")
-        await asyncio.gather(*(worker.rpc(stop, timeout_s) for worker in workers), return_exceptions=True)
+        telling = (worker.call(self._role, "stop", timeout_s=timeout_s) for worker in workers)
+        await asyncio.gather(*telling, return_exceptions=True)
 
     def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
         """Say whose updates count, and with them what these slots have left.

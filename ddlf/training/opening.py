@@ -27,7 +27,6 @@ from ddlf.roles.replica import REPLICA, Replica
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.wire.code import PickleOnce
-from ddlf.wire.messages import Request
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""
@@ -57,6 +56,7 @@ class Opening:
     def __init__(self, app: Any, run: str) -> None:
         self.app = app
         self.run = run
+        self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
         self.opened: dict[int, dict[str, Any]] = {}
@@ -86,15 +86,13 @@ class Opening:
 
     async def _open(self, worker: ProxyWorker, phases: PhasesInTurn) -> None:
         self.opened.pop(worker.id, None)
-        take = Request("call", self.run, REPLICA, "open", Replica, self.app)
-        take.pickle = self._pickle
         try:
             phases.begin("importing")
             await worker.preload(*PRELOADED)
             phases.begin("sending", total=self._size, unit="bytes")
-            await worker.rpc(take)
+            await worker.call(self._role, "open", Replica, self.app, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
-            asking = asyncio.ensure_future(worker.rpc(self._load(wanted, phases)))
+            asking = asyncio.ensure_future(self._load(worker, wanted, phases))
             await asyncio.sleep(0)  # in which it is sent
         finally:
             self._asked.add(worker.id)
@@ -106,22 +104,20 @@ class Opening:
             raise
         if facts is None:
             await self.content
-            facts = await worker.rpc(self._load(self.wanted, phases))
+            facts = await self._load(worker, self.wanted, phases)
         if self.checked:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app._content, {worker.id: facts})
         self.opened[worker.id] = facts
 
-    def _load(self, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Request:
-        """The request to load data and build the model, of which the worker tells what it does."""
+    async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
+        """Have a worker load data and build the model, of which it tells what it does."""
 
         def hear(facts: dict[str, Any]) -> None:
             if facts["what"] in TOLD:
                 phases.begin(facts["what"])
 
-        load = Request("call", self.run, REPLICA, "load", wanted)
-        load.hear = hear
-        return load
+        return await worker.call(self._role, "load", wanted, hear=hear)
 
     async def here(self, seed: int) -> None:
         """Load the data and build the model on this side, as soon as the workers do."""
@@ -165,7 +161,7 @@ class Opening:
         self._is_over = True
         for worker in workers:
             if worker.id in self._asked and worker.connected:
-                telling = asyncio.ensure_future(worker.rpc(Request("call", self.run, REPLICA, "close"), CLOSE_S))
+                telling = asyncio.ensure_future(worker.call(self._role, "close", timeout_s=CLOSE_S))
                 self._telling.add(telling)
                 telling.add_done_callback(self._told)
 

@@ -17,7 +17,6 @@ from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
-from ddlf.wire.messages import Request
 
 FETCH_S = 30.0
 """How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
@@ -49,7 +48,7 @@ class SlotStates:
         optimizers: bool,
         differences: bool,
     ) -> None:
-        self._run = run
+        self._role = (run, REPLICA)
         self._crew = crew
         self._codec = codec.name
         self._known = known
@@ -115,8 +114,8 @@ class SlotStates:
         why = "it was lost"
         if member is not None and member[1] == openings:
             try:
-                request = Request("call", self._run, REPLICA, "give", slot, number, self._fetched)
-                state: SlotState = await member[0].rpc(request, FETCH_S)
+                give = (slot, number, self._fetched)
+                state: SlotState = await member[0].call(self._role, "give", *give, timeout_s=FETCH_S)
                 return state
             except DDLFError as error:
                 why = str(error).partition("\n")[0]

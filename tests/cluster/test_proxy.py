@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ConnectError, RemoteError, RequestTimeout, VersionError, WorkerLost
+from ddlf.errors import AppMissing, ConnectError, RemoteError, RequestTimeout, VersionError, WorkerLost
 from ddlf.iworker import IWorker
 from ddlf.tokens import new_token
 from ddlf.wire.messages import Request
@@ -159,3 +159,25 @@ async def test_a_master_that_only_asks_the_daemon_needs_no_executor(start_worker
     assert worker.bytes_sent == 0
     await worker.shutdown()
     assert process.process.wait(PATIENCE_S) == 0
+
+
+class Adding:
+    """A role that adds."""
+
+    def __init__(self, worker):
+        pass
+
+    async def add(self, a, b):
+        return a + b
+
+    async def close(self):
+        pass
+
+
+async def test_a_role_is_opened_called_and_closed_by_one_kind_of_call(worker):
+    role = ("a run", "adding")
+    await worker.call(role, "open", Adding)
+    assert await worker.call(role, "add", 1, 2, timeout_s=PATIENCE_S) == 3
+    await worker.call(role, "close")
+    with pytest.raises(AppMissing):
+        await worker.call(role, "add", 1, 2)
