@@ -158,6 +158,8 @@ def page(name: str, value: Any) -> int | None:
 CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
 OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
+ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
+STALENESS = RuleOf("ddlf.algorithms.staleness:STALENESS")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")

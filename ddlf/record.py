@@ -60,7 +60,7 @@ class RoundRecord:
         round: Number of the round, from 1. In asynchronous training each slot counts its own rounds.
         rounds: Rounds of the whole run.
         slot: Number of the slot whose update it was, from 1; None in synchronous training, where it is all of them.
-        version: Applied merges so far.
+        version: Commits so far: of a round, or in asynchronous training of an update, also of one that waits in a buffer.
         staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
         epochs: Local epochs in this round.
         samples: Samples trained on in this round, each counted once.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ddlf.checks import (
+    ARRIVAL,
     CALLBACKS,
     CLASS_WEIGHTS,
     CODEC,
@@ -20,6 +21,7 @@ from ddlf.checks import (
     NAME,
     OUTER,
     OUTWARD,
+    STALENESS,
     SWITCH,
     TRACKERS,
     OneOf,
@@ -151,6 +153,31 @@ class Settings:
     outer: Annotated["OuterOptimizer | str | None", OUTER, "how a merged update changes the weights", None, FACT] = None
     """By default it is subtracted."""
 
+    arrival: Annotated[str, ARRIVAL, "how an update that has arrived changes the weights", "RULE", FACT, "async"] = (
+        "published"
+    )
+
+    staleness: Annotated[
+        str,
+        STALENESS,
+        "how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge",
+        "RULE",
+        FACT,
+        "async",
+    ] = "constant"
+    """An update's staleness is the number of merges between reading the weights that it was made from and applying it."""
+
+    max_staleness: Annotated[
+        int | None,
+        Whole(0, none="no limit"),
+        "rounds that a slot may be ahead of the slowest one, for which it then waits",
+        "N",
+        FACT,
+        "async",
+    ] = None
+    """With 0 all slots begin each round together and with the same weights, as in synchronous training; what differs is that updates are summed as
+    they come, each with an equal share."""
+
     evaluate_every: Annotated[
         int, Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE
     ] = 0
@@ -252,4 +279,11 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={value!r} is for {MODES[setting.only]} training: {MODES[mode]} training has no use for it",
                 hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
             )
+    for name, rule in values.items():
+        for other in getattr(rule, "ignores", ()):
+            if values[other] != SETTINGS[other].check(other, getattr(Settings, other)):
+                raise ConfigError(
+                    f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
+                    hint=f"leave {other} out, or choose another {name}",
+                )
     return {**values, "mode": mode}

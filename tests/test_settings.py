@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 import ddlf
+from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.staleness import STALENESS
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
@@ -53,8 +55,20 @@ def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there
 
 
 def test_what_is_said_of_a_rule_names_all_that_exist():
-    said = {"codec": SETTINGS["codec"].help, "merge": SETTINGS["merge"].help, "outer": str(SETTINGS["outer"].check)}
-    for name, family in (("codec", CODEC), ("merge", MERGE), ("outer", OUTER)):
+    said = {
+        "codec": SETTINGS["codec"].help,
+        "merge": SETTINGS["merge"].help,
+        "staleness": SETTINGS["staleness"].help,
+        "outer": str(SETTINGS["outer"].check),
+        "arrival": str(SETTINGS["arrival"].check),
+    }
+    for name, family in (
+        ("codec", CODEC),
+        ("merge", MERGE),
+        ("staleness", STALENESS),
+        ("outer", OUTER),
+        ("arrival", ARRIVAL),
+    ):
         assert [rule for rule in family.names if rule not in said[name]] == []
 
 

@@ -36,7 +36,7 @@ def is_float_type(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def divided(update: Sequence[Tensor], by: int) -> list[Tensor]:
+def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
     """Return an update with its floats divided: a share of it. Others are zero, since they are not merged."""
     return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
 

@@ -43,7 +43,7 @@ class Task:
         seed: Seed of the run.
         indices: Numbers of the slot's samples, shape (n_j,).
         weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
-        version: Commits that they are the result of.
+        version: Merges that they are the result of.
         codec: Name of the codec of the update.
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.

@@ -7,16 +7,28 @@ reply at a time, while all other slots are carried.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.roles.task import Reply
+from ddlf.algorithms.partition import Indices
+from ddlf.algorithms.weights import Weights
+from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import judged_alone
 
 if TYPE_CHECKING:
     from ddlf.training.run import Run
+
+
+Begin = Callable[[dict[str, Weights], Weights, int], Weights]
+"""From what an algorithm keeps, the global weights and a slot to the weights that the slot begins its round with."""
+
+
+def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> Weights:
+    """The usual ``Begin``."""
+    return weights
 
 
 class Arrivals:
@@ -24,10 +36,17 @@ class Arrivals:
 
     Args:
         run: The run; its progress says how many rounds each slot has done.
+        begin: The weights that a slot begins its round with.
+        bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, begin: Begin, bound: int | None) -> None:
         self._run = run
+        self._begin = begin
+        self._bound = bound
+        # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
+        self._in_step: tuple[Task, dict[str, Weights]] | None = None
+        self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
         self._begun = list(run.progress.slot_rounds)
         self._latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
         self._told: dict[int, asyncio.Task[None]] = {}  # of each slot the hooks of its last commit
@@ -55,6 +74,7 @@ class Arrivals:
                     self._latest[reply.slot] = reply
                     yield fit
             handled.set_result(None)
+            self._turn()
 
     def committed(
         self, replies: Sequence[Reply], reporting: asyncio.Task[bool], keeping: asyncio.Future[None] | None
@@ -76,6 +96,8 @@ class Arrivals:
     async def _loop(self, slot: int) -> None:
         run, progress = self._run, self._run.progress
         for number in range(progress.slot_rounds[slot], len(progress.epochs)):
+            while self._bound is not None and number > min(progress.slot_rounds) + self._bound and not run.stopping:
+                await self._turned.wait()
             if run.stopping:
                 return
             run.began[slot] = time.perf_counter()
@@ -83,7 +105,7 @@ class Arrivals:
             self._grow()
             self._begun[slot] = number + 1
             part = await run.part(slot, number)
-            reply = await run.carry(slot, number, partial(run.task, slot, number, part))
+            reply = await run.carry(slot, number, partial(self._task, slot, number, part))
             if slot in self._told:
                 await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
             if run.stopping or reply.stopped:
@@ -93,6 +115,21 @@ class Arrivals:
             await handled
             if slot in self._keeping:
                 await self._keeping.pop(slot)
+
+    def _task(self, slot: int, number: int, part: Indices) -> Task:
+        run = self._run
+        task, state = run.task(slot, number, part), dict(run.state)
+        if self._bound == 0:
+            if self._in_step is None or self._in_step[0].round < number:
+                self._in_step = task, state
+            first, state = self._in_step
+            task = dataclasses.replace(task, weights=first.weights, version=first.version)
+        run.read[slot] = state
+        return dataclasses.replace(task, weights=self._begin(state, task.weights, slot))
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = asyncio.Event()
 
     def _grow(self) -> None:
         """New workers get slots that begin with the first round that nobody has begun: it and those after it are cut into more parts."""
@@ -106,6 +143,7 @@ class Arrivals:
         run = self._run
         if await reporting and not run.stopping:
             run.stopping = True
+            self._turn()
             await run.stop_workers()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

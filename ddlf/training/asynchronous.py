@@ -2,19 +2,17 @@
 
 Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
 
-    read the current weights w and their version; send them with the slot's partition of this round
-    on arrival of its update g:  w <- outer(w, g / K),  version <- version + 1
+    read the current weights w and count v of merges; send w with the slot's partition of this round
+    on arrival of its update g:  w <- arrive(w, g, s(tau)),  tau = merges now - v
 
-By default ``outer`` subtracts. One with momentum has one velocity for all slots, which each update moves by its share of a round::
-
-    v <- m v + g / K,  w <- w - rate (g / K + m v)
+By default ``arrive`` subtracts ``g / K``, and ``s`` is 1; ``ddlf.algorithms.arrival`` and ``staleness`` have others.
 
 An update that is rejected is dropped: it is told by an event, its samples are not in the ledger, and its slot goes on with its next round.
 
 A slot whose worker is lost begins its round again on another one, with the weights of then; what was lost was never applied.
 
-The staleness of an update is the number of merges applied between reading the weights and applying it. All of this runs on one event loop, so
-a merge needs no lock.
+The staleness of an update is the number of merges applied between reading the weights and applying it; what a rule only put into its buffer is none.
+All of this runs on one event loop, so a merge needs no lock.
 """
 
 from __future__ import annotations
@@ -22,30 +20,52 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ddlf.algorithms.arrival import Arrival, Arrived, Published
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
-from ddlf.algorithms.weights import divided
+from ddlf.algorithms.staleness import Constant, Staleness
+from ddlf.record import accuracy
+from ddlf.roles.task import Reply
 from ddlf.training.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchronous:
-    """Each update counts when it comes, by its share of a round.
+    """Each update counts when it comes.
 
     Args:
-        outer: How a share changes the weights.
+        arrival: How an update changes the weights.
+        staleness: How much it counts when others were merged meanwhile.
+        outer: How what is merged changes the weights, with the rules that use it.
+        max_staleness: Rounds that a slot may be ahead of the slowest one; None for no limit.
     """
 
+    arrival: Arrival = field(default_factory=Published)
+    staleness: Staleness = field(default_factory=Constant)
     outer: OuterOptimizer = field(default_factory=Subtract)
+    max_staleness: int | None = None
 
     backups: ClassVar[bool] = False
     """Nobody waits for a slot that takes long."""
 
     async def train(self, run: Run) -> None:
         """Train until every slot has done its rounds or the run is to end."""
-        run.state.setdefault("outer", self.outer.init(run.weights))
-        async for reply in run.arrivals():
-            # The current weights, not those that it started from: others may have been merged meanwhile.
-            run.state["outer"], weights = self.outer.update(
-                run.state["outer"], run.weights, divided(reply.update, reply.task.slots), run.facts.trainable
-            )
+        for name, group in {"outer": self.outer.init(run.weights), **self.arrival.init(run.weights)}.items():
+            run.state.setdefault(name, group)
+        async for reply in run.arrivals(self.arrival.begin, self.max_staleness):
+            changed, weights = self.arrival.arrive(run.state, run.weights, self._arrived(run, reply))
+            run.state.update(changed)
             await run.commit(weights, [reply])
+
+    def _arrived(self, run: Run, reply: Reply) -> Arrived:
+        return Arrived(
+            update=reply.update,
+            start=reply.task.weights,
+            before=run.read[reply.slot],
+            slot=reply.slot,
+            slots=reply.task.slots,
+            factor=self.staleness(run.merges - reply.task.version),
+            trainable=run.facts.trainable,
+            outer=self.outer,
+            accuracy=accuracy(reply.metrics),
+            last=run.is_last(reply),
+        )

@@ -35,7 +35,8 @@ class Progress:
         weights: Global ones, one array for each of ``model.weights``.
         ledger: Which samples were trained on.
         training: Random name of this training, which stays its own when it is resumed.
-        version: Merges applied; the number of the checkpoint.
+        version: Commits; the number of the checkpoint.
+        merges: Those of them that brought other weights.
         round: Rounds completed, of synchronous training.
         slot_rounds: Rounds that each slot completed, of asynchronous training; empty in synchronous training.
         epochs: Local epochs of each round, done or planned.
@@ -55,6 +56,7 @@ class Progress:
     ledger: Ledger
     training: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = 0
+    merges: int = 0
     round: int = 0
     slot_rounds: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
@@ -131,6 +133,7 @@ class Progress:
         facts = {
             "settings": dict(self.settings),
             "training": self.training,
+            "merges": self.merges,
             "round": self.round,
             "slot_rounds": list(self.slot_rounds),
             "slots_from": [list(entry) for entry in self.slots_from],
@@ -154,6 +157,7 @@ class Progress:
             weights=list(arrays["weights"].values()),
             ledger=ledger,
             version=checkpoint.round,
+            merges=facts.get("merges", checkpoint.round),
             round=facts.get("round", 0 if slot_rounds else checkpoint.round),
             slot_rounds=slot_rounds,
             slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],

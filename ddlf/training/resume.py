@@ -215,7 +215,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
         before,
         weights=app.model.get_weights(),  # the user may have set others
         converged=False,
-        state=before.state if before.settings.get("outer") == now["outer"] else {},
+        state=before.state if all(before.settings.get(rule) == now[rule] for rule in ("outer", "arrival")) else {},
         states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from ddlf.events import SlotsChanged, UpdateArrived
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import Reply, Task
-from ddlf.training.arrivals import Arrivals
+from ddlf.training.arrivals import Arrivals, Begin, global_weights
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
 from ddlf.training.gather import gather
@@ -29,49 +28,10 @@ from ddlf.training.keeper import Keeper
 from ddlf.training.parts import Parts
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
+from ddlf.training.rounds import Ended, Facts, Round
 
 STOP_S = 2.0
 """How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
-
-
-class Ended(Exception):
-    """Raised by ``Run.all`` where the run ends for a reason that was known only when its round had begun."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What does not change in a run.
-
-    Args:
-        samples: n, in the data set of every node.
-        names: Paths of the weights.
-        trainable: Whether each weight is trained; the others are averaged plainly.
-        batch_size: Samples in a batch of each worker.
-        seed: Seed of the partitions and of everything random on the workers.
-        update_policy: What to do with an update that looks wrong.
-        grows: Whether workers that come meanwhile get slots of their own.
-    """
-
-    samples: int
-    names: list[str]
-    trainable: list[bool]
-    batch_size: int
-    seed: int
-    update_policy: str
-    grows: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One round of all slots.
-
-    Args:
-        number: Number, from 0.
-        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now.
-    """
-
-    number: int
-    tasks: list[Task]
 
 
 class Run:
@@ -109,6 +69,7 @@ class Run:
         self.verdicts: list[str] = []  # on updates since the last commit that were not simply accepted
         self.arrived = 0.0  # when the last update did
         self.began: dict[int, float] = {}  # slot -> when its round did
+        self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
         self._cluster = cluster
         self._exchange = exchange
         self._parts = Parts(facts.samples, facts.seed)
@@ -132,6 +93,11 @@ class Run:
     def version(self) -> int:
         """Commits so far."""
         return self.progress.version
+
+    @property
+    def merges(self) -> int:
+        """Commits so far that brought other weights."""
+        return self.progress.merges
 
     @property
     def slots(self) -> int:
@@ -188,17 +154,27 @@ class Run:
             await end_all(carrying)
             raise
 
-    def arrivals(self) -> AsyncIterator[Reply]:
-        """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at."""
+    def arrivals(self, begin: Begin = global_weights, bound: int | None = None) -> AsyncIterator[Reply]:
+        """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at.
+
+        Args:
+            begin: From the algorithm's state, the global weights and a slot to the weights that this one is to begin its round with.
+            bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
+        """
         self.progress.begin_async()
-        self._arrivals = Arrivals(self)
+        self._arrivals = Arrivals(self, begin, bound)
         return self._arrivals.replies()
+
+    def is_last(self, reply: Reply) -> bool:
+        """Whether no slot has a round left when this reply, of ``arrivals``, is committed."""
+        rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
+        return reply.task.round + 1 == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
 
     async def commit(self, weights: Weights, replies: Sequence[Reply], **shown: float) -> bool:
         """Make these the global weights.
 
         Args:
-            weights: New arrays.
+            weights: New arrays; ``self.weights`` if nothing was merged.
             replies: What they came of, at least one.
             shown: Numbers by name for the record, beside the metrics of training.
 
@@ -206,10 +182,12 @@ class Run:
             Whether the run is known to end here.
         """
         progress = self.progress
+        staleness = progress.merges - min(reply.task.version for reply in replies)
+        progress.merges += weights is not progress.weights
         progress.weights = weights
         self._note(replies)
         progress.version += 1
-        progress.records.append(self._record(replies, shown))
+        progress.records.append(self._record(replies, staleness, shown))
         self.verdicts = []
         # As often as all samples were trained on, the validation data is evaluated.
         reporting = self._reporter.report(
@@ -269,7 +247,7 @@ class Run:
         return partition(order, self._parts.sizes(self.progress.slots_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Indices) -> Task:
-        """What a slot does in a round, from 0, with its part of the samples and the weights of now."""
+        """What a slot does in a round, from 0, with its part of the samples and the global weights of now."""
         progress = self.progress
         return Task(
             slot=slot,
@@ -281,7 +259,7 @@ class Run:
             seed=self.facts.seed,
             indices=indices,
             weights=progress.weights,
-            version=progress.version,
+            version=progress.merges,
         )
 
     async def carry(
@@ -350,7 +328,7 @@ class Run:
                 progress.speeds[task.slot] = smooth_speed(progress.speeds[task.slot], speed)
         progress.round += self._arrivals is None
 
-    def _record(self, replies: Sequence[Reply], shown: dict[str, float]) -> RoundRecord:
+    def _record(self, replies: Sequence[Reply], staleness: int, shown: dict[str, float]) -> RoundRecord:
         end = time.perf_counter()
         first = replies[0].task
         slowest = max(reply.elapsed_s for reply in replies)
@@ -364,7 +342,7 @@ class Run:
             rounds=len(self.progress.epochs),
             slot=None if self._arrivals is None else first.slot + 1,
             version=self.version,
-            staleness=self.version - 1 - min(reply.task.version for reply in replies),
+            staleness=staleness,
             epochs=first.epochs,
             samples=sum(reply.samples for reply in replies),
             seconds=end - min(self.began[reply.slot] for reply in replies),

@@ -28,7 +28,8 @@ from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.reporting import Reporter
 from ddlf.training.resume import begin, check_folders
-from ddlf.training.run import Ended, Facts, Run
+from ddlf.training.rounds import Ended, Facts
+from ddlf.training.run import Run
 from ddlf.training.states import SlotStates
 from ddlf.training.sync import Synchronous
 

@@ -12,11 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from ddlf import errors
+from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
+from ddlf.algorithms.staleness import STALENESS
 from ddlf.cli import verbs
 from ddlf.cli.completion import FOLDER as COMPLETIONS
 from ddlf.cli.completion import SHELLS
@@ -236,6 +238,11 @@ Words: an *update* is the weights before local training minus those after it; *g
 FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
     "merge": ("Many updates become one. For synchronous training.", MERGE),
     "outer": ("The merged update changes the weights. By default it is subtracted.", OUTER),
+    "arrival": ("One update that has arrived changes the weights. For asynchronous training.", ARRIVAL),
+    "staleness": (
+        "How much an update counts whose weights others have changed meanwhile. For asynchronous training.",
+        STALENESS,
+    ),
     "codec": ("Updates are made smaller on their way to the master.", CODEC),
     "weights_codec": (
         "So are weights on their way to the workers: by a codec that is not biased, or by any after `delta:`.",

@@ -14,11 +14,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import shuffled
+from ddlf.algorithms.staleness import STALENESS
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.roles.exchange import send_update
@@ -27,10 +29,15 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FAMILIES = ((MERGE, "merge"), (OUTER, "outer"), (ARRIVAL, "arrival"), (STALENESS, "staleness"), (CODEC, "codec"))
 BOTH = ("sync", "async")
 USUAL = {"outer": "subtract", "update_policy": "stop", "codec": "float32"}
 ROWS = {
-    "usual": (("async",), USUAL),
+    "usual": (("async",), {"arrival": "published", "staleness": "constant", **USUAL}),
+    "inverse": (("async",), {"staleness": "inverse", "outer": "nesterov"}),
+    "polynomial": (("async",), {"staleness": "polynomial"}),
+    "hinge": (("async",), {"staleness": "hinge:2,1"}),
+    "in step": (("async",), {"max_staleness": 1}),
     "mean": (("sync",), {"merge": "mean", **USUAL}),
     "median": (("sync",), {"merge": "median"}),
     "trimmed": (("sync",), {"merge": "trimmed:0.34"}),
@@ -125,7 +132,7 @@ def undisturbed():
 
 async def test_every_loop_and_every_rule_has_a_row():
     listed = list(RUNS.values())
-    for family, name in ((MERGE, "merge"), (OUTER, "outer"), (CODEC, "codec")):
+    for family, name in FAMILIES:
         assert set(family.names) == {str(row[name]).partition(":")[0] for row in listed if name in row}
     assert set(MODES) == {row["mode"] for row in listed}
     policies = {row["update_policy"] for row in listed if "update_policy" in row}

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -84,6 +84,9 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l codec -x -d 'codec of updates: fl
 complete -c ddlf -n '_shtab_ddlf_using run' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using run' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum'
 complete -c ddlf -n '_shtab_ddlf_using run' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using run' -l arrival -x -d 'how an update that has arrived changes the weights'
+complete -c ddlf -n '_shtab_ddlf_using run' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
+complete -c ddlf -n '_shtab_ddlf_using run' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
@@ -128,6 +131,9 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l codec -x -d 'codec of updates: f
 complete -c ddlf -n '_shtab_ddlf_using demo' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l arrival -x -d 'how an update that has arrived changes the weights'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
@@ -257,6 +263,9 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l codec -x -d 'codec of updates: fl
 complete -c ddlf -n '_shtab_ddlf_using env' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using env' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum'
 complete -c ddlf -n '_shtab_ddlf_using env' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using env' -l arrival -x -d 'how an update that has arrived changes the weights'
+complete -c ddlf -n '_shtab_ddlf_using env' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
+complete -c ddlf -n '_shtab_ddlf_using env' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
@@ -301,6 +310,9 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l codec -x -d 'codec of upd
 complete -c ddlf -n '_shtab_ddlf_using config show' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l arrival -x -d 'how an update that has arrived changes the weights'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'

@@ -1,0 +1,47 @@
+"""What an algorithm is told of its run: what does not change, its rounds, and that it has ended. Runs on the master."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddlf.roles.task import Task
+
+
+class Ended(Exception):
+    """Raised by ``Run.all`` where the run ends for a reason that was known only when its round had begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What does not change in a run.
+
+    Args:
+        samples: n, in the data set of every node.
+        names: Paths of the weights.
+        trainable: Whether each weight is trained; the others are averaged plainly.
+        batch_size: Samples in a batch of each worker.
+        seed: Seed of the partitions and of everything random on the workers.
+        update_policy: What to do with an update that looks wrong.
+        grows: Whether workers that come meanwhile get slots of their own.
+    """
+
+    samples: int
+    names: list[str]
+    trainable: list[bool]
+    batch_size: int
+    seed: int
+    update_policy: str
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of all slots.
+
+    Args:
+        number: Number, from 0.
+        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now.
+    """
+
+    number: int
+    tasks: list[Task]

@@ -1,0 +1,103 @@
+"""Each arrival rule against its formula, written out in float64, over ten updates of three slots."""
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.arrival import ARRIVAL, Arrived
+from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.algorithms.staleness import STALENESS
+
+K, ORDER = 3, [0, 1, 1, 2, 0, 0, 2, 1, 0, 2]
+CHANCE = np.random.default_rng(3)
+W = CHANCE.normal(size=4)
+UPDATES = [0.1 * CHANCE.normal(size=4) for _ in ORDER]
+WHOLE = np.asarray(7)
+
+
+def ran(text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, trainable=True, accuracies=None):
+    """The weights after each update, and what each was made from: its start, its staleness and its factor.
+
+    Each slot reads the weights when its update before was looked at. Half of a model is a counter, which nobody merges.
+    """
+    rule, outer, factor = ARRIVAL.read(text), outer or Subtract(), STALENESS.read(staleness)
+    weights = [W.copy(), WHOLE]
+    state = {"outer": outer.init(weights), **rule.init(weights)}
+    merges = 0
+    read = {slot: (rule.begin(state, weights, slot), merges, dict(state)) for slot in range(K)}
+    seen, made = [], []
+    for number, (slot, g) in enumerate(zip(order, updates, strict=True)):
+        start, version, before = read[slot]
+        tau = merges - version
+        arrived = Arrived(
+            update=[g, np.asarray(1)],
+            start=start,
+            before=before,
+            slot=slot,
+            slots=K,
+            factor=factor(tau),
+            trainable=[trainable, False],
+            outer=outer,
+            accuracy=accuracies[number] if accuracies else float("nan"),
+            last=number == len(order) - 1,
+        )
+        untouched = [array.copy() for array in weights], start[0].copy(), {n: [*group] for n, group in state.items()}
+        changed, after = rule.arrive(state, weights, arrived)
+        assert all(np.array_equal(a, b) for a, b in zip(weights, untouched[0], strict=True))
+        assert np.array_equal(start[0], untouched[1])
+        assert all(a is b for name, group in untouched[2].items() for a, b in zip(state[name], group, strict=True))
+        merges += after is not weights
+        state, weights = {**state, **changed}, after
+        read[slot] = rule.begin(state, weights, slot), merges, dict(state)
+        seen.append(weights[0])
+        made.append((start[0], tau, arrived.factor))
+        assert weights[1] == WHOLE
+    return seen, made
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_published_subtracts_a_share_of_a_round():
+    seen, _ = ran("published")
+    w, expected = W, []
+    for g in UPDATES:
+        w = w - g / 3
+        expected.append(w)
+    close(seen, expected)
+
+
+@pytest.mark.parametrize("staleness", STALENESS.names)
+def test_published_weighs_each_update_by_its_staleness_and_never_the_next_ones(staleness):
+    s = {
+        "constant": lambda tau: 1,
+        "inverse": lambda tau: 1 / max(1, tau),
+        "polynomial": lambda tau: (1 + tau) ** -0.5,
+        "hinge": lambda tau: 1 if tau <= 4 else 1 / (10 * (tau - 4) + 1),
+    }[staleness]
+    taus = [0, 1, 0, 3, 3, 0, 2, 4, 2, 2]
+    seen, made = ran("published", staleness)
+    assert [tau for _, tau, _ in made] == taus
+    w, expected = W, []
+    for g, tau in zip(UPDATES, taus, strict=True):
+        w = w - s(tau) * g / 3
+        expected.append(w)
+    close(seen, expected)
+
+
+def test_published_gives_its_share_to_the_outer_optimizer():
+    seen, _ = ran("published", "inverse", outer=Nesterov(learning_rate=0.7, momentum=0.9))
+    w, v, expected = W, 0, []
+    for g, tau in zip(UPDATES, [0, 1, 0, 3, 3, 0, 2, 4, 2, 2], strict=True):
+        share = g / max(1, tau) / 3
+        v = 0.9 * v + share
+        w = w - 0.7 * (share + 0.9 * v)
+        expected.append(w)
+    close(seen, expected)
+
+
+@pytest.mark.parametrize("rule", ARRIVAL.names)
+def test_updates_of_nothing_change_nothing(rule):
+    """As with a learning rate of 0: every slot brings back what it was given."""
+    seen, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
+    close(seen, [W] * len(ORDER))

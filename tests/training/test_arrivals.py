@@ -1,0 +1,136 @@
+"""What asynchronous training promises of the order, age and number of its updates. No process, no Keras."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError, WorkerLost
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EXACT = {"layer": np.linspace(-1, 1, 12).reshape(3, 4), "bias": np.zeros(5)}
+"""Weights in float64, so that only the order of sums differs."""
+
+
+async def trained(**settings):
+    run = FakeRun(**{"mode": "async", "start": EXACT, "samples": 204, "batch_size": 17, **settings})
+    await run.train_model()
+    return run
+
+
+def weights(run):
+    return run.model.get_weights()
+
+
+# -- bounded staleness -----------------------------------------------------------------------------------------------
+
+
+async def test_with_a_bound_of_0_it_is_synchronous_training():
+    """To rounding: there a round's updates are summed and then divided, here each share is subtracted when it comes.
+
+    Parts are equal, since synchronous training weighs by samples.
+    """
+    sync = await trained(mode="sync", slots=3)
+    order = [1, 2, 3, 3, 1, 2, 2, 3, 1, 1, 2, 3]
+    for arrivals in (order, None):
+        bounded = await trained(slots=3, arrivals=arrivals, max_staleness=0, cluster=FakeCluster(3))
+        for got, wanted in zip(weights(bounded), weights(sync), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+    assert [record.round for record in bounded.history] == [n for n in (1, 2, 3, 4) for _ in range(3)]
+    free = await trained(slots=3, arrivals=[1, 1, 2, 3, 2, 3, 3, 1, 2, 3, 1, 2], cluster=FakeCluster(3))
+    assert np.abs(weights(free)[0] - weights(sync)[0]).max() > 1e-6
+
+
+async def test_with_a_bound_of_0_and_one_slot_it_is_synchronous_training_to_the_bit():
+    single = {"slots": 1, "start": {name: array.astype("f4") for name, array in EXACT.items()}}
+    runs = [await trained(mode="sync", **single), await trained(max_staleness=0, **single)]
+    assert all(np.array_equal(a, b) for a, b in zip(*map(weights, runs), strict=True))
+
+
+async def test_with_a_bound_of_0_a_slot_that_was_lost_begins_again_with_the_weights_of_its_round():
+    sync = await trained(mode="sync", slots=3)
+    cluster = FakeCluster(4)
+    lose_once(cluster, slot=1, round=2)
+    bounded = await trained(slots=3, max_staleness=0, cluster=cluster)
+    for got, wanted in zip(weights(bounded), weights(sync), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def lose_once(cluster, slot, round):
+    """Lose the worker that carries a slot's round, both from 0, when it has computed it."""
+    lost = []
+
+    def train(worker, task):
+        reply = FakeWorker.train(worker, task)
+        if (task.slot, task.round) == (slot, round) and not lost:
+            lost.append(worker)
+            worker.lost = True
+            raise WorkerLost("it was lost", worker=worker.name)
+        return reply
+
+    for worker in cluster.workers:
+        worker.train = train.__get__(worker)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+async def test_no_slot_begins_a_round_further_ahead_than_the_bound(bound):
+    cluster, ahead = FakeCluster(3), []
+
+    def train(worker, task):
+        ahead.append(task.round - min(run._progress.slot_rounds) if run._progress else 0)
+        return FakeWorker.train(worker, task)
+
+    for worker in cluster.workers:
+        worker.train = train.__get__(worker)
+    run = FakeRun(cluster, mode="async", slots=3, max_staleness=bound, master_epochs=6)
+    slow = cluster.workers[2]
+    usual = slow.rpc
+
+    async def rpc(request, timeout_s=None):
+        for _ in range(40):  # turns of the loop
+            await FakeWorker.rpc(cluster.workers[0], request_of_nothing)
+        return await usual(request, timeout_s)
+
+    from ddlf.wire.messages import Request
+
+    request_of_nothing = Request("call", "", "", "stop")
+    slow.rpc = rpc
+    await run.train_model()
+    assert max(ahead) == bound
+    assert run.ledger.is_exact(6)
+
+
+async def test_a_bound_of_0_does_not_hold_up_the_end_of_a_run():
+    run = FakeRun(mode="async", slots=2, max_staleness=0, master_epochs=50)
+    run.is_convergent = lambda record: record.version == 5
+    await run.train_model()
+    assert 5 <= len(run.history) <= 7
+
+
+async def test_an_order_that_the_bound_does_not_allow_is_refused():
+    with pytest.raises(ConfigError, match="with max_staleness=1 slot 1 cannot be so far ahead as arrivals say"):
+        FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"max_staleness": -1}, "max_staleness must be a whole number of 0 or more, or None for no limit, got -1"),
+        ({"max_staleness": "1"}, "max_staleness must be a whole number"),
+        ({"staleness": "invers"}, "unknown staleness 'invers', did you mean 'inverse'?"),
+        ({"staleness": "polynomial:a=-1"}, "staleness 'polynomial:a=-1': a must be finite and >= 0, got -1.0"),
+        ({"staleness": "hinge:a=1,a=2"}, "a is given twice"),
+        ({"arrival": "publish"}, "unknown arrival rule 'publish', did you mean 'published'?"),
+        ({"mode": "sync", "staleness": "inverse"}, "staleness='inverse' is for asynchronous training"),
+        ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous training"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anything_is_connected(settings, what):
+    run = FakeRun(**{"mode": "async", **settings})
+    with pytest.raises(ConfigError) as refused:
+        await run.train_model()
+    assert what in str(refused.value)
+    assert all(not worker.asked for worker in run.cluster.workers)
