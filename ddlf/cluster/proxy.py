@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ddlf.cluster.claim import Claim, master_name
@@ -320,9 +320,7 @@ class ProxyWorker(IWorker):
                         raise
             attempt += 1
 
-    async def call(
-        self, role: tuple[str, str], verb: str, *args: Any, timeout_s: float | None = None, **how: Any
-    ) -> Any:
+    async def call(self, role: Sequence[str], verb: str, *args: Any, timeout_s: float | None = None, **how: Any) -> Any:
         """Have a role of the worker do something; see ``rpc``.
 
         Args:
