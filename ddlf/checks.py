@@ -49,14 +49,15 @@ class Whole:
 class OneOf:
     """One of some names."""
 
-    def __init__(self, *choices: str) -> None:
-        self.choices = choices
+    def __init__(self, *choices: str, hint: str = "") -> None:
+        self.choices, self._hint = choices, hint
 
     def __call__(self, name: str, value: Any) -> str:
         if isinstance(value, str) and value in self.choices:
             return value
         near = get_close_matches(str(value).lower(), self.choices, 1)
-        raise ConfigError(f"{name} must be {self}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        meant = f"did you mean {near[0]!r}?" if near else self._hint
+        raise ConfigError(f"{name} must be {self}, got {value!r}", hint=meant)
 
     def __str__(self) -> str:  # two are read best as a sentence
         return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
@@ -65,8 +66,8 @@ class OneOf:
 class Several:
     """Any of some names: a list of them, or a text with commas between them."""
 
-    def __init__(self, *choices: str) -> None:
-        self._one = OneOf(*choices)
+    def __init__(self, *choices: str, hint: str) -> None:
+        self._one = OneOf(*choices, hint=hint)
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
         names = value.split(",") if isinstance(value, str) else value
@@ -163,7 +164,7 @@ STALENESS = RuleOf("ddlf.algorithms.staleness:STALENESS")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")
-TRACKERS = Several("tensorboard", "mlflow")
+TRACKERS = Several("tensorboard", "mlflow", hint="metrics.csv is in the folder of every run")
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
 CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")

@@ -30,10 +30,8 @@ def show(options: argparse.Namespace) -> int:
             break
         time.sleep(LOOK_S)
     if not printed:
-        print(
-            f"nothing was written by {options.worker or 'workers'} in {path.name}: see {path / folder.LOGS}",
-            file=sys.stderr,
-        )
+        whose = f"those of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
+        print(f"nothing was written by {options.worker or 'workers'} in {path.name}: {whose}", file=sys.stderr)
     return 0
 
 

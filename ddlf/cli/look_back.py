@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
         "ddlf runs prune --keep 20",
     )
     _add_out(runs)
-    runs.add_argument("--last", type=number("last", 1), default=20, metavar="N", help="how many (default: 20)")
+    runs.add_argument("--last", type=number("last", 1), metavar="N", help="how many (default: 20)")
     runs.add_argument("--all", action="store_true", help="all of them")
     runs.add_argument("--json", action="store_true", help="print JSON")
     actions = runs.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser)

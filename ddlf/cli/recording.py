@@ -37,7 +37,7 @@ def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]
             yield path
     finally:
         if path is not None and (path / folder.REPORT).exists():
-            say(f"report    {path / folder.REPORT}")
+            say(f"report    {path / folder.REPORT}" + ("" if app.history else ", of a run that came to no round"))
 
 
 def resumed(options: argparse.Namespace) -> str | None:

@@ -13,12 +13,16 @@ from ddlf.errors import ConfigError
 from ddlf.facts import to_data
 from ddlf.runs import folder, past, report, table
 
+USUAL_LAST = 20
+
 
 def show(options: argparse.Namespace) -> int:
     """List runs, newest first."""
+    if options.all and options.last is not None:
+        raise ConfigError("--last has no effect with --all", hint="leave one of them out")
     out = runs_of(options)
     paths = folder.runs_in(out)
-    rows = [_row(path) for path in (paths if options.all else paths[: options.last])]
+    rows = [_row(path) for path in (paths if options.all else paths[: options.last or USUAL_LAST])]
     if options.json:
         print(json.dumps(to_data(rows)))
         return 0
@@ -63,6 +67,7 @@ def _number(value: Any) -> float | None:
 
 def compare(options: argparse.Namespace) -> int:
     """Show runs side by side: what they came to, and the settings in which they differ."""
+    _check_alone(options)
     out = runs_of(options)
     paths = [folder.find(out, name) for name in options.runs]
     if len(set(paths)) < len(paths):
@@ -91,13 +96,20 @@ def _differing(pasts: list[past.Past]) -> list[list[str]]:
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
+def _check_alone(options: argparse.Namespace) -> None:
+    """Refuse what stands before an action and is for the list of runs."""
+    if unused := [f"--{name}" for name in ("last", "all", "json") if getattr(options, name) not in (None, False)]:
+        raise ConfigError(f"{', '.join(unused)} has no effect with {options.action}", hint="leave it out")
+
+
 def prune(options: argparse.Namespace) -> int:
-    """Remove all but the newest runs."""
+    """Remove all but the newest runs. The exit code is 1 when one could not be removed."""
+    _check_alone(options)
     removed, stay = folder.prune(runs_of(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
-    for path in stay:
-        print(f"kept      {path}, which goes on")
+    for path, why in stay.items():
+        print(f"kept      {path}" + (f", which cannot be removed: {why}" if why else ", which goes on"))
     if not removed and not stay:
         print("nothing to remove")
-    return 0
+    return 1 if any(stay.values()) else 0

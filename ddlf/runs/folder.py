@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
+import unicodedata
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +35,10 @@ REPORT = "report.html"
 MODEL = "model.keras"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+BEFORE = ".1"
+"""Behind the name of a log that became too long, and another one was begun."""
+MOST_NAME_BYTES = 100
+"""Of a name in that of a file, which has at most 255 with all that stands around it."""
 STAMP = re.compile(r"\d{8}-\d{6}-")
 
 How = Literal["running", "finished", "failed", "stopped"]
@@ -108,8 +113,9 @@ def make(out: Path, name: str) -> Path:
 
 
 def file_name(name: str) -> str:
-    """A name without what a file's name cannot have, or should not."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    """A name without what a file's name cannot have, or should not. Letters of any language stay; a long one is cut."""
+    clean = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", name)).strip("-.")
+    return clean.encode()[:MOST_NAME_BYTES].decode(errors="ignore").rstrip("-.")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -118,7 +124,22 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    write_text(path, json.dumps(facts.to_data(data), indent=1, ensure_ascii=False) + "\n")
+    write_text(path, _as_json(data))
+
+
+def write_json_over(path: Path, data: Any) -> None:
+    """The same for a disk that is full: the new content takes the place of the old one on the disk, and is not there at once.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with path.open("r+", encoding="utf-8") as file:
+        file.write(_as_json(data))
+        file.truncate()
+
+
+def _as_json(data: Any) -> str:
+    return json.dumps(facts.to_data(data), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -214,7 +235,7 @@ def find(out: Path, name: str = "last") -> Path:
     raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="write more of the name")
 
 
-def prune(out: Path, keep: int) -> tuple[list[Path], list[Path]]:
+def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str]]:
     """Remove the oldest runs that are over.
 
     Args:
@@ -222,13 +243,20 @@ def prune(out: Path, keep: int) -> tuple[list[Path], list[Path]]:
         keep: How many of the newest stay.
 
     Returns:
-        The folders that were removed, and those that stay although they are older, because their run goes on.
+        The folders that were removed, and those that stay although they are older, with the reason; none where the run goes on.
     """
-    removed, stay = [], []
+    removed: list[Path] = []
+    stay: dict[Path, str] = {}
     for path in runs_in(out)[keep:]:
         if read_state(path).state == "running":
-            stay.append(path)
+            stay[path] = ""
             continue
-        shutil.rmtree(path)
-        removed.append(path)
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # somebody else removes it, too
+        except OSError as error:
+            stay[path] = error.strerror or str(error)
+        else:
+            removed.append(path)
     return removed, stay

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -17,6 +18,16 @@ from ddlf.settings import SETTINGS, Settings
 from ddlf.version import __version__
 
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")
+SECRETS = (
+    (
+        re.compile(
+            r"(?i)^((?:-p)?[\w.-]*(?:token|secret|password|passwd|pwd|api_?key|access_?key|credentials?)=).*", re.S
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)"), r"\1***"),
+)
+"""What of a command line is not kept, and what stands in its place: values whose names say that they are secret, and passwords in URLs."""
 GIT_S = 5.0
 """How long git may take to look at a tree of sources."""
 
@@ -55,9 +66,16 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "command": sys.argv,
+        "command": [without_secrets(word) for word in sys.argv],
         "folder": str(Path.cwd()),
     }
+
+
+def without_secrets(word: str) -> str:
+    """A word of a command line, which a file that is passed on may have."""
+    for pattern, instead in SECRETS:
+        word = pattern.sub(instead, word)
+    return word
 
 
 def source_of(app: Any) -> str:

@@ -33,7 +33,8 @@ class TensorBoard:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self._folder = path / "tensorboard"
-        self._file: Any = None
+        self._file: Path | None = None
+        self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
         """Take events."""
@@ -44,19 +45,21 @@ class TensorBoard:
 
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
-            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-            self._file = open(self._folder / name, "ab")  # noqa: SIM115
-            self._records = RecordWriter(self._file)
-            self._records.write(Event(wall_time=batch[0][0], file_version="brain.Event:2").SerializeToString())
-        for when, step, values in _scalars(batch):
+            self._file = self._folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            events = [Event(wall_time=batch[0][0], file_version="brain.Event:2")]
+        else:
+            events = []
+        for when, step, values in self._scalars.of(batch):
             found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._records.write(Event(wall_time=when, step=step, summary=Summary(value=found)).SerializeToString())
-        self._file.flush()
+            events.append(Event(wall_time=when, step=step, summary=Summary(value=found)))
+        if events:
+            with self._file.open("ab") as file:
+                records = RecordWriter(file)
+                for event in events:
+                    records.write(event.SerializeToString())
 
     def end(self, how: How) -> None:
-        """Say that this is all."""
-        if self._file is not None:
-            self._file.close()
+        """Nothing to say: a file of curves has no end, and a test may still come."""
 
 
 class MLflow:
@@ -72,6 +75,7 @@ class MLflow:
         self._settings = settings
         self._client: Any = None
         self._run = ""
+        self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
         """Take events."""
@@ -80,7 +84,7 @@ class MLflow:
 
         values = [
             Metric(name, value, int(when * 1000), step)
-            for when, step, values in _scalars(batch)
+            for when, step, values in self._scalars.of(batch)
             for name, value in values.items()
         ]
         for first in range(0, len(values), 1000):  # as many as its server takes at once
@@ -91,6 +95,7 @@ class MLflow:
             return
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         self._client = MlflowClient()
         app = next((event.app for _, event in batch if isinstance(event, e.RunBegan)), "ddlf")
@@ -98,9 +103,10 @@ class MLflow:
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
         run = self._client.create_run(experiment, run_name=self._path.name, tags={"ddlf.folder": str(self._path)})
-        for key, value in self._settings.items():
-            self._client.log_param(run.info.run_id, key, str(value)[:500])
-        self._run = run.info.run_id
+        self._run = run.info.run_id  # from here on there is one, whatever fails
+        self._client.log_batch(
+            self._run, params=[Param(key, str(value)[:500]) for key, value in self._settings.items()]
+        )
 
     def end(self, how: How) -> None:
         """Say how the run has ended."""
@@ -138,12 +144,23 @@ def check_installed(names: Sequence[str]) -> None:
         )
 
 
-def _scalars(batch: list[Timed]) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Time, commits so far, and finite numbers by name."""
-    for when, event in batch:
-        match event:
-            case e.Committed(record=record):
-                yield when, record.version, {n: v for n, v in numbers(record).items() if math.isfinite(v)}
+class Scalars:
+    """Numbers of events: those of each record, and of tests, which belong to the record before."""
+
+    def __init__(self) -> None:
+        self._version = 0
+
+    def of(self, batch: list[Timed]) -> Iterator[tuple[float, int, dict[str, float]]]:
+        """Time, commits so far, and finite numbers by name."""
+        for when, event in batch:
+            found: dict[str, float] = {}
+            match event:
+                case e.Committed(record=record):
+                    self._version, found = record.version, numbers(record)
+                case e.Evaluated(metrics=measured):
+                    found = {f"test_{name}": float(value) for name, value in measured.items()}
+            if finite := {name: value for name, value in found.items() if math.isfinite(value)}:
+                yield when, self._version, finite
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:

@@ -20,10 +20,13 @@ from ddlf.history import row
 from ddlf.record import RoundRecord
 from ddlf.runs import folder, summary
 from ddlf.runs.behind import Timed
+from ddlf.runs.logs import STAMP
 from ddlf.sinks import to_json
 
 ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
 """Not in the file of events: two are told many times a second and worth nothing when it is over, and what workers write has files of its own."""
+MOST_LOG_BYTES = 32 * 1024**2
+"""Of what one worker wrote in a file; then another one is begun, and the one before is kept beside it."""
 OF_A_WORKER = ("host", "python", "cores", "threads")
 """Of what a worker says of itself."""
 
@@ -92,7 +95,10 @@ class FolderWriter:
         """
         self.is_over = True
         self._state = replace(self._state, state=how, why=why, ended=time.time())
-        self._write_state()
+        try:
+            self._write_state()
+        except OSError:
+            folder.write_json_over(self._path / folder.STATE, self._state)
         if lost:
             self._summary["events_lost"] = lost
         self._write_end()
@@ -147,7 +153,14 @@ class FolderWriter:
                 texts[event.name] = texts.get(event.name, "") + text
         for name, text in texts.items():
             (self._path / folder.LOGS).mkdir(exist_ok=True)
-            self._append(f"{folder.LOGS}/{folder.file_name(name)}.log", text)
+            log = f"{folder.LOGS}/{folder.file_name(name)}.log"
+            if (path := self._path / log).exists() and path.stat().st_size > MOST_LOG_BYTES:
+                before = path.with_name(path.name + folder.BEFORE)
+                if before.exists():
+                    gone = f"(older lines are gone: there is room for {2 * MOST_LOG_BYTES:,} bytes of each worker)"
+                    text = f"{text[:STAMP]}  {gone}\n{text}"
+                path.replace(before)
+            self._append(log, text)
 
     def _write_metrics(self, rows: list[dict[str, Any]]) -> None:
         path = self._path / folder.METRICS

@@ -87,6 +87,29 @@ def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):
     assert ddlf(capsys, "report", "--out", str(tmp_path))[0] == 2
 
 
+def test_a_report_that_cannot_be_written_is_said_behind_the_table(out, capsys, monkeypatch):
+    def read_only(path, text):
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(folder, "write_text", read_only)
+    code, text, error = ddlf(capsys, "report", "short")
+    assert code == 1
+    assert ["state", "finished"] in [line.split() for line in text.splitlines()]
+    assert error.startswith("the report cannot be written: Read-only file system, ")
+    assert error.endswith("; what is there is older\n")
+    assert ddlf(capsys, "report", "short", "--csv")[0] == 0
+
+
+def test_what_is_for_the_list_alone_is_refused_elsewhere(out, capsys):
+    assert ddlf(capsys, "runs", "--json", "--last", "2", "prune", "--keep", "1")[::2] == (
+        2,
+        "error  --last, --json has no effect with prune; leave it out\n",
+    )
+    assert ddlf(capsys, "runs", "--all", "compare", "short", "long")[0] == 2
+    assert ddlf(capsys, "runs", "--all", "--last", "2")[0] == 2
+    assert len(folder.runs_in(out)) == 3
+
+
 def options(*words):
     parser = Parser()
     add_options(parser)

@@ -31,7 +31,18 @@ def test_runs_of_the_same_second_get_different_folders(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "end"),
-    [("my run/2", "-my-run-2"), ("../../etc", "-etc"), ("", "-run"), ("Größe", "-Gr-e"), ("a.b", "-a.b")],
+    [
+        ("my run/2", "-my-run-2"),
+        ("../../etc", "-etc"),
+        ("..", "-run"),
+        ("", "-run"),
+        ("a.b", "-a.b"),
+        ("thí nghiệm", "-thí-nghiệm"),
+        ("thi\u0301", "-thí"),
+        ("x" * 300, "-" + "x" * 100),
+        ("é" * 200, "-" + "é" * 50),
+        ("a\nb\x1b[31m\udc80", "-a-b-31m"),
+    ],
 )
 def test_any_name_makes_a_folder_below_that_of_the_runs(tmp_path, name, end):
     path = folder.make(tmp_path, name)
@@ -107,5 +118,17 @@ def test_where_there_are_no_runs_that_is_said(tmp_path):
 def test_the_oldest_runs_are_removed_but_not_one_that_goes_on(tmp_path, three):
     folder.write_json(three[0] / folder.STATE, folder.begun("App"))
     removed, stay = folder.prune(tmp_path, 1)
-    assert (removed, stay) == ([three[1]], [three[0]])
+    assert (removed, stay) == ([three[1]], {three[0]: ""})
     assert [path.exists() for path in three] == [True, False, True]
+
+
+def test_a_run_that_cannot_be_removed_stays_with_the_reason_and_one_that_somebody_else_removes_does_not(
+    tmp_path, three, monkeypatch
+):
+    def rmtree(path):
+        if path == three[0]:
+            raise OSError(30, "Read-only file system", "run.csv")
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("shutil.rmtree", rmtree)
+    assert folder.prune(tmp_path, 1) == ([], {three[0]: "Read-only file system"})

@@ -2,10 +2,12 @@
 
 import pytest
 
+from ddlf import IApp
 from ddlf import events as e
 from ddlf.cli.main import main
 from ddlf.runs import folder
 from ddlf.runs.logs import Reader
+from ddlf.runs.writer import FolderWriter
 from tests.runs.made import BEGAN, run
 
 
@@ -81,3 +83,26 @@ def test_a_run_whose_workers_wrote_nothing_says_so(tmp_path, capsys):
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path))
     assert (code, text) == (0, "")
     assert "nothing was written by workers in" in error
+
+
+def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.runs.writer.MOST_LOG_BYTES", 100)
+    path = folder.make(tmp_path, "app")
+    writer = FolderWriter(IApp(), path, {})
+    followed = Reader(path)
+    seen = []
+    for number in range(9):
+        writer.write([wrote(number, 1, f"line {number}")])
+        seen += [text for _, _, text in followed.new()]
+    assert [text for text in seen if text.startswith("line")] == [f"line {number}" for number in range(9)]
+    kept = [text for _, _, text in Reader(path).new()]
+    assert [text for text in kept if text.startswith("line")] == [f"line {number}" for number in range(4, 9)]
+    assert "(older lines are gone: there is room for 200 bytes of each worker)" in kept
+    assert sorted(file.name for file in (path / "logs").iterdir()) == ["worker-1.log", "worker-1.log.1"]
+
+
+def test_a_worker_that_wrote_nothing_is_told_with_those_that_did(tmp_path, capsys):
+    path = run(tmp_path, "app", TOLD)
+    code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path), "--worker", "wroker 1")
+    assert (code, text) == (0, "")
+    assert error == f"nothing was written by wroker 1 in {path.name}: those of pc-03, worker-1, worker-2\n"

@@ -20,6 +20,7 @@ from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.history import History
 from ddlf.runs import folder, past
 from ddlf.runs.recording import recorded
+from ddlf.runs.summary import without_secrets
 from ddlf.sinks import from_json
 from ddlf.testing import FakeRun
 from tests.patience import PATIENCE_S
@@ -211,6 +212,34 @@ async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(t
     app._tell(Evaluated(metrics={"loss": 2.0}))
     assert past.read(path).test == {"loss": 2.0}
     assert len(past.read(path).records) == 4
+
+
+async def test_a_run_that_ends_on_a_full_disk_is_not_one_that_was_killed(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    app = fake(tmp_path)
+    with recorded(app) as path:
+        await app.train_model()
+        monkeypatch.setattr(folder, "write_text", full)
+    assert folder.read_state(path).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("api_key=abc", "api_key=***"),
+        ("-pDB_PASSWORD=a=b\nc", "-pDB_PASSWORD=***"),
+        ("wandb.token=x", "wandb.token=***"),
+        ("--token-file=/etc/token", "--token-file=/etc/token"),
+        ("monkey=3", "monkey=3"),
+        ("tokens=512", "tokens=512"),
+        ("db=postgres://me:pw@host/db", "db=postgres://me:***@host/db"),
+        ("app.py", "app.py"),
+    ],
+)
+def test_what_looks_like_a_secret_in_a_command_line_is_not_kept(word, kept):
+    assert without_secrets(word) == kept
 
 
 KILLED = """

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from ddlf.checks import TRACKERS
+from ddlf.errors import ConfigError
+from ddlf.events import Evaluated, ModelSaved
 from ddlf.runs import folder
 from ddlf.runs.recording import recorded
 from ddlf.runs.trackers import WRITERS
@@ -38,6 +40,40 @@ async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_pa
     assert found[0].file_version == "brain.Event:2"
     losses = [(event.step, v.simple_value) for event in found for v in event.summary.value if v.tag == "loss"]
     assert losses == [(record.version, pytest.approx(record.loss)) for record in app.history]
+
+
+def scalars(path):
+    """What TensorBoard's file in a run's folder has: (tag, step) and value of each point."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    (file,) = (path / "tensorboard").iterdir()
+    data, found = file.read_bytes(), {}
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        event = Event.FromString(data[12 : 12 + length])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        data = data[16 + length :]
+    return found
+
+
+async def test_a_test_is_tracked_with_the_last_round_also_when_it_comes_after_the_end(tmp_path, caplog):
+    app = FakeRun(out=tmp_path, trackers="tensorboard")
+    with recorded(app) as path:
+        await app.train_model()
+        app._tell(Evaluated(metrics={"loss": 0.5}))
+    app._tell(Evaluated(metrics={"accuracy": 0.75, "loss": float("nan")}))
+    app._tell(ModelSaved(path="m.keras"))
+    last = app.history[-1].version
+    assert {key: value for key, value in scalars(path).items() if key[0].startswith("test")} == {
+        ("test_loss", last): 0.5,
+        ("test_accuracy", last): 0.75,
+    }
+    assert not caplog.messages
+
+
+def test_csv_needs_no_tracker():
+    with pytest.raises(ConfigError, match=r"got 'csv'; metrics.csv is in the folder of every run"):
+        TRACKERS("log", "csv")
 
 
 async def test_a_tracker_that_fails_costs_the_run_nothing_and_is_told_once(tmp_path, monkeypatch, caplog):
