@@ -23,6 +23,7 @@ class Phase:
         name: Name of that worker.
         total: How much there is to do; 0 where that is not known.
         unit: Unit of the total.
+        address: Of what is connected to.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class Phase:
         name: str = "",
         total: int = 0,
         unit: str = "",
+        address: str = "",
     ) -> None:
         self._emit = emit
         self._of: dict[str, Any] = {"phase": next(_numbers), "what": what, "worker": worker, "name": name}
-        self._amount: dict[str, Any] = {"total": total, "unit": unit}
+        self._amount: dict[str, Any] = {"total": total, "unit": unit, "address": address}
         self._begin = 0.0
 
     def __enter__(self) -> Self:

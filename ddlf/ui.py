@@ -15,7 +15,7 @@ from ddlf.events import Event
 from ddlf.observe.display import Display
 from ddlf.observe.plain import Lines
 from ddlf.settings import SETTINGS
-from ddlf.sinks import to_json
+from ddlf.sinks import Sink, to_json
 
 _drawing = threading.Lock()
 """Held while a picture is drawn: one terminal has room for one."""
@@ -109,7 +109,7 @@ def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
     if app._shown is not None:
         yield app._shown
         return
-    with opened(choice(app)) as display, attached(app, display), heard(cluster, display):
+    with opened(choice(app)) as display, attached(app, display), heard(cluster, display.tell):
         yield display
 
 
@@ -132,9 +132,9 @@ def attached(app: Any, display: Display) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heard(cluster: Any, display: Display) -> Iterator[None]:
-    """Show a cluster's events on a display, if there is a cluster."""
-    take_off = cluster.subscribe(display.tell) if cluster is not None else lambda: None
+def heard(cluster: Any, tell: Sink) -> Iterator[None]:
+    """Have a sink told a cluster's events, if there is a cluster."""
+    take_off = cluster.subscribe(tell) if cluster is not None else lambda: None
     try:
         yield
     finally:

@@ -80,6 +80,7 @@ async def shown(
         say(f"dashboard not shown: {error}")
         yield
         return
+    stop.tell = page.stopping
     try:
         say(f"dashboard {page.url}" + f" ({page.note})" * bool(page.note))
         if page.tunnel:

@@ -26,6 +26,7 @@ from ddlf.observe.display import Display
 from ddlf.observe.lines import line
 from ddlf.roles import PRELOADED, import_keras
 from ddlf.runs.folder import MODEL, STATE
+from ddlf.sinks import Sink
 from ddlf.ui import attached, choice, chosen, heard, opened
 
 if TYPE_CHECKING:
@@ -124,11 +125,11 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
     with opened(asked_ui(options)) as display:
         display.say(f"cluster   {described}")
         async with shown(cluster, None, options, display, stop, described):
-            await _connect(cluster, options.wait, display, ())
+            await _connect(cluster, options.wait, display, display.tell, ())
             try:
                 if display.prints:  # what it prints is what is to be seen from here on
                     display.close()
-                with heard(None if display.prints else cluster, display):
+                with heard(None if display.prints else cluster, display.tell):
                     await target(cluster, **arguments)
                 return 0
             finally:
@@ -159,7 +160,7 @@ async def _run_app(
         if new_workers(options):  # the workers' template imports it now, too
             asyncio.get_running_loop().run_in_executor(None, import_keras)
         async with shown(cluster, app, options, display, stop, described):
-            await _connect(cluster, options.wait, display, PRELOADED)
+            await _connect(cluster, options.wait, display, app._tell, PRELOADED)
             try:
                 if not new_workers(options):
                     await say_what_is_missing(cluster, target, display.say)
@@ -256,14 +257,24 @@ def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     return f"after this {one}{saved}. Ctrl-C again stops {at_once}"
 
 
-async def _connect(cluster: Cluster, wait_s: float | None, display: Display, modules: Sequence[str]) -> None:
-    """Connect; while all workers that are missing are used by another master, try again if that is wanted."""
+async def _connect(
+    cluster: Cluster, wait_s: float | None, display: Display, tell: Sink, modules: Sequence[str]
+) -> None:
+    """Connect; while all workers that are missing are used by another master, try again if that is wanted.
+
+    Args:
+        cluster: To connect to.
+        wait_s: How long to try again.
+        display: Where that is said.
+        tell: Takes what happens meanwhile.
+        modules: As for ``Cluster.connect``.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (wait_s or 0.0)
     told = ""
     while True:
         try:
-            with heard(cluster, display):
+            with heard(cluster, tell):
                 await cluster.connect(modules=modules)
             return
         except LeaseError as error:

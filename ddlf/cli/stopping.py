@@ -63,6 +63,7 @@ class Stop:
         gently: Asks what goes on to end by itself soon; returns whether anything will. Called by a signal handler.
         words: What to say then, without a full stop.
         say: Says it. Called by a signal handler, which may have interrupted a print.
+        tell: Tells others that it will end. Called likewise.
         asked: Whether that was done.
         terminated: Whether SIGTERM came: the sender counts on a quick end, and sends SIGKILL some seconds later.
     """
@@ -71,6 +72,7 @@ class Stop:
         self.gently: Callable[[], bool] = lambda: False
         self.words = ""
         self.say = Display().note
+        self.tell: Callable[[], None] = lambda: None
         self.asked = False
         self.terminated = False
 
@@ -80,6 +82,7 @@ class Stop:
             return False
         self.asked = True
         self.say(f"stopping  {self.words}")
+        self.tell()
         return True
 
 

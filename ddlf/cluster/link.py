@@ -66,6 +66,7 @@ class Link:
         control: The connection to the daemon, while there is one.
         data: The connection to the executor, while there is one.
         facts: What the executor said of itself.
+        news: Makes events of what happens.
     """
 
     host: str
@@ -97,7 +98,7 @@ class Link:
         self._told: dict[str, Any] = {}  # the session, as the executor knows it
         self._replayed_to = ""  # the executor that has what ``replay`` returned
         self._sources = Sources()
-        self._news = News(self.emit, self.session, self.called)
+        self.news = News(self.emit, self.session, self.called)
         self._given_up: DDLFError | None = None  # why this side has ended the connections
 
     @property
@@ -113,7 +114,7 @@ class Link:
     @property
     def nickname(self) -> str:
         """The worker's name in cluster.yaml, else ``"worker 2"``."""
-        return self._news.name
+        return self.news.name
 
     @property
     def silent_s(self) -> float | None:
@@ -265,7 +266,7 @@ class Link:
         except BaseException:
             data.stream.close()  # or the next request would use an executor without a session, or with half of what it must have
             raise
-        self._news.connected(f"{self.host}:{self.port}", self.facts)
+        self.news.connected(f"{self.host}:{self.port}", self.facts)
         return data
 
     def _check_python(self) -> None:
@@ -360,7 +361,7 @@ class Link:
             self.control = None
             self.standing.lose()
             lost = self._given_up or self.standing.lost(channel.reason, self.name, self.silent_s)
-            self._news.disconnected("" if self.standing.is_closed else lost.message)
+            self.news.disconnected("" if self.standing.is_closed else lost.message)
             if self.data is not None:
                 self.data.stream.close()
 
@@ -387,11 +388,11 @@ class Link:
                 self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
                 return
             if frame.name == "wrote":
-                self._news.wrote(facts)
+                self.news.wrote(facts)
                 return
             self.standing.heard(frame.name, facts, self.name, epoch=self.claim.epoch, first_id=self._first_id)
             if frame.name == "executor_exited" and self.standing.crash is not None:
-                self._news.executor_ended(self.standing.crash.message)
+                self.news.executor_ended(self.standing.crash.message)
             if frame.name == "lease_lost" and self.standing.lease is not None:
                 self.drop(self.standing.lease)
         except (LookupError, TypeError, AttributeError, ValueError) as error:

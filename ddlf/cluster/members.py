@@ -104,7 +104,8 @@ class Members:
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
-                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname}
+                address = f"{worker.host}:{worker.port}"
+                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname, "address": address}
                 with nullcontext() if worker.is_open else Phase(self._emit, "connecting", **who):
                     await connect(worker, timeout_s=self._timeout_s)
                 return

@@ -7,7 +7,15 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from ddlf.events import Event, ExecutorEnded, Stream, WorkerConnected, WorkerDisconnected, WorkerWrote
+from ddlf.events import (
+    Event,
+    ExecutorEnded,
+    Stream,
+    WorkerConnected,
+    WorkerDisconnected,
+    WorkerNotReached,
+    WorkerWrote,
+)
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
@@ -58,6 +66,10 @@ class News:
         if self._is_connected:
             self._is_connected = False
             self._emit(WorkerDisconnected(**self._who(), why=why))
+
+    def not_reached(self, tries: int, error: BaseException | None) -> None:
+        """It was tried again in vain."""
+        self._emit(WorkerNotReached(**self._who(), tries=tries, why=getattr(error, "message", str(error))))
 
     def executor_ended(self, why: str) -> None:
         """Its daemon says how an executor has ended."""

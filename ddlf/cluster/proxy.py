@@ -253,7 +253,8 @@ class ProxyWorker(IWorker):
                     with attempt:
                         await self.connect()
                     outcome = attempt.retry_state.outcome
-                    last = outcome.exception() if outcome is not None else None
+                    if last := outcome.exception() if outcome is not None else None:
+                        self._link.news.not_reached(attempt.retry_state.attempt_number, last)
         except TimeoutError:
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"

@@ -163,6 +163,10 @@ class Dashboard:
             self._newest = event
             self._inbox.append((time.time() if at is None else at, event))
 
+    def stopping(self) -> None:
+        """Show that the run was asked to end after its round. Any thread may call it, a signal handler, too."""
+        self._inbox.append((time.time(), None))
+
     def close(self) -> None:
         """Show the last state to whoever looks on, and end. Safe to call again."""
         while self._take_off:
@@ -353,7 +357,7 @@ class Dashboard:
 
     def _stop_run(self) -> None:
         if self._stop is not None and self._stop():
-            self._inbox.append((time.time(), None))
+            self.stopping()
 
 
 def _response(status: int, body: str | bytes, kind: str = "text/plain; charset=utf-8") -> Response:

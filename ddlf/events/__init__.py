@@ -15,6 +15,7 @@ from ddlf.events.cluster import (
     Stream,
     WorkerConnected,
     WorkerDisconnected,
+    WorkerNotReached,
     WorkerWrote,
 )
 from ddlf.events.event import (
@@ -116,6 +117,7 @@ __all__ = [
     "WorkerGone",
     "WorkerJoined",
     "WorkerLost",
+    "WorkerNotReached",
     "WorkerReady",
     "WorkerReturned",
     "WorkerWrote",

@@ -52,6 +52,18 @@ class WorkerDisconnected(ClusterEvent):
     why: str = ""
 
 
+class WorkerNotReached(ClusterEvent):
+    """A worker that was lost, or has not been there yet, was tried again in vain. It is tried again.
+
+    Args:
+        tries: How often it has been tried, one after the other.
+        why: The reason of the last one.
+    """
+
+    tries: int
+    why: str
+
+
 class ExecutorEnded(ClusterEvent):
     """The process that ran user code on a worker has ended, and what it held is gone. Its daemon starts another one.
 

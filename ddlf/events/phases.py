@@ -47,10 +47,12 @@ class PhaseBegan(PhaseEvent):
     Args:
         total: How much there is to do; 0 where that is not known.
         unit: Unit of the total: ``"workers"``, ``"bytes"``, ``"samples"``; empty where there is none.
+        address: Host and port of what is connected to; empty where nothing is.
     """
 
     total: int = 0
     unit: str = ""
+    address: str = ""
 
 
 class PhaseMoved(PhaseEvent):

@@ -134,7 +134,7 @@ class Board:
         if not self.header.stopping:
             self.header.stopping = True
             self._changes += 1
-            self.say(at, "", "stopping  after this round, as asked for on the page", "warn")
+            self.say(at, "", "stopping  after this round, as asked for", "warn")
 
     def say(self, at: float, who: str, text: str, level: str) -> None:
         """Add lines to the log: ``"info"``, ``"warn"``, or the stream of a worker."""
@@ -280,6 +280,7 @@ class Board:
         facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0
         own = vars(self.sums.get(lane.worker, NOTHING))
         facts["name"] = lane.name.partition(" (")[0]  # without the address
+        facts["why"] = lane.refused or lane.why
         return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
 
 

@@ -47,7 +47,7 @@ def rate(samples: float, unit: str = "") -> str:
 
 def doing(phase: Phase, *, amount: bool = True) -> str:
     """What is being done, and how much of it is done if that is known and wanted."""
-    words = DOING.get(phase.what, phase.what)
+    words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
         return words
     if phase.unit == "bytes":
@@ -75,7 +75,7 @@ def trouble(lane: Lane, now: float) -> str:
     if lane.is_gone:
         return f"takes no part any more: {why}"
     if not lane.is_there:
-        return f"lost {now - lane.since:.0f} s ago: {why}"
+        return f"lost {now - lane.since:.0f} s ago: {lane.refused or why}"
     return ""
 
 
@@ -89,16 +89,18 @@ def waiting(state: State, now: float) -> str:
         )
     groups: dict[str, list[Phase]] = {}
     for phase in list(state.phases.values()):
-        groups.setdefault(doing(phase), []).append(phase)
+        groups.setdefault(doing(phase, amount=not phase.address), []).append(phase)
     for words, phases in groups.items():
+        words = doing(phases[0]) if len(phases) == 1 else words
         workers = _names(state, [phase.worker for phase in phases if phase.worker])
         who = " and ".join(["master"] * any(not phase.worker for phase in phases) + [workers] * bool(workers))
         parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
+    away = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
     if state.waiting_until is not None:
         parts.append(f"no worker is left, {max(0.0, state.waiting_until - now):.0f} s until the run ends")
-    else:
-        away = [lane.worker for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
-        parts += [f"{_names(state, away)} lost"] if away and state.app else []
+    elif away and state.app:
+        parts.append(f"{_names(state, [lane.worker for lane in away])} lost")
+    parts += [f"{lane.name} not reached: {lane.refused}" for lane in [lane for lane in away if lane.refused][:FEW]]
     silent = [lane for lane in list(state.lanes.values()) if lane.slot and lane.quiet_s(now) > SILENT_S]
     if silent:
         since = min(lane.quiet_s(now) for lane in silent)

@@ -26,6 +26,7 @@ class Phase:
         total: How much there is to do; 0 where that is not known.
         unit: Unit of that.
         done: How much of it is done.
+        address: Of what is connected to.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Phase:
     total: int = 0
     unit: str = ""
     done: int = 0
+    address: str = ""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Lane:
         total: Samples to train on in this round, counted likewise; 0 where that is not known.
         rate: Samples in a second; 0 where that is not known.
         loss: Training loss so far in this epoch; None where that is not known.
+        refused: Why it was not reached when it was tried last, and how often it has been; empty where it is there, or is not tried.
     """
 
     worker: int
@@ -71,6 +74,7 @@ class Lane:
     total: int = 0
     rate: float = 0.0
     loss: float | None = None
+    refused: str = ""
 
     def quiet_s(self, now: float) -> float:
         """Seconds since it was heard, or began what it does now."""
@@ -80,6 +84,7 @@ class Lane:
         """Be something else from now on; what it carried it carries no more."""
         self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
         self.slot = self.done = self.total = 0
+        self.refused = ""
 
 
 @dataclass(slots=True)
@@ -215,7 +220,8 @@ class State:
             lane = self._lane(event.worker, now)
             lane.heard, lane.name = now, event.name or lane.name
         if isinstance(event, e.PhaseBegan):
-            self.phases[event.phase] = Phase(event.what, event.worker, now, event.total, event.unit)
+            facts = {"total": event.total, "unit": event.unit, "address": event.address}
+            self.phases[event.phase] = Phase(event.what, event.worker, now, **facts)
         elif isinstance(event, e.PhaseEnded):
             self.phases.pop(event.phase, None)
         elif isinstance(event, e.PhaseMoved) and event.phase in self.phases:
@@ -269,6 +275,11 @@ class State:
                 lane.heard = now
                 if not lane.is_there:
                     lane.became(now)
+            case e.WorkerNotReached():
+                if lane.is_there:
+                    lane.became(now, is_there=False, why=event.why)
+                tries = f"{event.tries} {'try' if event.tries == 1 else 'tries'}"
+                lane.refused = f"{event.why.partition(chr(10))[0]} ({tries})"
             case e.WorkerDisconnected() | e.ExecutorEnded():
                 if event.why and not lane.is_gone:
                     lane.became(now, is_there=False, why=event.why)

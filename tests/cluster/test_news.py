@@ -2,8 +2,16 @@
 
 import asyncio
 
-from ddlf.errors import ExecutorCrashed, ProtocolError
-from ddlf.events import ExecutorEnded, PhaseBegan, PhaseEnded, PhaseEvent, WorkerConnected, WorkerDisconnected
+from ddlf.errors import ConnectError, ExecutorCrashed, ProtocolError
+from ddlf.events import (
+    ExecutorEnded,
+    PhaseBegan,
+    PhaseEnded,
+    PhaseEvent,
+    WorkerConnected,
+    WorkerDisconnected,
+    WorkerNotReached,
+)
 from ddlf.testing import in_process_cluster
 from ddlf.wire.messages import Request
 from tests.patience import PATIENCE_S
@@ -71,6 +79,32 @@ async def test_a_cluster_tells_that_an_executor_has_ended_and_that_a_worker_is_l
         assert "the connection was lost" in of(WorkerDisconnected, told)[0].why
         await worker.reconnect(60)
         assert [event.again for event in of(WorkerConnected, told)] == [False, True]
+
+
+async def test_a_worker_that_is_tried_in_vain_is_told_with_its_address_and_the_reason(monkeypatch):
+    cluster, told = in_process_cluster(1, proxied=True), []
+    lost, twice = asyncio.Event(), asyncio.Event()
+    cluster.subscribe(told.append)
+    cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
+    cluster.subscribe(lambda event: isinstance(event, WorkerNotReached) and event.tries == 2 and twice.set())
+    async with cluster:
+        (worker,) = cluster.workers
+
+        async def refused(*_, **__):
+            raise ConnectError(f"{worker.host}:{worker.port}: connection refused", worker="worker 1")
+
+        monkeypatch.setattr("ddlf.cluster.link.dial", refused)
+        cluster.machine(1).proxy.reset()
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        trying = asyncio.ensure_future(worker.reconnect())
+        async with asyncio.timeout(PATIENCE_S):
+            await twice.wait()
+        trying.cancel()
+        await asyncio.gather(trying, return_exceptions=True)
+    first = of(WorkerNotReached, told)[0]
+    assert (first.worker, first.name, first.tries) == (1, "worker 1", 1)
+    assert first.why == f"127.0.0.1:{worker.port}: connection refused"
 
 
 async def test_a_worker_of_an_earlier_release_which_cannot_flush_is_left_all_the_same(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from ddlf.cli.stopping import Stop
 from ddlf.dashboard import places
 from ddlf.dashboard.server import Dashboard
 from ddlf.dashboard.viewer import watch
@@ -119,6 +120,20 @@ async def test_an_event_that_app_and_cluster_both_tell_counts_once():
         while lanes[0]["state"] != "idle" or not lanes[0]["updates"]:
             lanes = (await shown(viewer, "lanes"))["lanes"]
         assert lanes[0]["updates"] == 1
+
+
+async def test_a_run_that_was_asked_to_end_elsewhere_is_shown_as_stopping_too():
+    stop = Stop()
+    stop.gently, stop.say = lambda: True, lambda text: None
+    async with page(stop=stop.interrupted) as dashboard:
+        stop.tell = dashboard.stopping
+        for at, event in beginning():
+            dashboard.tell(event, at)
+        async with live(dashboard) as viewer:
+            await shown(viewer, "run")
+            assert stop.interrupted()  # Ctrl-C
+            while not (await shown(viewer, "run"))["run"]["stopping"]:
+                pass
 
 
 async def test_the_stop_button_calls_what_stop_training_does_once_it_is_asked():

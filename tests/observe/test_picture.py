@@ -99,3 +99,29 @@ def test_one_line_says_whom_a_run_waits_for():
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="cut"), 22.0)
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 22.0)
     assert waiting(state, 30.0).endswith("no worker is left, 52 s until the run ends; worker 1 silent for 10 s")
+
+
+def test_of_a_worker_that_is_not_reached_its_address_and_the_reason_are_said():
+    state = in_training()
+    state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="worker 2 (10.0.0.2:9000): cut"), 22.0)
+    refused = "10.0.0.2:9000: connection refused, nothing listens there"
+    for tries in (1, 2, 3):
+        state.tell(e.WorkerNotReached(worker=2, name="worker 2", tries=tries, why=refused), 22.0 + tries)
+    said = f"worker 2 not reached: {refused} (3 tries)"
+    assert f"; worker 2 lost; {said}" in waiting(state, 26.0)
+    assert rows(state, 26.0, 100)[3] == f"worker 2  lost 4 s ago: {refused} (3 tries)"
+    state.tell(e.WaitingForWorkers(round=3, seconds=60), 26.0)
+    assert f"no worker is left, 59 s until the run ends; {said}" in waiting(state, 27.0)
+    state.tell(connected(2, again=True), 28.0)
+    assert "not reached" not in waiting(state, 28.0)
+
+
+def test_what_is_connected_to_has_its_address_unless_there_are_several():
+    state = told((0.0, e.PhaseBegan(phase=1, what="connecting", worker=1, name="worker 1", address="10.0.0.1:9000")))
+    assert waiting(state, 6.0) == "worker 1 connecting to 10.0.0.1:9000 since 6 s"
+    state.tell(e.PhaseBegan(phase=2, what="connecting", worker=2, name="pc02", address="10.0.0.2:9000"), 0.0)
+    assert waiting(state, 6.0) == "worker 1 and pc02 connecting since 6 s"
+    assert rows(state, 6.0) == [
+        "worker 1  connecting to 10.0.0.1:9000  6 s",
+        "pc02      connecting to 10.0.0.2:9000  6 s",
+    ]

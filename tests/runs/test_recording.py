@@ -15,14 +15,16 @@ import time
 import pytest
 
 from ddlf import IApp
+from ddlf.cli.run import _connect
 from ddlf.errors import ConfigError
 from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.history import History
+from ddlf.observe.display import Display
 from ddlf.runs import folder, past
 from ddlf.runs.recording import recorded
 from ddlf.runs.summary import without_secrets
 from ddlf.sinks import from_json
-from ddlf.testing import FakeRun
+from ddlf.testing import FakeRun, in_process_cluster
 from tests.patience import PATIENCE_S
 
 
@@ -240,6 +242,15 @@ async def test_a_run_that_ends_on_a_full_disk_is_not_one_that_was_killed(tmp_pat
 )
 def test_what_looks_like_a_secret_in_a_command_line_is_not_kept(word, kept):
     assert without_secrets(word) == kept
+
+
+async def test_who_was_connected_to_is_in_the_folder_of_a_run_of_the_command_line(tmp_path):
+    app, cluster = fake(tmp_path), in_process_cluster(2)
+    with recorded(app) as path:
+        await _connect(cluster, None, Display(), app._tell, ())
+        await cluster.close()
+    events = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
+    assert {event["worker"] for event in events if event["event"] == "WorkerConnected"} == {1, 2}
 
 
 KILLED = """
