@@ -220,8 +220,9 @@ class State:
             lane = self._lane(event.worker, now)
             lane.heard, lane.name = now, event.name or lane.name
         if isinstance(event, e.PhaseBegan):
-            facts = {"total": event.total, "unit": event.unit, "address": event.address}
-            self.phases[event.phase] = Phase(event.what, event.worker, now, **facts)
+            self.phases[event.phase] = Phase(
+                event.what, event.worker, now, event.total, event.unit, address=event.address
+            )
         elif isinstance(event, e.PhaseEnded):
             self.phases.pop(event.phase, None)
         elif isinstance(event, e.PhaseMoved) and event.phase in self.phases:
