@@ -150,7 +150,13 @@ class Settings:
     """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
 
-    outer: Annotated["OuterOptimizer | str | None", OUTER, "how a merged update changes the weights", None, FACT] = None
+    outer: Annotated[
+        "OuterOptimizer | str | None",
+        OUTER,
+        "how a merged update changes the weights: subtract, diloco, fedadam",
+        "RULE",
+        FACT,
+    ] = None
     """By default it is subtracted."""
 
     arrival: Annotated[str, ARRIVAL, "how an update that has arrived changes the weights", "RULE", FACT, "async"] = (

@@ -12,10 +12,11 @@ the plain mean of the workers' values: with momentum or another step size a vari
 integers or booleans stay as they are on the master.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -48,11 +49,52 @@ class OuterOptimizer(Protocol):
         """
 
 
+class PerTensor(Named, ABC):
+    """A rule that steps each trainable tensor by itself. Subclasses say what it keeps of one, and how it steps.
+
+    The state is, for each array that is kept of a tensor, a list of those of all tensors, one list after the other.
+    """
+
+    __slots__ = ()
+    kept: ClassVar[int] = 0
+    """Number of arrays that are kept of each tensor."""
+
+    @abstractmethod
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        """Return what is kept of a tensor after a round, and what is subtracted from its weights.
+
+        Args:
+            kept: What was kept before. Not modified.
+            g: Merged update of the tensor.
+        """
+
+    def begin(self, w: Tensor) -> State:
+        """Return what is kept of a tensor before the first round, each with its shape and type."""
+        return [np.zeros_like(w) for _ in range(self.kept)]
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        begun = [self.begin(w) for w in weights]
+        return [arrays[i] for i in range(self.kept) for arrays in begun]
+
+    def update(
+        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
+    ) -> tuple[State, list[Tensor]]:
+        _check_fit(weights, merged, trainable)
+        _check_fit([*weights] * self.kept, state, [*trainable] * self.kept)
+        state, stepped, n = list(state), [], len(weights)
+        for i, (w, g, learns) in enumerate(zip(weights, merged, trainable, strict=True)):
+            if learns:
+                kept, g = self.step(state[i::n], g)
+                state[i::n] = kept
+            stepped.append(_minus(w, g))
+        return state, stepped
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subtract(Named):
+class Subtract(PerTensor):
     """Subtract the merged update: ``w <- w - learning_rate * g``.
 
-    ``learning_rate=1`` takes the plain average of the workers' weights.
+    ``learning_rate=1`` takes the plain average of the workers' weights: with the default merge, which weighs by samples, FedAvg.
 
     Args:
         learning_rate: Step size on the update, dimensionless, > 0.
@@ -67,24 +109,14 @@ class Subtract(Named):
     learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_learning_rate(self.learning_rate)
+        _check_positive(learning_rate=self.learning_rate)
 
-    def init(self, weights: Sequence[Tensor]) -> State:
-        return []
-
-    def update(
-        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
-    ) -> tuple[State, list[Tensor]]:
-        _check_fit(weights, merged, trainable)
-        stepped = []
-        for w, g, learns in zip(weights, merged, trainable, strict=True):
-            rate = self.learning_rate if learns else 1.0
-            stepped.append(_minus(w, g if rate == 1.0 else rate * g))
-        return state, stepped
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        return (), g if self.learning_rate == 1 else self.learning_rate * g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nesterov(Named):
+class Nesterov(PerTensor):
     """Step the weights along merged updates with Nesterov momentum (the outer step of DiLoCo).
 
     With ``g`` the merged update (weights before minus weights after), per tensor::
@@ -109,32 +141,19 @@ class Nesterov(Named):
     learning_rate: float = 0.7
     momentum: float = 0.9
 
+    kept: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
-        _check_learning_rate(self.learning_rate)
-        _check_share("momentum", self.momentum)
+        _check_positive(learning_rate=self.learning_rate)
+        _check_shares(momentum=self.momentum)
 
-    def init(self, weights: Sequence[Tensor]) -> State:
-        return [np.zeros_like(w) for w in weights]
-
-    def update(
-        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
-    ) -> tuple[State, list[Tensor]]:
-        _check_fit(weights, merged, trainable)
-        _check_fit(weights, state, trainable)
-        velocities, stepped = [], []
-        for v, w, g, learns in zip(state, weights, merged, trainable, strict=True):
-            if learns:
-                v = np.asarray(
-                    self.momentum * v + g, v.dtype
-                )  # arithmetic on a 0-d array gives a scalar, maybe float64
-                g = self.learning_rate * (g + self.momentum * v)
-            velocities.append(v)
-            stepped.append(_minus(w, g))
-        return velocities, stepped
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        v = _as(self.momentum * kept[0] + g, kept[0])
+        return [v], self.learning_rate * (g + self.momentum * v)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedAvgM(Named):
+class FedAvgM(PerTensor):
     """Step the weights along a velocity of merged updates (heavy-ball momentum).
 
     With ``g`` the merged update (weights before minus weights after), per tensor::
@@ -159,30 +178,81 @@ class FedAvgM(Named):
     learning_rate: float = 1.0
     momentum: float = 0.9
 
+    kept: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
-        _check_learning_rate(self.learning_rate)
-        _check_share("momentum", self.momentum)
+        _check_positive(learning_rate=self.learning_rate)
+        _check_shares(momentum=self.momentum)
 
-    def init(self, weights: Sequence[Tensor]) -> State:
-        return [np.zeros_like(w) for w in weights]
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        v = _as(self.momentum * kept[0] + g, kept[0])
+        return [v], self.learning_rate * v
 
-    def update(
-        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
-    ) -> tuple[State, list[Tensor]]:
-        _check_fit(weights, merged, trainable)
-        _check_fit(weights, state, trainable)
-        velocities, stepped = [], []
-        for v, w, g, learns in zip(state, weights, merged, trainable, strict=True):
-            if learns:
-                v = np.asarray(self.momentum * v + g, v.dtype)
-                g = self.learning_rate * v
-            velocities.append(v)
-            stepped.append(_minus(w, g))
-        return velocities, stepped
+
+class Adaptive(PerTensor):
+    """A rule that divides the mean update of each weight by the size that its updates have. Subclasses say how large that is.
+
+    Kept are ``m``, from 0, and ``v``, from ``tau**2``, as in the source the least that it can be.
+    """
+
+    __slots__ = ()
+    learning_rate: float
+    beta1: float
+    tau: float
+    kept: ClassVar[int] = 2
+
+    @abstractmethod
+    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+        """Return the ``v`` that follows on another one after a merged update."""
+
+    def begin(self, w: Tensor) -> State:
+        return [np.zeros_like(w), np.full_like(w, self.tau**2 if is_float(w) else 0)]
+
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        m = _as(self.beta1 * kept[0] + (1 - self.beta1) * g, kept[0])
+        v = _as(self.squares(kept[1], g), kept[1])
+        return [m, v], self.learning_rate * m / (np.sqrt(v) + self.tau)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedAdam(Named):
+class FedAdagrad(Adaptive):
+    """Step each weight by its update over the size of all its updates so far (Adagrad, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- v + g**2
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    Steps only become shorter: with updates that stay the same by ``1 / sqrt(t)`` after ``t`` rounds. The source has rounds only; in
+    asynchronous training each of K updates is a step, which together go ``sqrt(K)`` times as far: divide the rate by that.
+
+    Args:
+        learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2.
+    """
+
+    learning_rate: float = 0.1
+    beta1: float = 0.0
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        _check_shares(beta1=self.beta1)
+
+    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+        return v + g * g
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(Adaptive):
     """Step each weight by its mean update over the size that its updates usually have (Adam, on merged updates).
 
     With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
@@ -192,7 +262,8 @@ class FedAdam(Named):
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
     As in the source there is no correction of the first rounds, where ``m`` is still small; Flower multiplies its rate by one
-    and begins with ``v = 0``.
+    and begins with ``v = 0``. The source has rounds only; in asynchronous training each of K updates is a step, which together go up to K
+    times as far: divide the rate by K.
 
     Args:
         learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
@@ -213,31 +284,51 @@ class FedAdam(Named):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_learning_rate(self.learning_rate)
-        _check_share("beta1", self.beta1)
-        _check_share("beta2", self.beta2)
-        if not (isfinite(self.tau) and self.tau > 0):
-            raise ConfigError(f"tau must be finite and > 0, got {self.tau}")
+        _check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        _check_shares(beta1=self.beta1, beta2=self.beta2)
 
-    def init(self, weights: Sequence[Tensor]) -> State:
-        squares = [np.full_like(w, self.tau**2 if is_float(w) else 0) for w in weights]
-        return [*(np.zeros_like(w) for w in weights), *squares]
+    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * g * g
 
-    def update(
-        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
-    ) -> tuple[State, list[Tensor]]:
-        _check_fit(weights, merged, trainable)
-        means, squares = state[: len(weights)], state[len(weights) :]
-        _check_fit(weights, means, trainable)
-        _check_fit(weights, squares, trainable)
-        stepped = []
-        for i, (w, g, learns) in enumerate(zip(weights, merged, trainable, strict=True)):
-            if learns:
-                means[i] = np.asarray(self.beta1 * means[i] + (1 - self.beta1) * g, w.dtype)
-                squares[i] = np.asarray(self.beta2 * squares[i] + (1 - self.beta2) * g * g, w.dtype)
-                g = self.learning_rate * means[i] / (np.sqrt(squares[i]) + self.tau)
-            stepped.append(_minus(w, g))
-        return [*means, *squares], stepped
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi(Adaptive):
+    """Step each weight by its mean update over the size of its updates, which is forgotten slowly (Yogi, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- v - (1 - beta2) * g**2 * sign(v - g**2)
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    ``FedAdam`` forgets a share of ``v`` in each round; here it moves by a share of ``g**2``, so after a few small updates the next steps
+    do not become much longer. In asynchronous training divide the rate by K, as for ``FedAdam``.
+
+    Args:
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        beta2: What of ``g**2`` does not get into ``v``, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2; the default rate is Flower's.
+    """
+
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        _check_shares(beta1=self.beta1, beta2=self.beta2)
+
+    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+        square = g * g
+        return v - (1 - self.beta2) * square * np.sign(v - square)
 
 
 def _minus(w: Tensor, g: Tensor) -> Tensor:
@@ -245,14 +336,21 @@ def _minus(w: Tensor, g: Tensor) -> Tensor:
     return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
 
 
-def _check_learning_rate(rate: float) -> None:
-    if not (isfinite(rate) and rate > 0):
-        raise ConfigError(f"learning_rate must be finite and > 0, got {rate}")
+def _as(value: Any, like: Tensor) -> Tensor:
+    """Arithmetic on a 0-d array gives a scalar, maybe float64: as an array of the type of ``like``."""
+    return np.asarray(value, like.dtype)
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 <= share < 1:
-        raise ConfigError(f"{name} must be in [0, 1), got {share}")
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (isfinite(value) and value > 0):
+            raise ConfigError(f"{name} must be finite and > 0, got {value}")
+
+
+def _check_shares(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must be in [0, 1), got {value}")
 
 
 def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
@@ -265,6 +363,14 @@ def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Se
 
 
 OUTER: Family[OuterOptimizer] = Family(
-    "outer optimizer", subtract=Subtract, nesterov=Nesterov, fedavgm=FedAvgM, fedadam=FedAdam
+    "outer optimizer",
+    subtract=Subtract,
+    nesterov=Nesterov,
+    fedavgm=FedAvgM,
+    fedadam=FedAdam,
+    fedadagrad=FedAdagrad,
+    fedyogi=FedYogi,
+    fedavg=lambda: Subtract(),
+    diloco=Nesterov,
 )
-"""Every outer optimizer by name."""
+"""Every outer optimizer by name; the last two are other names for rules before them, which is what is written and compared."""

@@ -111,8 +111,14 @@ def rules() -> str:
 
 def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterator[str]:
     yield f"## {name}\n\n{text}\n"
+    other_names: list[tuple[str, str]] = []
     if isinstance(found, Family):
-        found = {str(found.read(rule)): type(found.read(rule)) for rule in found.names}
+        family, found = found, {}
+        for rule in family.names:
+            written = str(family.read(rule))
+            if written in found:
+                other_names.append((rule, written))
+            found[written] = type(family.read(rule))
     seen: dict[object, str] = {}
     for written, kind in found.items():
         if first := seen.get(kind):
@@ -126,6 +132,8 @@ def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterat
         if "Source" in sections:
             parts.append(f"*Source: {sections['Source']}*")
         yield "\n\n".join(parts) + "\n"
+    for rule, written in other_names:
+        yield f"### `{rule}`\n\nAnother name of `{written}`, which is what is stored and compared.\n"
 
 
 def _sections(thing: object) -> Iterator[tuple[str, str]]:

@@ -7,10 +7,11 @@ import pytest
 from ddlf.algorithms.codec import CODEC, Int8, Outward, TopK
 from ddlf.algorithms.merge import MERGE, TrimmedMean
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.outer import OUTER, Nesterov
+from ddlf.algorithms.outer import OUTER, Nesterov, Subtract
 from ddlf.errors import ConfigError
 
 FAMILIES = [MERGE, OUTER, CODEC]
+OTHER_NAMES = {"diloco": "nesterov", "fedavg": "subtract"}
 NAMES = [pytest.param(family, name, id=name) for family in FAMILIES for name in family.names]
 
 
@@ -18,7 +19,14 @@ NAMES = [pytest.param(family, name, id=name) for family in FAMILIES for name in 
 def test_each_rule_is_read_by_its_name_and_from_its_own_text(family, name):
     rule = family.read(name)
     assert family.read(str(rule)) == rule
-    assert str(rule).partition(":")[0] == name
+    assert str(rule).partition(":")[0] == OTHER_NAMES.get(name, name)
+
+
+def test_two_names_of_one_rule_are_the_same_value_and_the_same_text():
+    assert OUTER.read("diloco") == OUTER.read("nesterov:0.7,0.9") == Nesterov(learning_rate=0.7, momentum=0.9)
+    assert OUTER.read("diloco:0.4") == Nesterov(learning_rate=0.4)
+    assert OUTER.read("fedavg") == Subtract(learning_rate=1)
+    assert [str(OUTER.read(name)) for name in ("diloco", "fedavg")] == [str(Nesterov()), str(Subtract())]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddlf.algorithms.outer import FedAdam, FedAvgM, Nesterov, Subtract
+from ddlf.algorithms.outer import OUTER, FedAdagrad, FedAdam, FedAvgM, FedYogi, Nesterov, Subtract
 from ddlf.errors import ConfigError
 
 values = hnp.arrays(np.float32, 4, elements=st.floats(-100, 100, width=32))
-optimizers = pytest.mark.parametrize("outer", [Subtract(learning_rate=0.5), Nesterov(), FedAvgM(), FedAdam()])
+optimizers = pytest.mark.parametrize(
+    "outer", [Subtract(learning_rate=0.5), Nesterov(), FedAvgM(), FedAdam(), FedAdagrad(), FedYogi()]
+)
 
 
 def run(outer, weights, updates, trainable=None):
@@ -18,6 +20,98 @@ def run(outer, weights, updates, trainable=None):
         state, weights = outer.update(state, weights, update, trainable)
         history.append(weights)
     return history
+
+
+def subtracted(w, updates, learning_rate=1.0):
+    for g in updates:
+        w = w - learning_rate * g
+        yield w
+
+
+def nesterov(w, updates, learning_rate=0.7, momentum=0.9):
+    v = 0.0
+    for g in updates:
+        v = momentum * v + g
+        w = w - learning_rate * (g + momentum * v)
+        yield w
+
+
+def heavy_ball(w, updates, learning_rate=1.0, momentum=0.9):
+    v = 0.0
+    for g in updates:
+        v = momentum * v + g
+        w = w - learning_rate * v
+        yield w
+
+
+def adaptive(w, updates, squares, learning_rate, beta1, tau=1e-3):
+    m, v = 0.0, np.full_like(w, tau**2)
+    for g in updates:
+        m = beta1 * m + (1 - beta1) * g
+        v = squares(v, g)
+        w = w - learning_rate * m / (np.sqrt(v) + tau)
+        yield w
+
+
+def adagrad(w, updates, learning_rate=0.1, beta1=0.0):
+    return adaptive(w, updates, lambda v, g: v + g**2, learning_rate, beta1)
+
+
+def adam(w, updates, learning_rate=0.1, beta1=0.9, beta2=0.99):
+    return adaptive(w, updates, lambda v, g: beta2 * v + (1 - beta2) * g**2, learning_rate, beta1)
+
+
+def yogi(w, updates, learning_rate=0.01, beta1=0.9, beta2=0.99):
+    return adaptive(w, updates, lambda v, g: v - (1 - beta2) * g**2 * np.sign(v - g**2), learning_rate, beta1)
+
+
+FORMULAS = {
+    "subtract": subtracted,
+    "fedavg": subtracted,
+    "nesterov": nesterov,
+    "diloco": nesterov,
+    "fedavgm": heavy_ball,
+    "fedadagrad": adagrad,
+    "fedadam": adam,
+    "fedyogi": yogi,
+}
+
+
+@pytest.mark.parametrize("name", OUTER.names)
+@pytest.mark.parametrize("other", [{}, {"learning_rate": 0.3}])
+def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
+    """Updates of very different sizes, one of which is always zero."""
+    if name == "fedavg":
+        other = {}
+    chance = np.random.default_rng(3)
+    sizes = np.array([[1.0, 1e-4, 30.0], [0.1, 1e-2, 0.0]])
+    updates = chance.normal(size=(10, 2, 3)) * sizes
+    updates[4:] *= 1e-2  # then FedYogi and FedAdam forget in their own ways
+    w = chance.normal(size=(2, 3))
+    outer = OUTER.read(name + ":" * bool(other) + ",".join(f"{key}={value}" for key, value in other.items()))
+    found = run(outer, [w], [[g] for g in updates])
+    for (after,), expected in zip(found, FORMULAS[name](w, updates, **other), strict=True):
+        np.testing.assert_allclose(after, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_fedadagrad_gives_the_numbers_computed_by_hand():
+    """v1 = 1e-6 + 0.01, step 0.1 x 0.1 / (0.10000500 + 0.001) = 0.0990050;
+    v2 = v1 + 0.04 = 0.050001, step 0.1 x 0.2 / (0.22360903 + 0.001) = 0.0890436."""
+    history = run(FedAdagrad(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.2])]])
+    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9009950, 0.8119514], abs=1e-7)
+
+
+def test_fedyogi_gives_the_numbers_computed_by_hand():
+    """v1 = 1e-6 + 1e-4 = 1.01e-4, m1 = 0.01, step 0.01 x 0.01 / (0.01004988 + 0.001) = 0.0090499;
+    then g = 0.001 is smaller than v1: v2 = 1.01e-4 - 1e-8, m2 = 0.0091, step 0.0091 x 0.01 / (0.01004938 + 0.001) = 0.0082358."""
+    history = run(FedYogi(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.001])]])
+    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9909501, 0.9827143], abs=1e-7)
+
+
+def test_when_updates_become_small_fedyogi_takes_smaller_steps_than_fedadam():
+    updates = [[np.array([1.0])]] * 50 + [[np.array([0.01])]] * 150
+    yogi, adam = (run(rule, [np.array([0.0])], updates) for rule in (FedYogi(learning_rate=0.1), FedAdam()))
+    assert abs(yogi[-1][0] - yogi[-2][0]) < 0.5 * abs(adam[-1][0] - adam[-2][0])
 
 
 def test_nesterov_gives_the_numbers_computed_by_hand():
@@ -127,6 +221,13 @@ def test_arguments_are_not_modified_and_shapes_and_types_stay(outer):
 
 
 @optimizers
+def test_the_state_of_another_rule_is_refused(outer):
+    weights = [np.zeros(3, np.float32)]
+    with pytest.raises(ConfigError, match="do not fit"):
+        outer.update([np.zeros(3, np.float32)] * 3, weights, weights, [True])
+
+
+@optimizers
 @pytest.mark.parametrize("merged", [[], [np.zeros(1, np.float32)], [np.zeros(3)]])
 def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
     weights = [np.zeros(3, np.float32)]
@@ -147,6 +248,13 @@ def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
         lambda: FedAdam(beta1=1),
         lambda: FedAdam(beta2=-0.1),
         lambda: FedAdam(tau=0),
+        lambda: FedAdagrad(learning_rate=0),
+        lambda: FedAdagrad(beta1=1),
+        lambda: FedAdagrad(tau=-1),
+        lambda: FedYogi(learning_rate=float("inf")),
+        lambda: FedYogi(beta1=-0.1),
+        lambda: FedYogi(beta2=1),
+        lambda: FedYogi(tau=0),
     ],
 )
 def test_hyperparameters_out_of_range_are_refused(make):
