@@ -141,7 +141,9 @@ class Settings:
     ] = "float32"
     """After ``delta:`` any codec can stand: the difference to what the worker holds is sent."""
 
-    merge: Annotated[str, MERGE, "merge of updates: mean, median, trimmed:0.2, krum", "RULE", FACT, "sync"] = "mean"
+    merge: Annotated[
+        str, MERGE, "merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped", "RULE", FACT, "sync"
+    ] = "mean"
     """How the updates of a round become one. The mean is weighted by samples; few bad updates cannot move the others far."""
 
     update_policy: Annotated[

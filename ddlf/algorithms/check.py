@@ -17,7 +17,7 @@ What is not merged is left out, or computed again on another worker: the caller 
 
 These checks find a worker that is broken (a bad disk, an overflow, another version of the code), or a crude attack, as
 long as fewer than half of the slots are bad. They do not find an attacker who knows them and stays within the limits;
-against that use ``median`` or ``trimmed`` of ``merge.py``, which limit what any few slots can do.
+against that use a merge of ``robust.py``, which limits what any few slots can do.
 """
 
 from collections.abc import Mapping, Sequence

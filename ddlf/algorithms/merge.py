@@ -10,31 +10,41 @@ Each rule is a value whose ``start`` gives the merge of one round, which takes u
     merge.add(slot, update, samples)  # for each slot
     merged = merge.result()
 
-| rule | per coordinate | for |
+| rule | what it is | for |
 |---|---|---|
-| ``mean`` | mean weighted by samples | honest workers |
-| ``median`` | median, each slot counts once | fewer than half of the slots are bad |
-| ``trimmed:0.2`` | mean without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
-
-``krum:1,keep=3`` looks at whole updates instead: the mean of the 3 that have most others near, where 1 may be bad.
+| ``mean`` | of each coordinate the mean weighted by samples | honest workers |
+| ``median`` | of each coordinate the median, each slot counts once | fewer than half of the slots are bad |
+| ``trimmed:0.2`` | of each coordinate the mean without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
+| ``krum:1,keep=3`` | the mean of the 3 updates that have most others near | 1 may be bad |
+| ``geometric`` | the point with the least sum of distances to all updates | fewer than half of the samples are bad |
+| ``clipped:1`` | the mean of updates that are no longer than the median | few are too long |
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Protocol
+from collections.abc import Sequence
 
-import numpy as np
-
-from ddlf.algorithms.check import fault
-from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.weights import Tensor, is_float
+from ddlf.algorithms.mean import Mean, Merge, Rule, RunningMerge
+from ddlf.algorithms.named import Family
+from ddlf.algorithms.robust import ClippedMean, GeometricMedian, Krum, Median, TrimmedMean
+from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
+
+__all__ = [
+    "MERGE",
+    "ClippedMean",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "Merge",
+    "Rule",
+    "RunningMerge",
+    "TrimmedMean",
+    "merged",
+]
 
 
 def merged(
-    by: "Rule", updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
+    by: Rule, updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
 ) -> list[Tensor]:
     """Merge the updates of one round, which are all there; of each slot its update and the samples that it trained on, in slot order.
 
@@ -50,309 +60,7 @@ def merged(
     return merge.result()
 
 
-class Merge(ABC):
-    """The merge of one round, while the updates still arrive.
-
-    Args:
-        slots: Number of slots, K > 0.
-        like: Arrays with the shapes and types that every update must have, such as the model's weights. Not modified.
-        names: Paths of the tensors, for errors; without them they are numbered.
-
-    Raises:
-        ConfigError: ``slots`` is not positive.
-
-    On failure:
-        A refused update changes nothing: the same slot can be added again, from another worker.
-    """
-
-    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
-        if slots <= 0:
-            raise ConfigError(f"cannot merge {slots} slots")
-        self._slots = slots
-        # Shapes and types only; the weights themselves would be kept alive.
-        self._like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in like]
-        self._names = names
-        self._missing = set(range(slots))
-
-    def add(self, slot: int, update: Sequence[Tensor], count: int, *, checked: bool = False) -> None:
-        """Take the update of one slot.
-
-        Args:
-            slot: ``0 .. K-1``.
-            update: One array per tensor. It must not be modified before ``result``.
-            count: Samples that the slot trained on, > 0.
-            checked: Whether ``check.judge`` has accepted it, so that it need not be looked at again.
-
-        Raises:
-            ConfigError: The slot is unknown or was added before.
-            BadUpdate: A tensor has another shape or type or holds a NaN or an infinity, or ``count`` is not positive.
-        """
-        if not 0 <= slot < self._slots:
-            raise ConfigError(f"slot {slot} is not one of the {self._slots} slots of this round")
-        if slot not in self._missing:
-            raise ConfigError(f"slot {slot} was merged already", hint="add one update per slot and round")
-        if not checked and (found := fault(update, count, self._like, self._names)):
-            raise found.error(slot)
-        self._missing.remove(slot)
-        self._take(slot, update, count)
-
-    def leave_out(self, slot: int) -> None:
-        """Merge without the update of one slot.
-
-        Args:
-            slot: One that is missing.
-        """
-        self._missing.remove(slot)
-        self._leave_out(slot)
-
-    @property
-    def missing(self) -> list[int]:
-        """The slots whose update has not been added, in order."""
-        return sorted(self._missing)
-
-    def result(self) -> list[Tensor]:
-        """Return the merged update as new arrays, one per tensor. Those of integers or booleans are zero.
-
-        Raises:
-            ConfigError: Slots are missing.
-        """
-        if self._missing:
-            raise ConfigError(f"cannot merge: no update from slots {self.missing} of {self._slots}")
-        return [
-            np.asarray(self._merged(i), tensor.dtype) if is_float(tensor) else np.zeros(tensor.shape, tensor.dtype)
-            for i, tensor in enumerate(self._like)
-        ]
-
-    @abstractmethod
-    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        """Keep or sum an update that fits."""
-
-    def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
-        """Wait for this slot no more."""
-
-    @abstractmethod
-    def _merged(self, index: int) -> Tensor:
-        """The merged value of one float tensor, a new array."""
-
-
-class RunningMerge(Merge):
-    """The weighted mean, summed while updates arrive.
-
-    Updates are summed in slot order, never in arrival order: one that arrives early waits (by reference, without a
-    copy) until all lower slots are in. So the result has the same bits whichever worker was fast, and most of the work
-    is done when the last update arrives. Per tensor, with ``a`` in float64::
-
-        a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
-
-    In float64 the products of float32 values and counts below 2**29 are exact, hence a single slot, or slots that all
-    sent the same, get exactly their update back. Tensors of integers or booleans (counters, seeds) are not averaged:
-    their merged update is zero, so the master's value stays. BatchNorm statistics are averaged like any other float
-    tensor.
-    """
-
-    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
-        super().__init__(slots, like, names)
-        self._sums: dict[int, Tensor] = {i: np.empty(tensor.shape) for i, tensor in enumerate(like) if is_float(tensor)}
-        # One product at a time needs memory; it is shared by all tensors and slots.
-        self._product = np.empty(max((total.size for total in self._sums.values()), default=0))
-        self._samples = 0
-        self._next = 0
-        self._waiting: dict[int, tuple[Sequence[Tensor], int] | None] = {}  # None for those that are left out
-
-    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        self._waiting[slot] = (update, count)
-        self._go_on()
-
-    def _leave_out(self, slot: int) -> None:
-        self._waiting[slot] = None
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while self._next in self._waiting:
-            waiting = self._waiting.pop(self._next)
-            if waiting is not None:
-                self._sum(*waiting)
-            self._next += 1
-
-    def _sum(self, update: Sequence[Tensor], count: int) -> None:
-        for i, total in self._sums.items():
-            first = self._samples == 0  # written straight into the sum, since 0 + -0 would lose the sign
-            product = total if first else self._product[: total.size].reshape(total.shape)
-            np.multiply(update[i], count, out=product, dtype=np.float64)
-            if not first:
-                np.add(total, product, out=total)
-        self._samples += count
-
-    def _merged(self, index: int) -> Tensor:
-        mean = np.empty_like(self._like[index], order="C")
-        np.divide(self._sums[index], self._samples, out=mean, casting="same_kind")
-        return mean
-
-
-class SortedMerge(Merge):
-    """Any rule that needs all updates, and of each coordinate the values in order: all are kept until ``result``.
-
-    Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
-    themselves, by reference, and one tensor times the number of slots.
-
-    Args:
-        combine: From the values of all slots in ascending order, shape (K, *shape), float32 or wider, to the merged
-            ones, shape (*shape,).
-    """
-
-    def __init__(
-        self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), *, combine: Callable[[Tensor], Tensor]
-    ) -> None:
-        super().__init__(slots, like, names)
-        self._combine = combine
-        self._updates: dict[int, Sequence[Tensor]] = {}
-
-    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        self._updates[slot] = update
-
-    def _merged(self, index: int) -> Tensor:
-        values = np.stack([update[index] for update in self._updates.values()])
-        values.sort(axis=0)
-        return self._combine(values)
-
-
-class KrumMerge(Merge):
-    """The mean of the updates that lie closest to others: all are kept until ``result``.
-
-    Args:
-        bad: Slots that may be bad, f.
-        keep: Updates that the mean is of, m.
-    """
-
-    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), *, bad: int, keep: int) -> None:
-        super().__init__(slots, like, names)
-        self._bad, self._keep = bad, keep
-        self._updates: dict[int, Sequence[Tensor]] = {}
-        self._chosen: list[Sequence[Tensor]] = []
-
-    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        self._updates[slot] = update
-
-    def _merged(self, index: int) -> Tensor:
-        self._chosen = self._chosen or self._choose([self._updates[slot] for slot in sorted(self._updates)])
-        return np.asarray(np.mean([update[index] for update in self._chosen], axis=0, dtype=np.float64))
-
-    def _choose(self, updates: list[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-        """The ``keep`` updates with the lowest scores, in slot order; of equal ones those of lower slots."""
-        count = len(updates)
-        squared = np.zeros((count, count))
-        for i, tensor in enumerate(self._like):
-            if is_float(tensor):
-                for a, b in combinations(range(count), 2):
-                    apart = np.subtract(updates[a][i], updates[b][i], dtype=np.float64)
-                    squared[a, b] = squared[b, a] = squared[a, b] + np.vdot(apart, apart)
-        nearest = np.sort(squared, axis=1)[:, 1 : 1 + max(1, count - self._bad - 2)]  # the first is its own, 0
-        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self._keep]
-        return [updates[place] for place in sorted(best)]
-
-
-class Rule(Protocol):
-    """What every merge rule is."""
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        """Begin the merge of one round; see ``Merge`` for the arguments."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean(Named):
-    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything.
-
-    Source:
-        FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
-    """
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return RunningMerge(slots, like, names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Median(Named):
-    """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
-
-    Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
-    survives fewer than half bad slots. Its price: values that only a minority of the slots learned do not get through,
-    and where updates are skewed the model learns slower than with the mean.
-
-    Source:
-        Yin et al. 2018, arXiv:1803.01498, Definition 1.
-    """
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return SortedMerge(slots, like, names, combine=self.combine)
-
-    def combine(self, values: Tensor) -> Tensor:
-        """The median of sorted values along the first axis."""
-        low, high = (len(values) - 1) // 2, len(values) // 2
-        return np.asarray(np.mean(values[low : high + 1], axis=0, dtype=np.float64))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimmedMean(Named):
-    """The mean of each coordinate without its largest and smallest values, in float64.
-
-    Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
-    source each slot counts once, whatever its samples. It survives up to ``floor(beta * K)`` bad slots.
-
-    Args:
-        beta: Share of the slots to leave out at each end, in [0, 0.5).
-
-    Raises:
-        ConfigError: ``beta`` is out of range.
-
-    Source:
-        Yin et al. 2018, arXiv:1803.01498, Definition 2.
-    """
-
-    beta: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < 0.5:
-            raise ConfigError(f"beta must be in [0, 0.5), got {self.beta}")
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return SortedMerge(slots, like, names, combine=self.combine)
-
-    def combine(self, values: Tensor) -> Tensor:
-        """The trimmed mean of sorted values along the first axis."""
-        cut = int(self.beta * len(values))
-        return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Krum(Named):
-    """The mean of the ``keep`` updates that lie closest to others (Krum for ``keep=1``, else Multi-Krum).
-
-    The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
-    ``S - bad - 2`` that are nearest to it, to one at least; the lowest count, each once, whatever its samples. Its source
-    proves it for ``S > 2 * bad + 2``. As nothing is mixed by coordinates, what comes out is like an honest update; its price
-    is what the others have learned.
-
-    Args:
-        bad: Slots that may be bad, 0 or more.
-        keep: Updates to take, 1 or more; as many as there are, if that is less.
-
-    Raises:
-        ConfigError: A value is out of range.
-
-    Source:
-        Blanchard et al. 2017, arXiv:1703.02757.
-    """
-
-    bad: int = 1
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        if self.bad < 0 or self.keep < 1:
-            raise ConfigError(f"bad must be 0 or more and keep 1 or more, got {self.bad} and {self.keep}")
-
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return KrumMerge(slots, like, names, bad=self.bad, keep=self.keep)
-
-
-MERGE: Family[Rule] = Family("merge", mean=Mean, median=Median, trimmed=TrimmedMean, krum=Krum)
+MERGE: Family[Rule] = Family(
+    "merge", mean=Mean, median=Median, trimmed=TrimmedMean, krum=Krum, geometric=GeometricMedian, clipped=ClippedMean
+)
 """Every merge rule by name."""

@@ -33,6 +33,24 @@ def check_app(app: Any) -> None:
     _check_train(app)
 
 
+def check_slots(settings: Mapping[str, Any], slots: int) -> None:
+    """Refuse a merge that needs more slots than there are.
+
+    Args:
+        settings: Every setting as it is used, by name.
+        slots: K; 0 while it is not known.
+
+    Raises:
+        ConfigError: It needs more.
+    """
+    merge = settings["merge"]
+    if 0 < slots < merge.least:
+        raise ConfigError(
+            f"merge={str(merge)!r} needs {merge.least} slots to find a bad update among the others, and there are {slots}",
+            hint=f"set slots={merge.least}, which any number of workers can carry, or take another merge, such as 'median'",
+        )
+
+
 def _check_misspelt(app: Any, base: type) -> None:
     own = {
         name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()

@@ -25,7 +25,7 @@ from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
 from ddlf.roles.task import HELD, OPTIMIZER
 from ddlf.settings import SETTINGS, Use
-from ddlf.training.early import check_same_model
+from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress
@@ -168,6 +168,7 @@ async def begin(
             speeds=[None] * slots,
         )
         progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
+    check_slots(settings, len(progress.states))
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
     keeper = None if target is None else await _open(app, target, progress, found if here else None)

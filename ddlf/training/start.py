@@ -22,7 +22,7 @@ from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend
+from ddlf.training.early import check_app, check_backend, check_slots
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
@@ -57,6 +57,8 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_app(app)
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_folders(app, fresh)
+    goes_on = app.resume is not None or (app._progress is not None and not fresh)
+    check_slots(settings, settings["slots"] or (0 if goes_on else app.cluster.N))
     check_backend()
     return settings
 

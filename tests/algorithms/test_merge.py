@@ -121,7 +121,7 @@ def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent
     assert bits(merge.result()) == bits(weighted_mean(updates, [1, 1]))
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25", "krum:keep=2"])
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25", "krum:keep=2", "geometric", "clipped"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
 def test_slots_that_are_left_out_change_no_bit_of_the_merge_of_the_others(name, order):
     updates, counts = updates_of(5), [1, 20, 300, 7, 9]
@@ -207,7 +207,7 @@ def test_with_fewer_slots_than_one_in_beta_nothing_is_trimmed():
     assert bits(merged(MERGE.read("trimmed:0.2"), updates, [1] * 4)) == bits(weighted_mean(updates, [1] * 4))
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed:0.25", "krum:keep=3"])
+@pytest.mark.parametrize("name", ["median", "trimmed:0.25", "krum:keep=3", "geometric", "clipped"])
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_a_robust_merge_has_the_same_bits_in_any_order_of_arrival(name, order):
     updates = updates_of(4)

@@ -41,7 +41,9 @@ ROWS = {
     "mean": (("sync",), {"merge": "mean", **USUAL}),
     "median": (("sync",), {"merge": "median"}),
     "trimmed": (("sync",), {"merge": "trimmed:0.34"}),
-    "krum": (("sync",), {"merge": "krum"}),
+    "krum": (("sync",), {"merge": "krum:bad=0"}),  # with a bad one it needs more slots than these runs have
+    "geometric": (("sync",), {"merge": "geometric"}),
+    "clipped": (("sync",), {"merge": "clipped"}),
     "multi-krum": (("sync",), {"merge": "krum:bad=0,keep=2"}),
     "speed": (("sync",), {"balance": "speed"}),
     "nesterov": (BOTH, {"outer": "nesterov"}),

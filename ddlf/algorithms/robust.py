@@ -1,0 +1,289 @@
+"""Merges that few bad updates cannot move far. Run on the master.
+
+``SortedMerge`` is for rules that look at each coordinate, ``WholeMerge`` for those that look at updates as wholes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from math import isfinite
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.check import norm
+from ddlf.algorithms.mean import Merge
+from ddlf.algorithms.named import Named
+from ddlf.algorithms.weights import Tensor, is_float
+from ddlf.errors import ConfigError
+
+Vector = npt.NDArray[np.float64]
+
+
+class SortedMerge(Merge):
+    """Any rule that needs all updates, and of each coordinate the values in order: all are kept until ``result``.
+
+    Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
+    themselves, by reference, and one tensor times the number of slots.
+
+    Args:
+        combine: From the values of all slots in ascending order, shape (K, *shape), float32 or wider, to the merged
+            ones, shape (*shape,).
+    """
+
+    def __init__(
+        self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), *, combine: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(slots, like, names)
+        self._combine = combine
+        self._updates: dict[int, Sequence[Tensor]] = {}
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._updates[slot] = update
+
+    def _merged(self, index: int) -> Tensor:
+        values = np.stack([update[index] for update in self._updates.values()])
+        values.sort(axis=0)
+        return self._combine(values)
+
+
+class WholeMerge(Merge):
+    """Any rule that gives each update as a whole a weight, when all are there: they are kept until ``result``.
+
+    Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
+
+    Args:
+        weigh: From the updates and their samples, in slot order, to a weight for each, and what their weighted sum is divided by.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        like: Sequence[Tensor],
+        names: Sequence[str] = (),
+        *,
+        weigh: Callable[[list[Sequence[Tensor]], Vector], tuple[Vector, float]],
+    ) -> None:
+        super().__init__(slots, like, names)
+        self._weigh = weigh
+        self._updates: dict[int, tuple[Sequence[Tensor], int]] = {}
+        self._weighed: tuple[Vector, float] | None = None
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._updates[slot] = update, count
+
+    def _merged(self, index: int) -> Tensor:
+        updates = [self._updates[slot][0] for slot in sorted(self._updates)]
+        if self._weighed is None:
+            counts = np.array([self._updates[slot][1] for slot in sorted(self._updates)], np.float64)
+            floats = [i for i, tensor in enumerate(self._like) if is_float(tensor)]
+            self._weighed = self._weigh([[update[i] for i in floats] for update in updates], counts)
+        weights, divisor = self._weighed
+        parts = (
+            np.multiply(update[index], w, dtype=np.float64) for update, w in zip(updates, weights, strict=True) if w
+        )
+        return np.asarray(reduce(np.add, parts) / divisor)
+
+
+def squared_distances(updates: Sequence[Sequence[Tensor]]) -> Vector:
+    """Return the squared Euclidean distance of each two of S updates, over all tensors, in float64, shape (S, S)."""
+    found = np.zeros((len(updates), len(updates)))
+    for a, b in combinations(range(len(updates)), 2):
+        for one, other in zip(updates[a], updates[b], strict=True):
+            apart = np.subtract(one, other, dtype=np.float64)
+            found[a, b] += np.vdot(apart, apart)
+        found[b, a] = found[a, b]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Median(Named):
+    """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
+
+    Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
+    survives fewer than half bad slots. Its price: values that only a minority of the slots learned do not get through,
+    and where updates are skewed the model learns slower than with the mean.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 1.
+    """
+
+    least: ClassVar[int] = 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The median of sorted values along the first axis."""
+        low, high = (len(values) - 1) // 2, len(values) // 2
+        return np.asarray(np.mean(values[low : high + 1], axis=0, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedMean(Named):
+    """The mean of each coordinate without its largest and smallest values, in float64.
+
+    Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
+    source each slot counts once, whatever its samples. It survives up to ``floor(beta * K)`` bad slots.
+
+    Args:
+        beta: Share of the slots to leave out at each end, in [0, 0.5).
+
+    Raises:
+        ConfigError: ``beta`` is out of range.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 2.
+    """
+
+    beta: float = 0.2
+
+    least: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ConfigError(f"beta must be in [0, 0.5), got {self.beta}")
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The trimmed mean of sorted values along the first axis."""
+        cut = int(self.beta * len(values))
+        return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Krum(Named):
+    """The mean of the ``keep`` updates that lie closest to others (Krum for ``keep=1``, else Multi-Krum).
+
+    The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
+    ``S - bad - 2`` that are nearest to it, to one at least; the lowest count, each once, whatever its samples. Its source
+    proves it for ``S >= 2 * bad + 3``: with fewer slots it is refused. As nothing is mixed by coordinates, what comes out is
+    like an honest update; its price is what the others have learned.
+
+    Args:
+        bad: Slots that may be bad, 0 or more.
+        keep: Updates to take, 1 or more; as many as there are, if that is less.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Blanchard et al. 2017, arXiv:1703.02757.
+    """
+
+    bad: int = 1
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        if self.bad < 0 or self.keep < 1:
+            raise ConfigError(f"bad must be 0 or more and keep 1 or more, got {self.bad} and {self.keep}")
+
+    @property
+    def least(self) -> int:
+        """Slots that its source's proof is for; without bad ones there is nothing to prove."""
+        return 2 * self.bad + 3 if self.bad else 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=self.weigh)
+
+    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+        """1 for the ``keep`` updates with the lowest scores; of equal ones for those of lower slots."""
+        nearest = np.sort(squared_distances(updates), axis=1)[
+            :, 1 : 1 + max(1, len(updates) - self.bad - 2)
+        ]  # not its own, 0
+        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
+        weights = np.zeros(len(updates))
+        weights[best] = 1
+        return weights, len(best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricMedian(Named):
+    """The point with the least sum of distances to all updates, each counted by its samples (smoothed Weiszfeld).
+
+    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and ``v`` their weighted mean to begin with, ``steps`` times::
+
+        b_i <- n_i / max(smoothing, norm(v - g_i))
+        v <- sum(b_i * g_i) / sum(b_i)
+
+    However far away the updates of fewer than half of the samples are, they pull no harder than others do. All ``v`` are means of the ``g_i``, so
+    only their weights are computed step by step, from the distances of each two updates.
+
+    Args:
+        steps: How often; 0 is the mean.
+        smoothing: Distance below which an update counts no more, in units of the weights, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. It takes 3 or 4 steps, each a round of messages there; here they cost nothing.
+    """
+
+    steps: int = 32
+    smoothing: float = 1e-6
+
+    least: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"steps must be 0 or more, got {self.steps}")
+        if not (isfinite(self.smoothing) and self.smoothing > 0):
+            raise ConfigError(f"smoothing must be finite and > 0, got {self.smoothing}")
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=self.weigh)
+
+    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+        """The last ``b``, and its sum."""
+        apart, weights = squared_distances(updates), counts
+        for _ in range(self.steps):
+            shares = weights / weights.sum()
+            towards = apart @ shares  # of each update; what the shares are apart from each other is then taken off
+            distances = np.sqrt(np.maximum(towards - shares @ towards / 2, 0))
+            weights = counts / np.maximum(self.smoothing, distances)
+        return weights, float(weights.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedMean(Named):
+    """The mean weighted by samples, after updates that are longer than most were made shorter.
+
+    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and the median of all S lengths::
+
+        f_i <- min(1, longest * median(norm(g_1) ... norm(g_S)) / norm(g_i))
+        v <- sum(n_i * f_i * g_i) / sum(n_i)
+
+    It limits what a long update does, not where it points: of S slots ``bad`` ones that point back take ``longest * bad`` from what the others do.
+
+    Args:
+        longest: Times the median length that an update may have, > 0.
+
+    Raises:
+        ConfigError: ``longest`` is out of range.
+
+    Source:
+        Clipping by a norm: Sun et al. 2019, arXiv:1911.07963, there a fixed one. The median in its place is ours.
+    """
+
+    longest: float = 1.0
+
+    least: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.longest) and self.longest > 0):
+            raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=self.weigh)
+
+    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+        """Samples times what is left of each update's length, and all samples."""
+        lengths = np.array([norm(update) for update in updates])
+        limit = self.longest * np.median(lengths)
+        left = np.divide(limit, lengths, out=np.ones(len(lengths)), where=lengths > limit)
+        return counts * left, float(counts.sum())

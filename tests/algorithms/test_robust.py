@@ -1,0 +1,175 @@
+"""Merges that few bad updates cannot move far: their formulas, and what they are for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ddlf.algorithms.merge import MERGE, ClippedMean, GeometricMedian, Krum, Mean, merged
+from ddlf.data.datasets import load_digits
+from ddlf.errors import ConfigError
+from ddlf.testing import FakeCluster, FakeRun
+
+ROBUST = ["median", "trimmed:0.2", "krum:2", "krum:2,keep=5", "geometric", "geometric:4", "clipped"]
+some = hnp.arrays(np.float64, st.tuples(st.integers(1, 7), st.just(5)), elements=st.integers(-8, 8))
+
+
+def in_two(rows):
+    """The rows as updates of two tensors."""
+    return [[row[:2].reshape(2, 1), row[2:]] for row in rows]
+
+
+def whole(update):
+    return np.concatenate([tensor.ravel() for tensor in update])
+
+
+# --- geometric median -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(11))
+def test_the_geometric_median_is_the_formula_of_its_source_after_each_step(steps):
+    """Smoothed Weiszfeld, written out: v is moved step by step, and distances are taken from it."""
+    chance = np.random.default_rng(5)
+    points, counts = chance.normal(size=(7, 5)) + 3, np.array([5, 1, 8, 2, 9, 3, 4])
+    points[2] *= -10
+    v = np.average(points, axis=0, weights=counts)
+    for _ in range(steps):
+        b = counts / np.maximum(1e-6, np.linalg.norm(points - v, axis=1))
+        v = (b[:, np.newaxis] * points).sum(axis=0) / b.sum()
+    found = whole(merged(GeometricMedian(steps=steps), in_two(points), counts))
+    np.testing.assert_allclose(found, v, rtol=0, atol=1e-12)
+
+
+def test_the_geometric_median_has_the_least_sum_of_distances():
+    chance = np.random.default_rng(6)
+    points, counts = chance.normal(size=(9, 5)), chance.integers(1, 20, size=9)
+    points[:3] *= 50
+
+    def far(v):
+        return (counts * np.linalg.norm(points - v, axis=1)).sum()
+
+    found = whole(merged(GeometricMedian(steps=200), in_two(points), counts))
+    assert all(far(found) < far(found + 0.01 * chance.normal(size=5)) for _ in range(50))
+
+
+@given(some)
+def test_the_geometric_median_is_among_the_updates_and_copes_with_equal_ones(points):
+    found = whole(merged(GeometricMedian(), in_two(points), [1] * len(points)))
+    assert np.isfinite(found).all()
+    assert (points.min(axis=0) - 1e-9 <= found).all()
+    assert (found <= points.max(axis=0) + 1e-9).all()
+
+
+def test_most_of_the_samples_decide_where_the_geometric_median_is():
+    """A slot with most of the samples is the median, wherever the others are."""
+    points = np.random.default_rng(7).normal(size=(3, 5)) * 1000
+    found = whole(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
+    np.testing.assert_allclose(found, points[0], atol=1e-3)
+
+
+# --- clipped mean -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("longest", [0.5, 1.0, 3.0])
+@given(points=some, counts=st.lists(st.integers(1, 100), min_size=7, max_size=7))
+def test_the_clipped_mean_is_its_formula_over_all_tensors(longest, points, counts):
+    counts = counts[: len(points)]
+    lengths = np.linalg.norm(points, axis=1)
+    limit = longest * np.median(lengths)
+    factors = [min(1.0, limit / length) if length else 1.0 for length in lengths]
+    expected = sum(n * f * row for n, f, row in zip(counts, factors, points, strict=True)) / sum(counts)
+    found = whole(merged(ClippedMean(longest=longest), in_two(points), counts))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_updates_that_are_as_long_as_each_other_are_only_averaged():
+    points = np.random.default_rng(8).normal(size=(5, 5))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    found = whole(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
+    np.testing.assert_allclose(found, whole(merged(Mean(), in_two(points), [3, 1, 4, 1, 5])), atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("geometric:-1", "steps must be 0 or more, got -1"),
+        ("geometric:1.5", "steps must be a whole number"),
+        ("geometric:smoothing=0", "smoothing must be finite and > 0"),
+        ("clipped:0", "longest must be finite and > 0, got 0.0"),
+        ("clipped:inf", "longest must be finite and > 0"),
+    ],
+)
+def test_what_a_rule_cannot_do_is_refused(text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        MERGE.read(text)
+
+
+# --- Krum with too few slots ------------------------------------------------------------------------------------------
+
+
+def test_krum_needs_as_many_slots_as_its_proof():
+    assert [Krum(bad=bad).least for bad in (0, 1, 2, 3)] == [1, 5, 7, 9]
+
+
+@pytest.mark.parametrize("settings", [{"slots": 4}, {}])
+async def test_krum_with_too_few_slots_is_refused_before_anything_is_started(settings):
+    run = FakeRun(FakeCluster(4), merge="krum", **settings)
+    with pytest.raises(ConfigError, match=r"merge='krum:bad=1,keep=1' needs 5 slots .* there are 4; set slots=5"):
+        await run.train_model()
+    assert not run.history
+    assert run.events == []
+    run.slots = 5
+    assert len(await run.train_model()) == run.master_epochs
+
+
+async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
+    run = FakeRun(FakeCluster(3))
+    await run.train_model()
+    run.merge = "krum"
+    run.cluster.workers += FakeCluster(6).workers[3:]
+    run.slots = 3
+    with pytest.raises(ConfigError, match="needs 5 slots"):
+        await run.train_model()
+    assert len(run.history) == run.master_epochs
+
+
+# --- what they are for ------------------------------------------------------------------------------------------------
+
+
+def accuracy(rule, wrong, slots=10, rounds=20):
+    """Test accuracy of a softmax regression on the digits, trained by some slots, of which some send their update ten times and turned around."""
+    (x, y), (x_test, y_test) = load_digits()
+    x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
+    chance, weights = np.random.default_rng(0), [np.zeros((64, 10), np.float32), np.zeros(10, np.float32)]
+    for _ in range(rounds):
+        updates, counts = [], []
+        for slot, part in enumerate(np.array_split(chance.permutation(len(x)), slots)):
+            kernel, bias = (tensor.copy() for tensor in weights)
+            for start in range(0, len(part), 16):
+                batch = part[start : start + 16]
+                scores = x[batch] @ kernel + bias
+                odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+                wrongly = odds / odds.sum(axis=1, keepdims=True) - y[batch]
+                kernel -= 0.1 * x[batch].T @ wrongly / len(batch)
+                bias -= 0.1 * wrongly.mean(axis=0)
+            factor = np.float32(-10 if slot < wrong else 1)
+            updates.append([factor * (weights[0] - kernel), factor * (weights[1] - bias)])
+            counts.append(len(part))
+        weights = [w - g for w, g in zip(weights, merged(MERGE.read(rule), updates, counts), strict=True)]
+    return float(((x_test @ weights[0] + weights[1]).argmax(axis=1) == y_test.argmax(axis=1)).mean())
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return accuracy("mean", wrong=0)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_with_a_fifth_of_the_slots_turned_around_it_ends_within_two_points_of_the_clean_run(rule, clean):
+    assert clean > 0.85
+    assert accuracy(rule, wrong=2) > clean - 0.02
+
+
+def test_with_a_fifth_of_the_slots_turned_around_the_mean_learns_nothing(clean):
+    assert accuracy("mean", wrong=2) < 0.5
