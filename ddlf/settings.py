@@ -133,7 +133,11 @@ class Settings:
     worker when the slot does."""
 
     codec: Annotated[
-        str, CODEC, "codec of updates: float32, float16, bfloat16, int8, int8-block, topk:0.01", "NAME", FACT
+        str,
+        CODEC,
+        "codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2",
+        "NAME",
+        FACT,
     ] = "float32"
 
     weights_codec: Annotated[

@@ -60,23 +60,27 @@ def encode_update(
         residuals: What the previous call returned, or None at first.
 
     Returns:
-        What travels, and per tensor the residual: what it lacks (None: nothing).
+        What travels, and per tensor the residual: what it lacks (None: nothing). Of a codec that goes on from what it sent, as many entries more,
+        with that.
 
     Raises:
         ConfigError: The lists differ in length.
     """
-    residuals = [None] * len(tensors) if residuals is None else residuals
-    _check_lengths(len(tensors), lossless, residuals)
+    residuals = residuals or [None] * len(tensors)
+    owed, lasts = residuals[: len(tensors)], residuals[len(tensors) :] or [None] * len(tensors)
+    _check_lengths(len(tensors), lossless, owed, lasts)
     payloads: list[Payload] = []
     left: list[Float32s | None] = []
-    for tensor, exact, residual in zip(tensors, lossless, residuals, strict=True):
+    for tensor, exact, residual, last in zip(tensors, lossless, owed, lasts, strict=True):
         whole = tensor if residual is None else added(tensor, residual)
         if _travels_raw(codec, whole, exact):
             payload, rest = _raw(whole), None
         else:
-            payload, rest = codec.encode(whole)
+            payload, rest = codec.encode(whole, last=last)
         payloads.append(payload)
         left.append(rest)
+    if codec.goes_on:
+        left += [payload.get(codec.goes_on) for payload in payloads]
     return {"codec": codec.name, "payloads": payloads}, left
 
 

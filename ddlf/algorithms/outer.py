@@ -202,7 +202,7 @@ class Adaptive(PerTensor):
     kept: ClassVar[int] = 2
 
     @abstractmethod
-    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+    def squares(self, v: Tensor, g: Tensor) -> Any:
         """Return the ``v`` that follows on another one after a merged update."""
 
     def begin(self, w: Tensor) -> State:
@@ -247,7 +247,7 @@ class FedAdagrad(Adaptive):
         _check_positive(learning_rate=self.learning_rate, tau=self.tau)
         _check_shares(beta1=self.beta1)
 
-    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+    def squares(self, v: Tensor, g: Tensor) -> Any:
         return v + g * g
 
 
@@ -287,7 +287,7 @@ class FedAdam(Adaptive):
         _check_positive(learning_rate=self.learning_rate, tau=self.tau)
         _check_shares(beta1=self.beta1, beta2=self.beta2)
 
-    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+    def squares(self, v: Tensor, g: Tensor) -> Any:
         return self.beta2 * v + (1 - self.beta2) * g * g
 
 
@@ -326,7 +326,7 @@ class FedYogi(Adaptive):
         _check_positive(learning_rate=self.learning_rate, tau=self.tau)
         _check_shares(beta1=self.beta1, beta2=self.beta2)
 
-    def squares(self, v: Tensor, g: Tensor) -> Tensor:
+    def squares(self, v: Tensor, g: Tensor) -> Any:
         square = g * g
         return v - (1 - self.beta2) * square * np.sign(v - square)
 

@@ -12,13 +12,19 @@ from ddlf.algorithms.codec import (
     BFloat16,
     Float16,
     Float32,
+    Int4,
     Int8,
+    PowerSGD,
     TopK,
 )
 from ddlf.algorithms.encoding import relative_error
 from ddlf.errors import ConfigError
 
-CODECS = [Float32(), Float16(), BFloat16(), Int8(), Int8(block=4096), Int8(block=3), TopK(), TopK(fraction=1)]
+CODECS = [
+    *(Float32(), Float16(), BFloat16()),
+    *(Int8(), Int8(block=4096), Int8(block=3), TopK(), TopK(fraction=1)),
+    *(Int4(), Int4(block=3), PowerSGD(rank=1), PowerSGD()),
+]
 every_codec = pytest.mark.parametrize("code", CODECS, ids=lambda code: code.name)
 lossy_codec = pytest.mark.parametrize("code", CODECS[1:], ids=lambda code: code.name)
 biased_codec = pytest.mark.parametrize("code", CODECS[3:], ids=lambda code: code.name)
@@ -72,6 +78,8 @@ def test_constant_zero_single_and_empty_tensors_survive(code, shape, value):
         sent = math.ceil(code.fraction * tensor.size)
         assert np.count_nonzero(decoded) == (sent if value else 0)
         assert set(decoded.ravel().tolist()) <= {0.0, value}
+    elif isinstance(code, PowerSGD):
+        np.testing.assert_allclose(decoded, tensor, rtol=1e-5)
     else:
         assert np.array_equal(decoded, tensor)
 
@@ -97,6 +105,8 @@ def test_a_codec_is_found_by_its_name(code):
 
 def test_short_names_have_the_documented_parameters():
     assert CODEC.read("int8-block") == CODEC.read("int8-block:4096") == Int8(block=4096)
+    assert CODEC.read("int4-block") == CODEC.read("int4-block:64") == Int4(block=64)
+    assert CODEC.read("powersgd") == CODEC.read("powersgd:rank=2") == PowerSGD(rank=2)
     assert CODEC.read("topk") == CODEC.read("topk:0.01") == TopK(fraction=0.01)
 
 
@@ -105,6 +115,10 @@ def test_short_names_have_the_documented_parameters():
     [
         "",
         "int4",
+        "int4-block:0",
+        "powersgd:0",
+        "powersgd:1.5",
+        "powersgd:rank=2,rank=3",
         "float32:1",
         "int8:4096",
         "int8-block:",
@@ -127,6 +141,10 @@ def test_only_codecs_that_drop_small_values_ask_for_error_feedback():
         "int8-block:3",
         "topk:0.01",
         "topk:1",
+        "int4-block:64",
+        "int4-block:3",
+        "powersgd:1",
+        "powersgd:2",
     ]
 
 
@@ -266,6 +284,90 @@ def test_topk_places_have_the_smallest_type(size, dtype):
     assert payload["places"][-1] == size - 1
 
 
+@given(tensor=moderate, block=st.integers(1, 70))
+def test_int4_moves_no_value_by_more_than_half_a_step(tensor, block):
+    decoded, values = there_and_back(Int4(block=block), tensor).ravel(), tensor.ravel()
+    for start in range(0, values.size, block):
+        part = slice(start, start + block)
+        step = np.abs(values[part]).max().astype(np.float64) / 7
+        assert np.abs(values[part].astype(np.float64) - decoded[part]).max() <= step / 2 * (1 + 1e-4) + TOO_SMALL
+
+
+def test_int4_gives_the_numbers_computed_by_hand():
+    """Scales 0.5 and 2; steps -7, 2, 0 and 7, -1; two in a byte, with 8 added: 1 + 10 * 16, 8 + 15 * 16, 7 + 8 * 16."""
+    payload, error = Int4(block=3).encode(np.float32([-3.5, 1.1, 0.2, 14, -2.5]))
+    assert payload["scales"].tolist() == [0.5, 2]
+    assert payload["pairs"].tolist() == [161, 248, 135]
+    assert error.tolist() == pytest.approx([0, 0.1, 0.2, 0, -0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 6400])
+def test_int4_takes_half_a_byte_for_a_value_and_four_for_a_block(size):
+    payload = Int4().pack(np.ones(size, np.float32))
+    assert payload["pairs"].nbytes == (size + 1) // 2
+    assert payload["scales"].nbytes == 4 * -(-size // 64)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_powersgd_is_a_step_of_power_iteration_from_what_was_sent_before(rank):
+    """Written out in float64: of a matrix and a start, the product on the base that spans what the matrix makes of the start."""
+    chance = np.random.default_rng(0)
+    tensor, start = chance.normal(size=(3, 10, 20)), chance.normal(size=(20, rank))
+    matrix = tensor.reshape(30, 20)
+    p, _ = np.linalg.qr(matrix @ start)
+    code = PowerSGD(rank=rank)
+    payload = code.pack_after(tensor.astype(np.float32), start.astype(np.float32).reshape(-1))
+    decoded = code.decode(payload, tensor.shape)
+    np.testing.assert_allclose(decoded.reshape(30, 20), p @ (p.T @ matrix), atol=1e-5)
+    np.testing.assert_allclose(
+        payload["right"].reshape(20, rank) @ payload["left"].reshape(30, rank).T, decoded.reshape(30, 20).T, atol=1e-5
+    )
+
+
+def test_powersgd_keeps_a_matrix_of_its_rank():
+    chance = np.random.default_rng(1)
+    tensor = np.float32(chance.normal(size=(60, 2)) @ chance.normal(size=(2, 40)))
+    assert relative_error([tensor], [there_and_back(PowerSGD(), tensor)]) < 1e-5
+    assert relative_error([tensor], [there_and_back(PowerSGD(rank=1), tensor)]) > 0.1
+
+
+def test_powersgd_turns_towards_the_directions_in_which_updates_are_largest():
+    """It loses no more than the best product of its rank then, by the singular values."""
+    chance = np.random.default_rng(2)
+    tensor = np.float32(chance.normal(size=(60, 2)) @ chance.normal(size=(2, 40)) + 0.3 * chance.normal(size=(60, 40)))
+    code, payload, errors = PowerSGD(), None, []
+    for _ in range(20):
+        payload = code.pack_after(tensor, payload and payload["right"])
+        errors.append(relative_error([tensor], [code.decode(payload, tensor.shape)]))
+    singular = np.linalg.svd(tensor, compute_uv=False)
+    best = np.sqrt((singular[2:] ** 2).sum() / (singular**2).sum())
+    assert errors[0] > 1.02 * best
+    assert errors[-1] == pytest.approx(best, rel=1e-3)
+
+
+def test_powersgd_finds_its_way_back_from_zero():
+    chance = np.random.default_rng(3)
+    tensor = np.float32(np.outer(chance.normal(size=60), np.r_[np.zeros(5), chance.normal(size=35)]))
+    tensor[:5] = 0
+    code = PowerSGD()
+    payload = code.pack(np.zeros_like(tensor))
+    assert not payload["right"].any()
+    payload = code.pack_after(tensor, payload["right"])
+    assert relative_error([tensor], [code.decode(payload, tensor.shape)]) < 1e-5
+
+
+def test_powersgd_starts_anew_after_one_of_another_rank():
+    tensor = np.float32(np.random.default_rng(4).normal(size=(60, 40)))
+    other = PowerSGD(rank=3).pack(tensor)["right"]
+    assert np.array_equal(PowerSGD().pack_after(tensor, other)["left"], PowerSGD().pack(tensor)["left"])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (1, 100), (100, 1), (4, 4), (0, 100)])
+def test_powersgd_sends_what_would_not_become_smaller_as_it_is(shape):
+    tensor = np.ones(shape, np.float32)
+    assert PowerSGD().pack(tensor)["values"].size == tensor.size
+
+
 # --- error feedback ---------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +380,19 @@ def test_the_sum_of_what_arrives_is_the_sum_of_what_was_sent_up_to_the_last_erro
         payload, error = code.encode(tensor, error)
         arrived += code.decode(payload, tensor.shape)
     np.testing.assert_allclose(arrived + error, tensors.sum(axis=0, dtype=np.float64), atol=1e-3)
+
+
+@biased_codec
+@pytest.mark.parametrize("shape", [(8, 90), (3, 3, 5, 20)])
+def test_the_same_holds_for_matrices_when_the_codec_goes_on_from_what_it_sent(code, shape):
+    chance = np.random.default_rng(5)
+    tensors = chance.normal(size=(8, *shape)).astype(np.float32)
+    error, last, arrived = None, None, np.zeros(shape)
+    for tensor in tensors:
+        payload, error = code.encode(tensor, error, last)
+        last = payload.get(code.goes_on)
+        arrived += code.decode(payload, shape)
+    np.testing.assert_allclose(arrived + error, tensors.sum(axis=0, dtype=np.float64), atol=1e-4)
 
 
 @biased_codec

@@ -58,6 +58,8 @@ ROWS = {
     "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
     "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),
     "int8-block": (BOTH, {"codec": "int8-block:128"}),
+    "int4-block": (BOTH, {"codec": "int4-block:32", "weights_codec": "delta:int4-block"}),
+    "powersgd": (BOTH, {"codec": "powersgd:rank=3", "weights_codec": "delta:powersgd"}),
     "topk": (BOTH, {"codec": "topk:0.05", "weights_codec": "delta:topk:0.5"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""

@@ -1,0 +1,97 @@
+"""What a codec is: a way to make a float32 tensor smaller for the network. Encoding runs in the sender, decoding in the receiver.
+
+A codec turns one tensor into a payload, a small dict of arrays, and back; ``encoding.py`` applies it to a model's. A codec that rounds small
+values to zero is *biased*: round after round, it would never let them through, so what it lost is added to the next tensor (error feedback).
+
+No number is made up: a NaN, an infinity or a value beyond the codec's range decodes to NaN or infinity, never to a finite number.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.named import Named
+from ddlf.algorithms.weights import Tensor
+from ddlf.errors import ConfigError
+
+Float32s = npt.NDArray[np.float32]
+Payload = dict[str, Tensor]
+
+
+class Codec(Named, ABC):
+    """One way to make a float32 tensor smaller. Subclasses define ``pack`` and ``decode``.
+
+    Attributes:
+        biased: Whether it needs error feedback. Then ``encode`` returns the error to pass in next time.
+        goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; "" for none.
+        largest: The largest magnitude that ``pack`` keeps.
+    """
+
+    __slots__ = ()
+    biased: ClassVar[bool] = False
+    goes_on: ClassVar[str] = ""
+    largest: ClassVar[float] = float(np.finfo(np.float32).max)
+
+    @property
+    def name(self) -> str:
+        """This codec as it is named in messages: its text without the names of parameters."""
+        return re.sub(r"\w+=", "", str(self))
+
+    @abstractmethod
+    def pack(self, tensor: Float32s) -> Payload:
+        """Return the payload of one tensor of any shape, without error feedback. It may share the tensor's memory."""
+
+    def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
+        """As ``pack``, with what ``goes_on`` names of the payload before, if there is one."""
+        return self.pack(tensor)
+
+    @abstractmethod
+    def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
+        """Return the tensor of a payload. It may share memory with the payload.
+
+        Raises:
+            ConfigError: The payload is not one of this codec for a tensor of this shape.
+        """
+
+    def encode(
+        self, tensor: Float32s, error: Float32s | None = None, last: Tensor | None = None
+    ) -> tuple[Payload, Float32s | None]:
+        """Return the payload of ``tensor + error``, and what it lost.
+
+        Args:
+            tensor: float32, any shape.
+            error: What the previous call lost, with the shape of ``tensor``, or None.
+            last: What ``goes_on`` names of the payload before, or None.
+
+        Returns:
+            The payload, and ``tensor + error - decoded`` if the codec is biased, else None. The error is zero where the
+            tensor is not finite: such a value is reported once, not added to every later tensor.
+        """
+        whole = tensor if error is None else added(tensor, error)
+        payload = self.pack_after(whole, last)
+        if not self.biased:
+            return payload, None
+        with np.errstate(invalid="ignore"):  # inf - inf; removed below
+            lost = np.asarray(whole - self.decode(payload, tensor.shape))
+        if not np.isfinite(lost).all():
+            lost[~np.isfinite(lost)] = 0
+        return payload, lost
+
+
+def added(x: Float32s, y: Float32s) -> Float32s:
+    """Return ``x + y`` as an array even if 0-d. Overflow gives an infinity, which is then reported as such."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x + y)
+
+
+def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tensor:
+    """Return one array of a payload that came over the network, after checking that it is what the codec writes."""
+    array = payload.get(key)
+    if array is None or array.dtype != dtype or array.shape != (size,):
+        found = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise ConfigError(f"malformed payload: expected {np.dtype(dtype)} ({size},) as {key!r}, got {found}")
+    return array

@@ -1,0 +1,89 @@
+"""The codec that sends a matrix as a product of two thin ones. Encoding runs in the sender, decoding in the receiver."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.payload import Codec, Float32s, Payload, array_of
+from ddlf.algorithms.weights import Tensor
+from ddlf.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSGD(Codec):
+    """Send each matrix as the product of two thin ones, by one step of power iteration; what is lost waits in the error.
+
+    With ``M`` the tensor as a matrix, its last axis as columns, and ``Q`` what was sent of the same slot before, at first by chance::
+
+        P <- orthonormal(M @ orthonormal(Q));  Q <- M.T @ P;  decoded = P @ Q.T
+
+    ``(rows + columns) * rank`` values are sent for ``rows * columns``; vectors, and matrices that would not become smaller, as they
+    are. As ``Q`` goes on from round to round, it turns towards the directions in which the updates are largest.
+
+    Args:
+        rank: Columns of the thin matrices, > 0.
+
+    Raises:
+        ConfigError: ``rank`` is out of range.
+
+    Source:
+        Vogels et al. 2019, arXiv:1905.13727, Algorithm 1. There ``P`` and ``Q`` are averaged over all workers; here each slot sends its
+        own, so that any rule can merge what they stand for.
+    """
+
+    rank: int = 2
+
+    biased: ClassVar[bool] = True
+    goes_on: ClassVar[str] = "right"
+    largest: ClassVar[float] = 1e30  # so that no sum of products overflows
+
+    def __post_init__(self) -> None:
+        if self.rank <= 0:
+            raise ConfigError(f"rank must be > 0, got {self.rank}")
+
+    def pack(self, tensor: Float32s) -> Payload:
+        return self.pack_after(tensor, None)
+
+    def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
+        rows, columns = _sides(tensor.shape)
+        if not self._is_smaller(rows, columns):
+            return {"values": tensor.reshape(-1)}
+        matrix = np.ascontiguousarray(tensor).reshape(rows, columns)
+        chance = np.random.default_rng(0).standard_normal((columns, self.rank))
+        start = chance
+        if last is not None and last.size == chance.size:  # from zero a power iteration would never return
+            start = np.where(np.any(last.reshape(chance.shape), axis=0), last.reshape(chance.shape), chance)
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities come out as such
+            left = _orthonormal(matrix @ _orthonormal(start).astype(np.float32)).astype(np.float32)
+            right = matrix.T @ left
+        return {"left": left.reshape(-1), "right": np.ascontiguousarray(right).reshape(-1)}
+
+    def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
+        rows, columns = _sides(shape)
+        if not self._is_smaller(rows, columns):
+            return array_of(payload, "values", np.float32, prod(shape)).reshape(shape)
+        left = array_of(payload, "left", np.float32, rows * self.rank).reshape(rows, self.rank)
+        right = array_of(payload, "right", np.float32, columns * self.rank).reshape(columns, self.rank)
+        # Not by a product of matrices, whose last bits depend on the machine: sender and receiver must get the same.
+        with np.errstate(over="ignore", invalid="ignore"):  # of a payload that was made up
+            decoded = np.multiply.outer(left[:, 0], right[:, 0])
+            for k in range(1, self.rank):
+                decoded += np.multiply.outer(left[:, k], right[:, k])
+        return np.asarray(decoded.reshape(shape))
+
+    def _is_smaller(self, rows: int, columns: int) -> bool:
+        return (rows + columns) * self.rank < rows * columns
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix."""
+    return prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _orthonormal(matrix: Tensor) -> npt.NDArray[np.float64]:
+    """An orthonormal base of the columns of a thin matrix, in float64."""
+    return np.asarray(np.linalg.qr(np.asarray(matrix, np.float64))[0])
