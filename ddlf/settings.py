@@ -91,6 +91,16 @@ class Settings:
     worker_epochs: Annotated[int, Whole(1), "local epochs in a round", "N", FILE | FACT] = 1
     """A round lies between two exchanges of weights."""
 
+    worker_steps: Annotated[
+        int | None,
+        Whole(1, none="rounds of worker_epochs"),
+        "batches of each slot in a round, instead of whole epochs",
+        "N",
+        FILE | FACT,
+    ] = None
+    """An exchange after every N batches: an epoch is cut into rounds, and each of them into slots, so that it has every sample once; its last round
+    is shorter. ``master_epochs`` and the numbers that Keras's callbacks get are those of epochs; validation data is evaluated after each epoch."""
+
     batch_size: Annotated[int, Whole(1), "samples in a batch, of each worker", "N", FILE | FACT] = 32
     """As in the papers: two workers with 64 each step on 128 samples."""
 
@@ -298,4 +308,9 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                     f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
                     hint=f"leave {other} out, or choose another {name}",
                 )
+    if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
+        raise ConfigError(
+            f"worker_steps={values['worker_steps']} and worker_epochs={values['worker_epochs']} both say how long a round is",
+            hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
+        )
     return {**values, "mode": mode}

@@ -22,6 +22,7 @@ class RunBegan(Event):
         worker_epochs: Local epochs in a round.
         batch_size: Samples in a batch of each worker.
         seed: Seed of everything random.
+        worker_steps: Batches of each slot in a round, if rounds are parts of epochs.
     """
 
     run: str
@@ -31,6 +32,7 @@ class RunBegan(Event):
     worker_epochs: int
     batch_size: int
     seed: int
+    worker_steps: int | None = None
 
 
 class ModelBuilt(Event):
@@ -98,6 +100,7 @@ class TrainingBegan(Event):
         workers: Workers of the cluster.
         version: Merges that the run goes on from; 0 for a new one.
         source: Path of the checkpoints that it goes on from; None for what the app was trained to before.
+        rounds: Rounds of the whole training; 0 in events of 0.1.
     """
 
     mode: str
@@ -107,6 +110,7 @@ class TrainingBegan(Event):
     workers: int
     version: int = 0
     source: str | None = None
+    rounds: int = 0
 
 
 class NothingToTrain(Event):

@@ -24,6 +24,8 @@ MOST_SPANS = 800
 MOST_LINES = 500
 """Of the log."""
 LONGEST_LINE = 500
+OF_A_RUN = ("run", "app", "mode", "batch_size", "worker_epochs", "worker_steps", "seed")
+"""Facts of the beginning that the page shows."""
 TROUBLE = (
     e.Warned,
     e.WorkerLost,
@@ -82,6 +84,7 @@ class Header:
     mode: str = ""
     batch_size: int = 0
     worker_epochs: int = 0
+    worker_steps: int | None = None
     seed: int = 0
     model: str = ""
     parameters: int = 0
@@ -167,7 +170,7 @@ class Board:
                 self.say(at, "", text, "warn" if isinstance(event, TROUBLE) else "info")
 
     def _begin(self, event: e.RunBegan) -> None:
-        facts = {name: getattr(event, name) for name in ("run", "app", "mode", "batch_size", "worker_epochs", "seed")}
+        facts = {name: getattr(event, name) for name in OF_A_RUN}
         self.header, self.total, self.sums = Header(**facts), Sums(), {}
         self.series, self.spans = Series(), Tail(MOST_SPANS)
         self._pace.clear()

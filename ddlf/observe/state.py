@@ -179,7 +179,7 @@ class State:
             case e.TrainingBegan():
                 self.is_training, self.slots = True, event.slots
                 self._base = event.version if event.mode == "sync" else event.version / max(event.slots, 1)
-                self.rounds += 0 if event.source else round(self._base)
+                self.rounds = event.rounds or self.rounds + (0 if event.source else round(self._base))
                 self._marks.append((now, self.done))
             case e.SlotsChanged():
                 self.slots = event.slots
@@ -194,7 +194,7 @@ class State:
 
     def _begin(self, event: e.RunBegan, now: float) -> None:
         self.app, self.mode, self.began = event.app, event.mode, now
-        self.rounds = math.ceil(event.epochs / event.worker_epochs)
+        self.rounds = 0 if event.worker_steps else math.ceil(event.epochs / event.worker_epochs)
         self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
         for known in (self.metrics, self._reached, self._marks):
             known.clear()

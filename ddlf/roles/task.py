@@ -36,7 +36,7 @@ class Task:
     Args:
         slot: Which, from 0.
         round: Number, from 0.
-        slots: K in this round.
+        slots: Slots that train in this round: K, or what is left of an epoch if that is fewer samples.
         first_epoch: Local epochs of the slot before this round.
         epochs: Local epochs in this round.
         batch_size: Samples in a batch.
@@ -48,6 +48,7 @@ class Task:
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
+        before: Number of that round; None for the one before this.
     """
 
     slot: int
@@ -64,6 +65,7 @@ class Task:
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None
+    before: int | None = None
 
     def digest(self) -> str:
         """Names the partition: SHA-256 of its indices in order, as 64-bit integers."""
@@ -179,17 +181,17 @@ class KeptStates:
         Raises:
             AppMissing: It is to be what the slot's round before left here, but that left nothing here.
         """
-        before = task.round - 1
+        before = task.round - 1 if task.before is None else task.before
         state = self.left(task.slot, before) if task.state is None else task.state
         self._left[task.slot] = {before: state}
         return state
 
     def leave(self, task: Task, state: SlotState) -> None:
         """Keep of what a slot's round has left what the task says."""
-        before = self._left[task.slot][task.round - 1]
+        ((number, before),) = self._left[task.slot].items()
         elsewhere = (*task.back, HELD)
         self._left[task.slot] = {
-            task.round - 1: {name: before[name] for name in task.keep if name in before and name not in elsewhere},
+            number: {name: before[name] for name in task.keep if name in before and name not in elsewhere},
             task.round: {name: state[name] for name in task.keep},
         }
 

@@ -42,7 +42,8 @@ def _quantities(past: Past) -> dict[str, str]:
         "workers": f"{training.workers}" if training else "",
         "slots": f"{past.records[-1].slots or (training.slots if training else 0)}" if past.records else "",
         "batch size per worker": f"{began.batch_size}" if began else "",
-        "local epochs per round": f"{began.worker_epochs}" if began else "",
+        "local epochs per round": f"{began.worker_epochs}" if began and not began.worker_steps else "",
+        "batches per round": f"{began.worker_steps}" if began and began.worker_steps else "",
         "seed": f"{began.seed}" if began else "",
     }
     for name in ("merge", "outer", "codec", "weights_codec", "precision", "optimizer_state"):

@@ -69,7 +69,7 @@ class Arrivals:
             if not run.stopping:
                 fit = judged_alone(run, reply, self._latest)
                 if fit is None:  # it is dropped
-                    run.progress.slot_rounds[reply.slot] = reply.task.round + 1
+                    run.progress.slot_rounds[reply.slot] = run.progress.following(reply.slot, reply.task.round + 1)
                 else:
                     self._latest[reply.slot] = reply
                     yield fit
@@ -95,7 +95,8 @@ class Arrivals:
 
     async def _loop(self, slot: int) -> None:
         run, progress = self._run, self._run.progress
-        for number in range(progress.slot_rounds[slot], len(progress.epochs)):
+        number = progress.following(slot, progress.slot_rounds[slot])
+        while number < len(progress.epochs):
             while self._bound is not None and number > min(progress.slot_rounds) + self._bound and not run.stopping:
                 await self._turned.wait()
             if run.stopping:
@@ -115,6 +116,7 @@ class Arrivals:
             await handled
             if slot in self._keeping:
                 await self._keeping.pop(slot)
+            number = progress.following(slot, number + 1)
 
     def _task(self, slot: int, number: int, part: Indices) -> Task:
         run = self._run
@@ -132,10 +134,13 @@ class Arrivals:
         self._turned = asyncio.Event()
 
     def _grow(self) -> None:
-        """New workers get slots that begin with the first round that nobody has begun: it and those after it are cut into more parts."""
+        """New workers get slots that begin with the first round, or epoch, that nobody has begun: it and those after it are cut into more parts."""
+        progress = self._run.progress
         first = max(self._begun)
-        for slot in self._run.grow(first) if first < len(self._run.progress.epochs) else ():
-            self._run.progress.slot_rounds.append(first)
+        while not progress.begins_epoch(first):
+            first += 1
+        for slot in self._run.grow(first) if first < len(progress.epochs) else ():
+            progress.slot_rounds.append(first)
             self._begun.append(first)
             self._spawn(self._loop(slot))
 

@@ -1,14 +1,15 @@
-"""Which samples each slot trains on in a round. Runs on the master."""
+"""Which samples each slot trains on in a round. Runs on the master; ``Progress.span`` says what part of an epoch the round is."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from ddlf.algorithms.partition import Indices, equal_sizes, shuffled, sizes_by_speed
+from ddlf.algorithms.partition import Indices, equal_sizes, partition, shuffled, sizes_by_speed
+from ddlf.training.progress import Span
 
 ORDERS = 4
-"""So many rounds' orders of the samples are kept; each takes 1 to 8 bytes a sample."""
+"""So many orders of the samples are kept; each takes 1 to 8 bytes a sample."""
 IN_A_THREAD = 100_000
 """So many samples take a millisecond to shuffle. More are shuffled while connections are served."""
 
@@ -27,25 +28,32 @@ class Parts:
         self._orders: dict[int, asyncio.Future[Indices]] = {}
 
     async def order(self, number: int) -> Indices:
-        """The samples in the order of a round, from 0. The last few are kept: slots of asynchronous training come for the same one."""
+        """All samples in the order of a round or an epoch, from 0. The last few are kept: several rounds, or slots of one, come for the same."""
         if number not in self._orders:
             for old in list(self._orders)[: 1 - ORDERS]:
                 del self._orders[old]
             self._orders[number] = asyncio.ensure_future(self._shuffled(number))
         return await asyncio.shield(self._orders[number])
 
-    def sizes(self, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1) -> list[int]:
-        """Samples of each slot: equal, or such that slots of these speeds end together.
+    async def of(
+        self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
+    ) -> list[Indices]:
+        """The samples of each slot in a round: disjoint, and together all of it. Of fewer samples than slots the first slots have one each.
 
         Args:
+            span: The samples of the round.
             slots: K.
-            speeds: Samples a second of each slot; with one that is unknown, parts are equal.
-            batch_size: No part is smaller, if that can be.
+            speeds: Samples a second of each slot, to have all end together; with one that is unknown, parts are equal.
+            batch_size: No part that follows speeds is smaller, if that can be.
         """
-        measured = [speed for speed in speeds if speed is not None]
+        order = (await self.order(span.order))[span.begin : span.end]
+        samples = len(order)
+        if samples < self._samples:  # fewer samples than slots are refused where they are all there is
+            slots = min(slots, samples)
+        measured = [speed for speed in speeds[:slots] if speed is not None]
         if len(measured) < slots:
-            return equal_sizes(self._samples, slots)
-        return sizes_by_speed(self._samples, measured, minimum=min(batch_size, self._samples // slots))
+            return partition(order, equal_sizes(samples, slots))
+        return partition(order, sizes_by_speed(samples, measured, minimum=min(batch_size, samples // slots)))
 
     async def _shuffled(self, number: int) -> Indices:
         if self._samples < IN_A_THREAD:

@@ -1,16 +1,20 @@
 """What a training has come to: all that its next round depends on, in memory and as a checkpoint. Lives on the master.
 
 Everything random follows from (seed, round, slot), so the number of the round is the state of the random numbers.
+
+A round is of whole local epochs, or of a part of one (``worker_steps``). Then the samples in the order of their epoch are cut into rounds first and
+into slots after that, so every epoch has every sample once, and a round of one batch of each slot is the K-fold batch of one process.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +27,20 @@ from ddlf.training.ledger import Ledger
 
 KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
+
+
+class Span(NamedTuple):
+    """The samples of a round: ``order[begin:end]``.
+
+    Args:
+        order: Number that their order follows from: that of the round, of a part of an epoch that of the epoch.
+        begin: Place of the first in it.
+        end: Place behind the last.
+    """
+
+    order: int
+    begin: int
+    end: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +57,11 @@ class Progress:
         merges: Those of them that brought other weights.
         round: Rounds completed, of synchronous training.
         slot_rounds: Rounds that each slot completed, of asynchronous training; empty in synchronous training.
-        epochs: Local epochs of each round, done or planned.
-        starts: Local epochs before each of them.
+        epochs: Local epochs of each round, done or planned; 1 of a round that is part of one.
+        sizes: Samples of each of them, if it is part of an epoch: as many, or what is left of the epoch; 0 for all that are left of it.
+        starts: Local epochs before each of them and after the last, whole ones.
+        offsets: Samples of the epoch that has begun there, before each of them and after the last.
+        portion: Samples of each slot in rounds to come that are parts of epochs; 0 if they are of whole ones.
         asked: Local epochs that the whole training was to have when it was last planned.
         converged: Whether ``is_convergent`` has ended it.
         state: What the algorithm keeps between its commits, by name.
@@ -60,7 +81,10 @@ class Progress:
     round: int = 0
     slot_rounds: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    portion: int = 0
     asked: int = 0
     converged: bool = False
     state: dict[str, Weights] = field(default_factory=dict)
@@ -73,6 +97,8 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.slots_from = list(self.slots_from) or [(0, len(self.states))]
+        self.sizes = list(self.sizes) or [0] * len(self.epochs)
+        self._lay_out()
 
     @property
     def optimizers(self) -> list[Weights | None]:
@@ -83,20 +109,101 @@ class Progress:
         """K in a round, from 0."""
         return next(slots for first, slots in reversed(self.slots_from) if first <= number)
 
-    def plan(self, epochs: int, worker_epochs: int, *, more: bool) -> None:
-        """Set the local epochs of the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
+    def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0) -> None:
+        """Set the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
+
+        An epoch of which some rounds are done is ended before others begin.
 
         Args:
             epochs: Local epochs of the whole training, or those to come.
             worker_epochs: Local epochs of a round; the last one is shorter when they are no multiple.
             more: Whether ``epochs`` are those to come.
+            portion: Samples of each slot in a round, if rounds are parts of epochs.
         """
-        done = self.epochs[: self.reached]
-        left = epochs if more else max(0, epochs - sum(done))
-        full, rest = divmod(left, worker_epochs)
-        self.epochs = done + [worker_epochs] * full + [rest] * (rest > 0)
-        self.starts = [0, *itertools.accumulate(self.epochs)]
+        self._forget(self.reached)
+        self.portion, begun = portion, self.offsets[-1] > 0
+        left = epochs + begun if more else max(0, epochs - self.starts[-1])
+        self._add(left, worker_epochs, begun=begun and left > 0)
         self.asked = self.starts[-1]
+
+    def add_slots(self, number: int, slots: int) -> None:
+        """Have more slots from a round on, from 0, that begins an epoch: it and those after it are cut anew. New slots begin with nothing."""
+        new = slots - len(self.states)
+        self.slots_from.append((number, slots))
+        self.states += [{} for _ in range(new)]
+        self.speeds += [None] * new
+        if any(self.sizes[number:]):
+            epochs = self.starts[-1] - self.starts[number]
+            self._forget(number)
+            self._add(epochs, 1)
+
+    def _forget(self, number: int) -> None:
+        """Plan nothing from a round on."""
+        self.epochs, self.sizes = self.epochs[:number], self.sizes[:number]
+        self._lay_out()
+
+    def _add(self, epochs: int, worker_epochs: int, *, begun: bool = False) -> None:
+        """Plan more epochs, of which the first has begun or not."""
+        size = self.portion * len(self.states)
+        if size:
+            whole = math.ceil(self.samples / size)
+            rest = math.ceil((self.samples - self.offsets[-1]) / size)
+            new = [1] * (rest * begun + whole * (epochs - begun))
+        else:
+            full, rest = divmod(epochs - begun, worker_epochs)
+            new = [1] * begun + [worker_epochs] * full + [rest] * (rest > 0)
+        self.epochs, self.sizes = self.epochs + new, self.sizes + [size] * len(new)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Find where each round begins."""
+        self.starts, self.offsets = [0], [0]
+        samples = self.samples if any(self.sizes) else 0
+        epoch = offset = 0
+        for epochs, size in zip(self.epochs, self.sizes, strict=True):
+            offset += size
+            if not size or offset >= samples:
+                epoch, offset = epoch + epochs, 0
+            self.starts.append(epoch)
+            self.offsets.append(offset)
+
+    @property
+    def samples(self) -> int:
+        """n, of all slots."""
+        return len(self.ledger.counts)
+
+    def span(self, number: int) -> Span:
+        """The samples of a round, from 0."""
+        begin, size = self.offsets[number], self.sizes[number]
+        end = min(begin + size, self.samples) if size else self.samples
+        return Span(self.starts[number] if begin or size else number, begin, end)
+
+    def ends_epoch(self, number: int) -> bool:
+        """Whether with a round, from 0, every sample was trained on as often as every other."""
+        return self.offsets[number + 1] == 0
+
+    def begins_epoch(self, number: int) -> bool:
+        """Whether before a round, from 0, every sample was trained on as often as every other."""
+        return self.offsets[number] == 0
+
+    def updates_of_epoch(self, number: int) -> int:
+        """Updates of all slots in which every sample is trained on once, as rounds are cut there; of rounds of several epochs as often."""
+        full, rest = divmod(self.samples, self.sizes[number] or self.samples)
+        return full * len(self.states) + min(rest, len(self.states))
+
+    def tasks_in(self, number: int) -> int:
+        """Slots that train in a round, from 0, the first of all: what is left at the end of an epoch may be fewer samples than slots."""
+        span = self.span(number)
+        return min(self.slots_in(number), span.end - span.begin)
+
+    def following(self, slot: int, number: int) -> int:
+        """The first round, from a number on, in which a slot trains; that behind the last one if there is none."""
+        rounds = range(number, len(self.epochs))
+        return next((one for one in rounds if slot < self.tasks_in(one)), len(self.epochs))
+
+    def preceding(self, slot: int, number: int) -> int:
+        """The last round before another one in which a slot trained; -1 if there is none."""
+        return next((one for one in range(number - 1, -1, -1) if slot < self.tasks_in(one)), -1)
 
     @property
     def reached(self) -> int:
@@ -115,7 +222,7 @@ class Progress:
     def begin_async(self) -> None:
         """Go on asynchronously: with each slot's own next round."""
         if not self.slot_rounds:
-            self.slot_rounds = [self.round] * len(self.states)
+            self.slot_rounds = [self.following(slot, self.round) for slot in range(len(self.states))]
 
     def to_checkpoint(self, names: Sequence[str]) -> Checkpoint:
         """As it is stored, but for its records; a snapshot, which what comes after does not change.
@@ -137,12 +244,19 @@ class Progress:
             "round": self.round,
             "slot_rounds": list(self.slot_rounds),
             "slots_from": [list(entry) for entry in self.slots_from],
-            "epochs": [[len(list(equal)), epochs] for epochs, equal in itertools.groupby(self.epochs[: self.reached])],
+            "epochs": self._done(),
             "asked": self.asked,
             "converged": self.converged,
             "speeds": list(self.speeds),
         }
         return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
+
+    def _done(self) -> list[list[int]]:
+        """The rounds that are done: how many that are equal, their local epochs, and of parts of epochs their size."""
+        done = itertools.islice(zip(self.epochs, self.sizes, strict=True), self.reached)
+        return [
+            [len(list(equal)), epochs, *([size] if size else [])] for (epochs, size), equal in itertools.groupby(done)
+        ]
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Progress:
@@ -181,13 +295,15 @@ class Progress:
         )
         progress.training = facts.get("training", progress.training)
         if "epochs" in facts:
-            progress.epochs = [epochs for count, epochs in facts["epochs"] for _ in range(count)]
+            done = [(epochs, *size) for count, epochs, *size in facts["epochs"] for _ in range(count)]
+            progress.epochs, progress.sizes = [one[0] for one in done], [sum(one[1:]) for one in done]
         elif progress.reached:
             # Every round had as many but the last, which had what is left of the foremost samples' count.
             usual = facts["settings"]["worker_epochs"]
             before = usual * (progress.reached - 1)
             last = min(usual, max(1, int(ledger.counts.max(initial=0)) - before))
-            progress.epochs = [usual] * (progress.reached - 1) + [last]
+            progress.epochs, progress.sizes = [usual] * (progress.reached - 1) + [last], [0] * progress.reached
+        progress._lay_out()
         return progress
 
 

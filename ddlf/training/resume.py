@@ -137,6 +137,8 @@ async def begin(
         LeaseError: Another master writes into the folder.
     """
     now = settings_of(app, samples, settings)
+    epochs, worker_epochs = settings["master_epochs"], settings["worker_epochs"]
+    portion = (settings["worker_steps"] or 0) * settings["batch_size"]
     target, source = _folders(app)
     found = None
     if app.resume is not None and target is not None:
@@ -153,12 +155,12 @@ async def begin(
             "use the same settings, or begin anew in another folder",
         )
         asked = progress.asked
-        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
+        progress.plan(epochs, worker_epochs, more=False, portion=portion)
         progress.converged = progress.converged and progress.asked <= asked
         progress.asked = max(asked, progress.asked)
     elif before is not None:
         progress = _go_on(app, before, now)
-        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=app.resume is None)
+        progress.plan(epochs, worker_epochs, more=app.resume is None, portion=portion)
     else:
         slots = app.slots or app.cluster.N
         progress = Progress(
@@ -167,7 +169,7 @@ async def begin(
             states=[{} for _ in range(slots)],
             speeds=[None] * slots,
         )
-        progress.plan(settings["master_epochs"], settings["worker_epochs"], more=False)
+        progress.plan(epochs, worker_epochs, more=False, portion=portion)
     check_slots(settings, len(progress.states))
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))

@@ -40,7 +40,8 @@ class Round:
 
     Args:
         number: Number, from 0.
-        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now.
+        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now. At the end of an epoch that is cut into rounds
+            (``worker_steps``) there may be fewer samples than slots: then the first slots have one.
     """
 
     number: int

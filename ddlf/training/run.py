@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ddlf.algorithms.merge import Merge
-from ddlf.algorithms.partition import Indices, partition, smooth_speed
+from ddlf.algorithms.partition import Indices, smooth_speed
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.events import SlotsChanged, UpdateArrived
@@ -123,8 +123,8 @@ class Run:
             self.crew.begin_round()
             self.grow(number)
             self.began = dict.fromkeys(range(self.slots), begin)
-            sizes = self._parts.sizes(self.slots, progress.speeds if balance == "speed" else (), self.facts.batch_size)
-            parts = partition(await self._parts.order(number), sizes)
+            speeds = progress.speeds if balance == "speed" else ()
+            parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
             yield Round(number=number, tasks=[self.task(slot, number, part) for slot, part in enumerate(parts)])
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
@@ -148,7 +148,7 @@ class Run:
                 self.stopping = True
                 raise Ended
             if self.progress.round + 1 < len(self.progress.epochs):
-                await self._parts.order(self.progress.round + 1)
+                await self._parts.order(self.progress.span(self.progress.round + 1).order)
             return await gather(self, tasks, carrying, self._again, into)
         except BaseException:
             await end_all(carrying)
@@ -168,7 +168,8 @@ class Run:
     def is_last(self, reply: Reply) -> bool:
         """Whether no slot has a round left when this reply, of ``arrivals``, is committed."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
-        return reply.task.round + 1 == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
+        following = self.progress.following(reply.slot, reply.task.round + 1)
+        return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
 
     async def commit(self, weights: Weights, replies: Sequence[Reply], **shown: float) -> bool:
         """Make these the global weights.
@@ -190,9 +191,15 @@ class Run:
         progress.records.append(self._record(replies, staleness, shown))
         self.verdicts = []
         # As often as all samples were trained on, the validation data is evaluated.
+        last = replies[0].task.round
+        validate = (
+            progress.ends_epoch(last)
+            if self._arrivals is None
+            else progress.version % progress.updates_of_epoch(last) == 0
+        )
         reporting = self._reporter.report(
             weights,
-            validate=self._arrivals is None or progress.version % self.slots == 0,
+            validate=validate,
             last=progress.is_complete,
         )
         keeping = self._keeper.keep(progress, self._exchange.states) if self._keeper is not None else None
@@ -243,8 +250,7 @@ class Run:
 
     async def part(self, slot: int, number: int) -> Indices:
         """A slot's part of the samples in a round, from 0, as equal as can be. All slots shuffle alike, so the parts are disjoint and complete."""
-        order = await self._parts.order(number)
-        return partition(order, self._parts.sizes(self.progress.slots_in(number)))[slot]
+        return (await self._parts.of(self.progress.span(number), self.progress.slots_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Indices) -> Task:
         """What a slot does in a round, from 0, with its part of the samples and the global weights of now."""
@@ -252,7 +258,7 @@ class Run:
         return Task(
             slot=slot,
             round=number,
-            slots=progress.slots_in(number),
+            slots=progress.tasks_in(number),
             first_epoch=progress.starts[number],
             epochs=progress.epochs[number],
             batch_size=self.facts.batch_size,
@@ -260,6 +266,7 @@ class Run:
             indices=indices,
             weights=progress.weights,
             version=progress.merges,
+            before=progress.preceding(slot, number),
         )
 
     async def carry(
@@ -293,17 +300,15 @@ class Run:
         """Have as many slots as there are workers from a round on, if they may become more; they never become fewer.
 
         Args:
-            number: Number of a round, from 0, that no slot has begun.
+            number: Number of a round, from 0, that no slot has begun. In the middle of an epoch they do not: samples would be trained on twice.
 
         Returns:
             The new slots. Each begins with nothing left from before.
         """
         before, workers = self.slots, min(self.crew.size, self.facts.samples)
-        if not self.facts.grows or workers <= before:
+        if not self.facts.grows or workers <= before or not self.progress.begins_epoch(number):
             return range(0)
-        self.progress.slots_from.append((number, workers))
-        self.progress.states += [{} for _ in range(before, workers)]
-        self.progress.speeds += [None] * (workers - before)
+        self.progress.add_slots(number, workers)
         self.crew.emit(SlotsChanged(round=number + 1, slots=workers))
         return range(before, workers)
 
@@ -322,7 +327,7 @@ class Run:
             task = reply.task
             progress.ledger.add(task.indices, task.epochs, reply.fed)
             if self._arrivals is not None:
-                progress.slot_rounds[task.slot] = task.round + 1
+                progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
             else:
                 speed = reply.samples * task.epochs / max(reply.compute_s, 1e-9)
                 progress.speeds[task.slot] = smooth_speed(progress.speeds[task.slot], speed)
@@ -353,7 +358,7 @@ class Run:
             bytes_out=out,
             bytes_back=back,
             error=sum(reply.codec_error for reply in replies) / len(replies),
-            slots=first.slots,
+            slots=self.progress.slots_in(first.round),
             workers=tuple(reply.worker for reply in replies),
             verdicts=tuple(dict.fromkeys(self.verdicts)),
             recomputed=recomputed,

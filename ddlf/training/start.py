@@ -103,7 +103,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         app._stop = False  # a wish to stop that can be heard now
         try:
             if progress.converged or progress.is_complete:
-                asked = progress.asked if progress.converged else sum(progress.epochs)
+                asked = progress.asked if progress.converged else progress.starts[-1]
                 app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 with contextlib.suppress(Ended):
@@ -140,7 +140,7 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         )
     run, before = secrets.token_hex(8), app._progress
     app._is_training = True
-    facts = {name: settings[name] for name in ("mode", "worker_epochs", "batch_size", "seed")}
+    facts = {name: settings[name] for name in ("mode", "worker_epochs", "worker_steps", "batch_size", "seed")}
     app._tell(RunBegan(run=run, app=type(app).__name__, epochs=settings["master_epochs"], **facts))
     how: How = "failed"
     why = ""
@@ -196,6 +196,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
             fixed=fixed,
             workers=app.cluster.N,
             version=progress.version,
+            rounds=len(progress.epochs),
             source=None if source is None else str(source),
         )
     )

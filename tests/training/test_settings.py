@@ -87,6 +87,11 @@ WRONG = [
     (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),
     (dict(outer=Nesterov), "outer must be an object, got the class Nesterov; write Nesterov()"),
     (dict(outer=NoOptimizer()), "outer must be an outer optimizer or the name of one, got <no optimizer>"),
+    (
+        dict(worker_steps="5"),
+        "worker_steps must be a whole number of 1 or more, or None for rounds of worker_epochs, got '5'",
+    ),
+    (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both say how long a round is"),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
 ]
@@ -147,6 +152,7 @@ def test_a_rule_may_be_text_or_an_object():
 OTHERS = {
     "master_epochs": 2,
     "worker_epochs": 2,
+    "worker_steps": 1,
     "batch_size": 8,
     "seed": 1,
     "slots": 3,

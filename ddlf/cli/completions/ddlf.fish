@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -74,6 +74,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l pickle-results -d 'take results t
 complete -c ddlf -n '_shtab_ddlf_using run' -l mode -xka "sync async" -d 'whether updates count once a round (sync) or each when it comes, and nobody waits (async)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l master-epochs -x -d 'local epochs of the whole run'
 complete -c ddlf -n '_shtab_ddlf_using run' -l worker-epochs -x -d 'local epochs in a round'
+complete -c ddlf -n '_shtab_ddlf_using run' -l worker-steps -x -d 'batches of each slot in a round, instead of whole epochs'
 complete -c ddlf -n '_shtab_ddlf_using run' -l batch-size -x -d 'samples in a batch, of each worker'
 complete -c ddlf -n '_shtab_ddlf_using run' -l seed -x -d 'seed of first weights, order of samples and all else by chance'
 complete -c ddlf -n '_shtab_ddlf_using run' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
@@ -122,6 +123,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l pickle-results -d 'take results 
 complete -c ddlf -n '_shtab_ddlf_using demo' -l mode -xka "sync async" -d 'whether updates count once a round (sync) or each when it comes, and nobody waits (async)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l master-epochs -x -d 'local epochs of the whole run'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l worker-epochs -x -d 'local epochs in a round'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l worker-steps -x -d 'batches of each slot in a round, instead of whole epochs'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l batch-size -x -d 'samples in a batch, of each worker'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l seed -x -d 'seed of first weights, order of samples and all else by chance'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
@@ -255,6 +257,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l pickle-results -d 'take results t
 complete -c ddlf -n '_shtab_ddlf_using env' -l mode -xka "sync async" -d 'whether updates count once a round (sync) or each when it comes, and nobody waits (async)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l master-epochs -x -d 'local epochs of the whole run'
 complete -c ddlf -n '_shtab_ddlf_using env' -l worker-epochs -x -d 'local epochs in a round'
+complete -c ddlf -n '_shtab_ddlf_using env' -l worker-steps -x -d 'batches of each slot in a round, instead of whole epochs'
 complete -c ddlf -n '_shtab_ddlf_using env' -l batch-size -x -d 'samples in a batch, of each worker'
 complete -c ddlf -n '_shtab_ddlf_using env' -l seed -x -d 'seed of first weights, order of samples and all else by chance'
 complete -c ddlf -n '_shtab_ddlf_using env' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
@@ -303,6 +306,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l pickle-results -d 'take r
 complete -c ddlf -n '_shtab_ddlf_using config show' -l mode -xka "sync async" -d 'whether updates count once a round (sync) or each when it comes, and nobody waits (async)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l master-epochs -x -d 'local epochs of the whole run'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l worker-epochs -x -d 'local epochs in a round'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l worker-steps -x -d 'batches of each slot in a round, instead of whole epochs'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l batch-size -x -d 'samples in a batch, of each worker'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l seed -x -d 'seed of first weights, order of samples and all else by chance'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'

@@ -244,7 +244,7 @@ function doing(lane, worker, run, now) {
   }
   if (worker.state === "suspect") return { how: "suspect", words: `silent for ${seconds(worker.silent_s)}`, share: lane.done ?? 0 };
   if (lane.slot && run?.phase === "training") {
-    const facts = [lane.slot !== lane.worker && `slot ${lane.slot}`, `round ${lane.round}`, run.worker_epochs > 1 && lane.epoch && `epoch ${lane.epoch}`, lane.loss !== null && `loss ${metric(lane.loss)}`];
+    const facts = [lane.slot !== lane.worker && `slot ${lane.slot}`, `round ${lane.round}`, (run.worker_epochs > 1 || run.worker_steps) && lane.epoch && `epoch ${lane.epoch}`, lane.loss !== null && `loss ${metric(lane.loss)}`];
     return { how: "busy", words: facts.filter(Boolean).join(", "), since: now - lane.since, share: lane.done ?? 0 };
   }
   if (lane.doing) return { how: "busy", words: lane.doing, share: 0 };

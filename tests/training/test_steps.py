@@ -1,0 +1,261 @@
+"""Rounds of some batches (``worker_steps``): each epoch has every sample once, whatever happens on the way."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.ledger import Ledger
+from ddlf.training.progress import Progress, Span
+from ddlf.training.start import check
+
+BOTH = pytest.mark.parametrize("mode", ["sync", "async"])
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def planned(samples, slots, *, done=0, **more):
+    progress = Progress(weights=[], ledger=Ledger(samples), states=[{} for _ in range(slots)], speeds=[None] * slots)
+    progress.plan(more.pop("epochs", 2), 1, more=False, **more)
+    progress.round = done
+    return progress
+
+
+def tasks_of(run):
+    """All tasks of a run by round and slot."""
+    asked = [one for worker in run.cluster.workers for name, one, *_ in worker.asked if name == "train"]
+    return sorted(asked, key=lambda task: (task.round, task.slot))
+
+
+def bits(run):
+    records = [(r.round, r.rounds, r.slot, r.version, r.epochs, r.samples) for r in run.history]
+    return [array.tobytes() for array in (*run.model.get_weights(), run.ledger.counts)], records
+
+
+async def trained(workers=3, **settings):
+    run = FakeRun(FakeCluster(workers), **{"master_epochs": 2, "worker_steps": 1, **settings})
+    await run.train_model()
+    return run
+
+
+# --- the plan
+
+
+def test_rounds_cut_each_epoch_into_parts_that_are_disjoint_and_complete():
+    for samples, slots, portion in itertools.product((12, 13, 203), (1, 3, 4), (1, 16, 48, 500)):
+        progress = planned(samples, slots, portion=portion)
+        size = slots * portion
+        assert progress.epochs == [1] * (2 * math.ceil(samples / size))
+        spans = [progress.span(number) for number in range(len(progress.epochs))]
+        for epoch in range(2):
+            mine = [span for number, span in enumerate(spans) if progress.starts[number] == epoch]
+            assert [place for span in mine for place in range(span.begin, span.end)] == list(range(samples))
+            assert all(span.end - span.begin == size for span in mine[:-1])
+            assert {span.order for span in mine} == {epoch}
+        assert progress.asked == 2
+
+
+def test_rounds_of_whole_epochs_are_cut_as_ever():
+    progress = planned(203, 3, epochs=3)
+    assert [progress.span(number) for number in range(3)] == [Span(number, 0, 203) for number in range(3)]
+
+
+def test_an_epoch_that_has_begun_is_ended_before_others_begin_however_rounds_are_cut_then():
+    begun = planned(100, 2, portion=10, done=3)
+    begun.plan(2, 1, more=False, portion=10)
+    assert len(begun.epochs) == 10
+    begun.plan(2, 1, more=False, portion=25)  # 40 samples are left of the first epoch
+    assert [begun.span(number) for number in range(3, 6)] == [Span(0, 60, 100), Span(1, 0, 50), Span(1, 50, 100)]
+    begun.plan(3, 2, more=False)
+    assert [begun.span(number)[1:] for number in range(3, 5)] == [(60, 100), (0, 100)]
+    assert (begun.epochs[3:], begun.starts[3:]) == ([1, 2], [0, 1, 3])
+    begun.plan(1, 1, more=True)  # the rest, and one more
+    assert (begun.epochs[3:], begun.asked) == ([1, 1], 2)
+    begun.plan(1, 1, more=False)
+    assert begun.epochs[3:] == [1]
+    complete = planned(100, 2, portion=10, done=5)
+    complete.plan(1, 1, more=False, portion=10)
+    assert complete.is_complete
+
+
+def test_more_slots_cut_the_epochs_to_come_anew_and_the_run_has_as_many():
+    progress = planned(100, 2, epochs=3, portion=10)
+    progress.add_slots(5, 5)
+    spans = [progress.span(number) for number in range(len(progress.epochs))]
+    assert [span.end - span.begin for span in spans] == [20] * 5 + [50] * 4
+    assert (progress.starts[-1], len(progress.states), len(progress.speeds)) == (3, 5, 5)
+
+
+def test_a_checkpoint_in_the_middle_of_an_epoch_has_where_it_is():
+    progress = planned(100, 2, portion=10, done=3)
+    progress.weights = [np.zeros(2)]
+    stored = progress.to_checkpoint(["a"])
+    assert stored.facts["epochs"] == [[3, 1, 20]]
+    back = Progress.from_checkpoint(stored)
+    back.plan(2, 1, more=False, portion=10)
+    assert (back.epochs, back.starts, back.offsets) == (progress.epochs, progress.starts, progress.offsets)
+
+
+# --- runs
+
+
+@BOTH
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 100])
+async def test_every_epoch_has_every_sample_once(mode, steps):
+    run = await trained(mode=mode, worker_steps=steps)
+    assert run.ledger.is_exact(2)
+    rounds = 2 * math.ceil(203 / (3 * 16 * steps))
+    assert {record.rounds for record in run.history} == {rounds}
+    for number, tasks in itertools.groupby(tasks_of(run), key=lambda task: task.round):
+        epoch, part = divmod(number, rounds // 2)
+        order = shuffled(203, 0, epoch)[part * 48 * steps : (part + 1) * 48 * steps]
+        wanted = partition(order, equal_sizes(len(order), 3))
+        for task, indices in zip(tasks, wanted, strict=True):
+            assert np.array_equal(task.indices, indices)
+            assert (task.first_epoch, task.epochs) == (epoch, 1)
+
+
+@BOTH
+async def test_rounds_as_long_as_an_epoch_are_the_same_bits_as_without(mode):
+    order = {"arrivals": [2, 1, 1, 2, 1, 2], "master_epochs": 3} if mode == "async" else {}
+    whole = await trained(2, mode=mode, worker_steps=None, **order)
+    assert bits(await trained(2, mode=mode, worker_steps=7, **order)) == bits(whole)
+
+
+@BOTH
+@pytest.mark.parametrize("more", [{}, {"codec": "topk:0.1", "weights_codec": "delta:int8"}], ids=["plain", "coded"])
+async def test_when_fewer_samples_than_slots_are_left_the_first_slots_have_one_each(mode, more):
+    """What a slot left before it had no task is still there when it has one again, also where it has moved."""
+    settings = {"mode": mode, "samples": 3 * 16 * 2 + 2, "master_epochs": 3, "slots": 3, "optimizer_state": "kept"}
+    if mode == "async":
+        settings["arrivals"] = [1, 2, 3, 3, 2, 1, 1, 2] * 3
+    run = await trained(**settings, **more)
+    assert run.ledger.is_exact(3)
+    tails = [task for task in tasks_of(run) if task.round % 3 == 2]
+    assert [(task.slot, len(task.indices)) for task in tails] == [(0, 1), (1, 1)] * 3
+    moved = FakeRun(FakeCluster(3 if mode == "async" else 1), **{"worker_steps": 1, **settings}, **more)
+    moved.cluster.workers.reverse()
+    await moved.train_model()
+    assert bits(moved) == bits(run)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_run_that_is_resumed_after_any_commit_ends_with_the_same_bits(mode, tmp_path):
+    slots = 3 if mode == "sync" else 1
+    settings = {"mode": mode, "slots": slots, "samples": 98, "codec": "int8"}
+    count = {"sync": 6, "async": 14}[mode]
+    settings |= {"arrivals": [1] * count} if mode == "async" else {}
+    whole = await trained(slots, checkpoint=tmp_path / "whole", checkpoint_keep=100, **settings)
+    assert len(whole.history) == count
+    for number in range(1, count):
+        if mode == "async":
+            settings["arrivals"] = [1] * (count - number)
+        source = tmp_path / "whole" / f"round-{number:06d}"
+        resumed = await trained(slots, resume=source, checkpoint=tmp_path / f"from {number}", **settings)
+        assert bits(resumed) == bits(whole)
+
+
+@BOTH
+async def test_a_training_that_was_stopped_in_the_middle_of_an_epoch_ends_that_and_goes_on(mode):
+    run = FakeRun(FakeCluster(2 if mode == "sync" else 1), mode=mode, worker_steps=1, master_epochs=2)
+    run.on_round = lambda record: record.version == 3 and run.stop_training()
+    await run.train_model()
+    assert len(run.history) == 3
+    run.on_round = lambda record: None
+    await run.train_model()
+    assert run.ledger.is_exact(3)
+    run.worker_steps = None
+    await run.train_model()
+    assert run.ledger.is_exact(5)
+    assert [record.samples for record in run.history][-2:] == [203, 203]
+
+
+async def test_a_longer_run_after_a_shorter_one_is_the_longer_one(tmp_path):
+    whole = await trained(slots=3, master_epochs=4, checkpoint=tmp_path / "whole")
+    await trained(slots=3, master_epochs=2, checkpoint=tmp_path / "short")
+    longer = await trained(slots=3, master_epochs=4, resume=tmp_path / "short")
+    assert [record.rounds for record in longer.history] == [10] * 10 + [20] * 10
+    assert bits(longer)[0] == bits(whole)[0]
+
+
+@BOTH
+async def test_workers_that_come_get_slots_when_an_epoch_begins(mode):
+    cluster = FakeCluster(2)
+    run = FakeRun(cluster, mode=mode, worker_steps=1, master_epochs=4)
+
+    def on_round(record):
+        if record.version == 2:
+            cluster.workers.append(FakeWorker(3))
+
+    run.on_round = on_round
+    await run.train_model()
+    assert run.ledger.is_exact(4)
+    slots = {task.round: task.slots for task in tasks_of(run)}
+    (first,) = [number for number in slots if slots[number] == 3 and slots.get(number - 1) == 2]
+    assert first % 7 == 0  # 203 samples in rounds of 32
+    assert [event.round for event in run.events if event.kind == "slots"] == [first + 1]
+
+
+async def test_with_balance_parts_follow_speed_inside_each_round():
+    class Slow(FakeWorker):
+        def train(self, task):
+            return dataclasses.replace(super().train(task), compute_s=len(task.indices) * 0.001 * self.id**2)
+
+    cluster = FakeCluster(2)
+    cluster.workers = [Slow(1), Slow(2)]
+    run = FakeRun(cluster, worker_steps=4, balance="speed", batch_size=4, master_epochs=2)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
+    last = [len(task.indices) for task in tasks_of(run) if task.round == run.history[-1].round - 2]
+    assert sum(last) == 32
+    assert last[0] > 2 * last[1]
+
+
+@BOTH
+async def test_validation_data_is_evaluated_once_an_epoch(mode, monkeypatch):
+    async def measured(function, app, weights, *more):
+        return {"val_loss": 1.0}
+
+    monkeypatch.setattr("ddlf.training.reporting.measured", measured)
+    run = FakeRun(FakeCluster(2), mode=mode, worker_steps=1, master_epochs=3)
+    run.x_val = run.y_val = np.zeros((1, 1))
+    await run.train_model()
+    values = run.history.history["val_loss"]
+    assert sum(value == value for value in values) == 3
+    assert values[-1] == 1.0
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", True, 2.5])
+def test_a_number_of_batches_that_cannot_be_is_refused(value):
+    with pytest.raises(
+        ConfigError, match=f"worker_steps must be a whole number of 1 or more, or None .*, got {value!r}"
+    ):
+        check(FakeRun(worker_steps=value), "sync")
+
+
+def test_two_lengths_of_a_round_are_refused():
+    with pytest.raises(ConfigError, match="worker_steps=5 and worker_epochs=2 both say how long a round is; leave out"):
+        check(FakeRun(worker_steps=5), "sync", None, 2)
+    check(FakeRun(worker_steps=5), "sync", None, 1)
+
+
+async def test_fewer_samples_than_slots_are_refused_as_without():
+    with pytest.raises(ConfigError, match="2 samples cannot be split over 3 slots"):
+        await trained(samples=2, slots=3)
+
+
+async def test_a_run_is_not_resumed_with_rounds_of_another_length(tmp_path):
+    await trained(checkpoint=tmp_path)
+    with pytest.raises(CheckpointMismatch, match="worker_steps: 1 in the checkpoint, 2 now"):
+        await trained(resume=tmp_path, worker_steps=2)
