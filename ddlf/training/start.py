@@ -58,7 +58,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app._progress is not None and not fresh)
-    check_slots(settings, settings["slots"] or (0 if goes_on else app.cluster.N))
+    check_slots(settings, settings["slots"] or (0 if goes_on or app.cluster is None else app.cluster.N))
     check_backend()
     return settings
 
