@@ -161,6 +161,7 @@ OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, o
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 STALENESS = RuleOf("ddlf.algorithms.staleness:STALENESS")
+PARTITION = RuleOf("ddlf.algorithms.uneven:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")

@@ -21,6 +21,7 @@ from ddlf.checks import (
     NAME,
     OUTER,
     OUTWARD,
+    PARTITION,
     STALENESS,
     SWITCH,
     TRACKERS,
@@ -130,7 +131,14 @@ class Settings:
     balance: Annotated[
         str, OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT, "sync"
     ] = "equal"
-    """With ``speed`` parts follow each worker's measured speed, so that all end together."""
+    """With ``speed`` parts follow each worker's measured speed, so that all end together. Only with ``partition`` at ``equal``: other rules say
+    themselves what each slot has."""
+
+    partition: Annotated[
+        str, PARTITION, "whose each sample is: equal, dirichlet:0.1, classes:2, power:1", "RULE", FACT
+    ] = "equal"
+    """For studies of machines whose data differ. With ``equal`` each round has other parts; with any other rule each slot keeps its samples for the
+    whole run, K stays what it is at the beginning, and the first lines say what each slot has."""
 
     optimizer_state: Annotated[
         Literal["kept", "fresh"],

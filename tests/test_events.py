@@ -164,6 +164,21 @@ def test_the_lines_of_what_a_run_goes_on_from():
     assert line(events.TrainingBegan(mode="sync", **{**began, "workers": 3, "fixed": False})) == ""
 
 
+def test_what_slots_have_is_told_in_few_lines():
+    labels = {str(label): label + 1 for label in range(12)}
+    told = line(
+        events.DataPartitioned(
+            partition="dirichlet:alpha=0.1", samples=(712, 78), labels=({"3": 402, "0": 310}, labels)
+        )
+    )
+    assert told.splitlines() == [
+        "parts     slot 1: 712 samples, 0:310 3:402",
+        "          slot 2: 78 samples, 2:3 3:4 4:5 5:6 6:7 7:8 8:9 9:10 10:11 11:12 and 2 labels more",
+    ]
+    told = line(events.DataPartitioned(partition="power:exponent=1.0", samples=tuple(range(64, 0, -1)))).splitlines()
+    assert (len(told), told[8:]) == (10, ["          slot 9: 56 samples", "          55 more slots: 1 to 55 samples"])
+
+
 def test_the_lines_of_workers_that_come_and_go():
     lost = events.WorkerLost(round=1, worker=2, why="worker 2: cut")
     assert line(lost) == "lost      worker 2: cut; it takes part when it is back"

@@ -12,6 +12,7 @@ from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.staleness import STALENESS
+from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
@@ -61,6 +62,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         "staleness": SETTINGS["staleness"].help,
         "outer": str(SETTINGS["outer"].check),
         "arrival": str(SETTINGS["arrival"].check),
+        "partition": SETTINGS["partition"].help,
     }
     for name, family in (
         ("codec", CODEC),
@@ -68,6 +70,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         ("staleness", STALENESS),
         ("outer", OUTER),
         ("arrival", ARRIVAL),
+        ("partition", PARTITION),
     ):
         assert [rule for rule in family.names if rule not in said[name]] == []
 

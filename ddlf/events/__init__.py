@@ -38,6 +38,7 @@ from ddlf.events.phases import (
 from ddlf.events.run import (
     Committed,
     DataLoaded,
+    DataPartitioned,
     Evaluated,
     How,
     ModelBuilt,
@@ -78,6 +79,7 @@ __all__ = [
     "ClusterEvent",
     "Committed",
     "DataLoaded",
+    "DataPartitioned",
     "Evaluated",
     "Event",
     "ExecutorEnded",

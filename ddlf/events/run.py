@@ -113,6 +113,20 @@ class TrainingBegan(Event):
     rounds: int = 0
 
 
+class DataPartitioned(Event):
+    """Slots differ in what samples they have: each keeps its own for the whole run.
+
+    Args:
+        partition: The rule, as it was given.
+        samples: Samples of each slot.
+        labels: How many samples each slot has of each label, if the rule goes by labels; else empty.
+    """
+
+    partition: str
+    samples: tuple[int, ...]
+    labels: tuple[dict[str, int], ...] = ()
+
+
 class NothingToTrain(Event):
     """A run that is gone on from has nothing left to train.
 

@@ -23,6 +23,8 @@ KINDS: dict[type[e.Event], Any] = {
     e.CheckpointFailed: "checkpoint",
 }
 """Of those events that ``IApp.on_event`` gets: ``TrainingEvent.kind``."""
+PARTS, LABELS = 10, 10
+"""So many slots of a partition are told, and of each so many labels, the most frequent ones."""
 GAIN_WORTH_SAYING = 1.3
 """Of bfloat16; less is lost again in what is not matrix products."""
 
@@ -114,6 +116,8 @@ def _line(event: e.Event) -> str:
             return f"{event.about:<9} WARNING {event.why}"
         case e.TrainingBegan():
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
+        case e.DataPartitioned():
+            return "\n".join(f"{'' if number else 'parts':<9} {text}" for number, text in enumerate(_parts(event)))
         case e.NothingToTrain(converged=True):
             return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
         case e.NothingToTrain():
@@ -125,6 +129,19 @@ def _line(event: e.Event) -> str:
         case e.CheckpointDamaged():
             return event.why
     return ""
+
+
+def _parts(event: e.DataPartitioned) -> list[str]:
+    found = [f"slot {number}: {count:,} samples" for number, count in enumerate(event.samples, 1)]
+    for slot, labels in enumerate(event.labels):
+        most = sorted(labels, key=lambda label: (-labels[label], int(label)))[:LABELS]
+        shown = " ".join(f"{label}:{labels[label]}" for label in sorted(most, key=int))
+        more = f" and {len(labels) - LABELS} labels more" if len(labels) > LABELS else ""
+        found[slot] += f", {shown}{more}"
+    if len(found) > PARTS:
+        rest = event.samples[PARTS - 1 :]
+        found[PARTS - 1 :] = [f"{len(rest)} more slots: {min(rest):,} to {max(rest):,} samples"]
+    return found
 
 
 def _resumed(event: e.TrainingBegan) -> str:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ddlf.algorithms.partition import Indices, equal_sizes, partition, shuffled, sizes_by_speed
+from ddlf.algorithms.uneven import Labels, Owners, Partition, counts_of, labels_of
+from ddlf.errors import ConfigError
+from ddlf.events import DataPartitioned
 from ddlf.training.progress import Span
 
 ORDERS = 4
@@ -20,10 +26,12 @@ class Parts:
     Args:
         samples: n.
         seed: Seed of the orders.
+        owners: Whose each sample is in the whole run; None if parts are cut anew in each round.
     """
 
-    def __init__(self, samples: int, seed: int) -> None:
+    def __init__(self, samples: int, seed: int, owners: Owners | None = None) -> None:
         self._samples = samples
+        self._owners = owners
         self._seed = seed
         self._orders: dict[int, asyncio.Future[Indices]] = {}
 
@@ -47,6 +55,9 @@ class Parts:
             batch_size: No part that follows speeds is smaller, if that can be.
         """
         order = (await self.order(span.order))[span.begin : span.end]
+        if self._owners is not None:
+            owners = self._owners[order]
+            return [order[owners == slot] for slot in range(slots)]
         samples = len(order)
         if samples < self._samples:  # fewer samples than slots are refused where they are all there is
             slots = min(slots, samples)
@@ -59,3 +70,36 @@ class Parts:
         if self._samples < IN_A_THREAD:
             return shuffled(self._samples, self._seed, number)
         return await asyncio.to_thread(shuffled, self._samples, self._seed, number)
+
+
+def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
+    """Whose each sample is in the whole run, by a rule; None if parts are cut anew in each round.
+
+    Raises:
+        ConfigError: The rule cannot be used with these samples, slots and labels.
+    """
+    try:
+        return rule.owners(samples, slots, seed, _labels(app, rule))
+    except ConfigError as error:
+        raise ConfigError(f"partition {str(rule)!r}: {error.message}", hint=error.hint) from None
+
+
+def partitioned(app: Any, rule: Partition, owners: Owners, slots: int) -> DataPartitioned:
+    """What there is to tell of whose samples are whose."""
+    labels = counts_of(owners, _labels(app, rule), slots) if rule.goes_by_labels else []
+    return DataPartitioned(
+        partition=str(rule),
+        samples=tuple(np.bincount(owners, minlength=slots).tolist()),
+        labels=tuple({str(label): count for label, count in counts.items()} for counts in labels),
+    )
+
+
+def _labels(app: Any, rule: Partition) -> Labels:
+    if not rule.goes_by_labels:
+        return np.empty(0, np.int64)
+    if getattr(app, "y_train", None) is None:
+        raise ConfigError(
+            "it goes by labels, but the master has no y_train",
+            hint="set it in load_dataset, or use partition='power:1', which goes by none",
+        )
+    return labels_of(app.y_train)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlf.algorithms.uneven import Owners
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.contents import Checkpoint
 from ddlf.facts import from_data
@@ -69,6 +70,7 @@ class Progress:
         speeds: Samples a second of each slot, smoothed; None before they are known.
         settings: Settings of the run that has come to this.
         compiled: The optimizer of the master's model, described; not stored.
+        owners: Whose each sample is in the whole run; None if parts are cut anew in each round. Not stored: it follows from the settings.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
         records: Records of all rounds so far.
     """
@@ -92,6 +94,7 @@ class Progress:
     speeds: list[float | None] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
+    owners: Owners | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 

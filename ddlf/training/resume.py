@@ -28,6 +28,7 @@ from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
+from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
@@ -171,6 +172,8 @@ async def begin(
         )
         progress.plan(epochs, worker_epochs, more=False, portion=portion)
     check_slots(settings, len(progress.states))
+    # Before a folder is opened, for it may be refused.
+    progress.owners = owners_of(app, settings["partition"], samples, len(progress.states), settings["seed"])
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
     keeper = None if target is None else await _open(app, target, progress, found if here else None)

@@ -72,7 +72,7 @@ class Run:
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
         self._cluster = cluster
         self._exchange = exchange
-        self._parts = Parts(facts.samples, facts.seed)
+        self._parts = Parts(facts.samples, facts.seed, progress.owners)
         self._merge_metrics = merge_metrics
         self._reporter = reporter
         self._keeper = keeper
@@ -249,7 +249,7 @@ class Run:
     # -- for its parts ---------------------------------------------------------------------------------------------------
 
     async def part(self, slot: int, number: int) -> Indices:
-        """A slot's part of the samples in a round, from 0, as equal as can be. All slots shuffle alike, so the parts are disjoint and complete."""
+        """A slot's part of the samples in a round, from 0. All slots shuffle alike, so the parts are disjoint and complete."""
         return (await self._parts.of(self.progress.span(number), self.progress.slots_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Indices) -> Task:

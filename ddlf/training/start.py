@@ -26,6 +26,7 @@ from ddlf.training.early import check_app, check_backend, check_slots
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
+from ddlf.training.parts import partitioned
 from ddlf.training.reporting import Reporter
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.rounds import Ended, Facts
@@ -186,7 +187,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
-    fixed = app.slots is not None
+    fixed = app.slots is not None or progress.owners is not None
     crew.fixed_slots = len(progress.states) if fixed else None
     app._tell(
         TrainingBegan(
@@ -200,6 +201,8 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
             source=None if source is None else str(source),
         )
     )
+    if progress.owners is not None:
+        app._tell(partitioned(app, settings["partition"], progress.owners, len(progress.states)))
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],

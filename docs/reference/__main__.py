@@ -19,6 +19,7 @@ from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
 from ddlf.algorithms.staleness import STALENESS
+from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import verbs
 from ddlf.cli.completion import FOLDER as COMPLETIONS
 from ddlf.cli.completion import SHELLS
@@ -255,6 +256,10 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
     "weights_codec": (
         "So are weights on their way to the workers: by a codec that is not biased, or by any after `delta:`.",
         {"delta:float32": Outward},
+    ),
+    "partition": (
+        "Whose each sample is. All but `equal` say it for the whole run, for studies of data that differ.",
+        PARTITION,
     ),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }

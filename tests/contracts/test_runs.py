@@ -21,6 +21,7 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.staleness import STALENESS
+from ddlf.algorithms.uneven import PARTITION
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.roles.exchange import send_update
@@ -29,9 +30,16 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FAMILIES = ((MERGE, "merge"), (OUTER, "outer"), (ARRIVAL, "arrival"), (STALENESS, "staleness"), (CODEC, "codec"))
+FAMILIES = (
+    (MERGE, "merge"),
+    (OUTER, "outer"),
+    (ARRIVAL, "arrival"),
+    (STALENESS, "staleness"),
+    (CODEC, "codec"),
+    (PARTITION, "partition"),
+)
 BOTH = ("sync", "async")
-USUAL = {"outer": "subtract", "update_policy": "stop", "codec": "float32"}
+USUAL = {"outer": "subtract", "update_policy": "stop", "codec": "float32", "partition": "equal"}
 ROWS = {
     "usual": (("async",), {"arrival": "published", "staleness": "constant", **USUAL}),
     "inverse": (("async",), {"staleness": "inverse", "outer": "nesterov"}),
@@ -46,6 +54,9 @@ ROWS = {
     "clipped": (("sync",), {"merge": "clipped"}),
     "multi-krum": (("sync",), {"merge": "krum:bad=0,keep=2"}),
     "speed": (("sync",), {"balance": "speed"}),
+    "dirichlet": (BOTH, {"partition": "dirichlet:0.5", "y_train": np.arange(203) % 7}),
+    "classes": (BOTH, {"partition": "classes:2", "y_train": np.arange(203) % 7}),
+    "power": (BOTH, {"partition": "power:1"}),
     "nesterov": (BOTH, {"outer": "nesterov"}),
     "fedadam": (BOTH, {"outer": "fedadam"}),
     "fedadagrad": (BOTH, {"outer": "fedadagrad"}),

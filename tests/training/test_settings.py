@@ -44,6 +44,25 @@ WRONG = [
     (dict(optimizer_state="keep"), "optimizer_state must be 'kept' or 'fresh', got 'keep'; did you mean 'kept'?"),
     (dict(optimizer_state=None), "optimizer_state must be 'kept' or 'fresh', got None"),
     (dict(balance="speedy"), "balance must be 'equal' or 'speed', got 'speedy'; did you mean 'speed'?"),
+    (
+        dict(partition="dirichlet:0"),
+        "partition 'dirichlet:0': alpha must be finite and > 0, got 0.0; write it as dirichlet:alpha=1.0",
+    ),
+    (dict(partition="dirichlet:nan"), "alpha must be finite and > 0, got nan"),
+    (dict(partition="classes:0"), "per_slot must be 1 or more, got 0"),
+    (dict(partition="classes:1.5"), "per_slot must be a whole number, got '1.5'"),
+    (dict(partition="power:11"), "exponent must be from -10 to 10, got 11.0"),
+    (dict(partition="dirichlet:1,2"), "dirichlet has no more parameters than alpha"),
+    (dict(partition="dirichlt"), "unknown partition 'dirichlt', did you mean 'dirichlet'?"),
+    (dict(partition=None), "partition must be a name, got None"),
+    (
+        dict(partition="power:1", balance="speed"),
+        "balance='speed' has no effect with partition='power:exponent=1.0'; leave balance out, or choose",
+    ),
+    (
+        dict(partition="power:1", worker_steps=2),
+        "worker_steps=2 has no effect with partition='power:exponent=1.0'; leave worker_steps out",
+    ),
     (dict(precision="bfloat16"), "got 'bfloat16'; did you mean 'mixed_bfloat16'?"),
     (
         dict(update_policy="rejct"),
@@ -110,6 +129,7 @@ RIGHT = [
     dict(slots=np.int64(3)),
     dict(evaluate_every=2, checkpoint=Path("nowhere"), resume="auto", wait_for_workers_s=0, verbose=0),
     dict(callbacks=[], outer="nesterov", optimizer_state="fresh", balance="speed", merge="trimmed:0.1"),
+    dict(partition="equal", balance="speed"),
     dict(outer=Subtract(learning_rate=0.5), codec="topk:0.1", weights_codec="delta:int8"),
     dict(mode="async", evaluate_every=3, outer=Nesterov(), update_policy="clip", slots=2, seed=np.uint32(7)),
 ]
@@ -176,6 +196,7 @@ USED_IN = {
     "precision": "roles/replica.py",
     "class_weight": "data/parts.py",
     "callbacks": "app.py",
+    "partition": "training/resume.py",
     "wait_for_workers_s": "training/opening.py",
     "ui": "ui.py",
     "echo": "app.py",

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -80,6 +80,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l seed -x -d 'seed of first weights
 complete -c ddlf -n '_shtab_ddlf_using run' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using run' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
+complete -c ddlf -n '_shtab_ddlf_using run' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using run' -l optimizer-state -xka "kept fresh" -d 'whether each slot'"'"'s optimizer goes on from round to round (kept) or begins anew in each (fresh)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using run' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
@@ -129,6 +130,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l seed -x -d 'seed of first weight
 complete -c ddlf -n '_shtab_ddlf_using demo' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l optimizer-state -xka "kept fresh" -d 'whether each slot'"'"'s optimizer goes on from round to round (kept) or begins anew in each (fresh)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
@@ -263,6 +265,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l seed -x -d 'seed of first weights
 complete -c ddlf -n '_shtab_ddlf_using env' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using env' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
+complete -c ddlf -n '_shtab_ddlf_using env' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using env' -l optimizer-state -xka "kept fresh" -d 'whether each slot'"'"'s optimizer goes on from round to round (kept) or begins anew in each (fresh)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using env' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
@@ -312,6 +315,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l seed -x -d 'seed of first
 complete -c ddlf -n '_shtab_ddlf_using config show' -l slots -x -d 'parts of each round, which any worker can compute (default: as many as workers)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l optimizer-state -xka "kept fresh" -d 'whether each slot'"'"'s optimizer goes on from round to round (kept) or begins anew in each (fresh)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'

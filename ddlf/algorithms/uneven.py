@@ -1,0 +1,211 @@
+"""Whose each sample is for a whole run: rules that make the data of slots differ, for studies. Runs on the master.
+
+Machines that each hold their own data see other labels, or more of it, than the others do. A rule here says once, from the run's seed, which slot has
+which samples. In each round they come in the order of ``partition.shuffled``, so every epoch has every sample once, whoever has it.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
+from ddlf.errors import ConfigError
+
+Labels = npt.NDArray[np.int64]
+Owners = npt.NDArray[np.signedinteger[Any]]
+"""Of each sample the number of its slot, from 0."""
+
+
+class Partition(Protocol):
+    """What every rule in this file is."""
+
+    goes_by_labels: ClassVar[bool]
+
+    def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        """Say whose each sample is.
+
+        Args:
+            samples: n, at least one for each slot.
+            slots: K.
+            seed: Seed of the run.
+            labels: Number of each sample's class, shape (n,), if the rule goes by them; else empty.
+
+        Returns:
+            Shape (n,), with at least one sample for each slot; None if that is another one in each round.
+
+        Raises:
+            ConfigError: There are too few samples.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equal(Named):
+    """Parts that are cut anew from all samples in each round: as equal as can be, or as fast as each worker is (``balance``)."""
+
+    goes_by_labels: ClassVar[bool] = False
+
+    def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dirichlet(Named):
+    """Each slot has classes in shares of its own, drawn from a Dirichlet distribution, and as many samples as the others.
+
+    With ``p`` the share of each class in the whole data set, for one slot after the other::
+
+        q ~ Dir(alpha * p)
+        draw the class of each of its n/K samples from q, without replacement
+
+    A class of which nothing is left is left out of ``q``, which is scaled to a sum of 1 again. A large ``alpha`` makes slots alike, one near 0 gives
+    each a single class while there are enough. Who writes Dir(alpha) with one ``alpha`` for each of C equally common
+    classes means ``alpha * C`` here.
+
+    Args:
+        alpha: Concentration, dimensionless, > 0.
+
+    Raises:
+        ConfigError: ``alpha`` is out of range.
+
+    Source:
+        Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
+    """
+
+    alpha: float = 1.0
+    goes_by_labels: ClassVar[bool] = True
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha > 0):
+            raise ConfigError(f"alpha must be finite and > 0, got {self.alpha}")
+
+    def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        chance = _chance(seed, slots)
+        _, number, have = np.unique(labels, return_inverse=True, return_counts=True)
+        left = have.copy()
+        counts = np.zeros((slots, len(have)), np.int64)
+        for slot, size in enumerate(equal_sizes(samples, slots)):
+            q = chance.dirichlet(self.alpha * have / samples)
+            while missing := size - int(counts[slot].sum()):
+                share = np.where(left > 0, q, 0.0)
+                share = share if share.sum() > 0 else left / left.sum()  # it has shares of nothing that is left
+                # More of a class than there is are drawn again: as if it had been left out when the last one was drawn.
+                got = np.minimum(chance.multinomial(missing, share / share.sum()), left)
+                counts[slot] += got
+                left -= got
+        owner = np.empty(samples, np.int64)
+        for place, of_slots in enumerate(counts.T):
+            owner[chance.permutation(np.flatnonzero(number == place))] = np.repeat(np.arange(slots), of_slots)
+        return owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes(Named):
+    """Each slot has samples of few classes.
+
+    Sorted by class, the data is cut into ``per_slot * K`` equal shares, and each slot is given ``per_slot`` of them by chance.
+    A share in which one class ends and the next begins has both.
+
+    Args:
+        per_slot: Shares of each slot, 1 or more.
+
+    Raises:
+        ConfigError: ``per_slot`` is out of range.
+
+    Source:
+        McMahan et al. 2016, arXiv:1602.05629, section 3 (there called shards, two of them).
+    """
+
+    per_slot: int = 2
+    goes_by_labels: ClassVar[bool] = True
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+
+    def __post_init__(self) -> None:
+        if self.per_slot < 1:
+            raise ConfigError(f"per_slot must be 1 or more, got {self.per_slot}")
+
+    def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        shares = self.per_slot * slots
+        if samples < shares:
+            raise ConfigError(
+                f"{samples} samples cannot be cut into {shares} shares, {self.per_slot} for each of {slots} slots"
+            )
+        chance = _chance(seed, slots)
+        by_class = chance.permutation(samples)
+        by_class = by_class[np.argsort(labels[by_class], kind="stable")]
+        whose = chance.permutation(np.repeat(np.arange(slots), self.per_slot))
+        owner = np.empty(samples, np.int64)
+        owner[by_class] = np.repeat(whose, equal_sizes(samples, shares))
+        return owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power(Named):
+    """Slot j, from 1, has a number of samples in proportion to ``j ** -exponent``, at least one; which ones is by chance.
+
+    Args:
+        exponent: How unequal, from -10 to 10. 0 is equal, 1 Zipf's law, below 0 the last slot has most.
+
+    Raises:
+        ConfigError: ``exponent`` is out of range.
+
+    Source:
+        Zipf's law; rounded as in ``partition.sizes_by_speed``.
+    """
+
+    exponent: float = 1.0
+    goes_by_labels: ClassVar[bool] = False
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+
+    def __post_init__(self) -> None:
+        if not -10 <= self.exponent <= 10:
+            raise ConfigError(f"exponent must be from -10 to 10, got {self.exponent}")
+
+    def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        sizes = sizes_by_speed(samples, [float(slot) ** -self.exponent for slot in range(1, slots + 1)])
+        return _chance(seed, slots).permutation(np.repeat(np.arange(slots), sizes))
+
+
+PARTITION: Family[Partition] = Family("partition", equal=Equal, dirichlet=Dirichlet, classes=Classes, power=Power)
+"""Every rule by name."""
+
+
+def labels_of(y: Any) -> Labels:
+    """The number of each sample's class.
+
+    Args:
+        y: Whole numbers of shape (n,) or (n, 1), of any type, or one-hot rows.
+
+    Raises:
+        ConfigError: They are something else.
+    """
+    if isinstance(y, np.ndarray) and y.ndim <= 2 and y.dtype.kind in "biuf":
+        if y.ndim == 1 or y.shape[1] == 1:
+            numbers = y.reshape(len(y))
+            if np.all(np.isfinite(numbers)) and np.all(numbers == np.round(numbers)):
+                return numbers.astype(np.int64)
+        elif np.all((y == 0) | (y == 1)) and np.all(np.count_nonzero(y, axis=1) == 1):
+            return np.asarray(y.argmax(axis=1), np.int64)
+    what = f"{y.dtype} of shape {y.shape}" if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
+    raise ConfigError(
+        f"labels must be a whole number for each sample, or one-hot rows, to say whose a sample is; y_train is {what}",
+        hint="use partition='power:1', which goes by none, or 'equal'",
+    )
+
+
+def counts_of(owners: Owners, labels: Labels, slots: int) -> list[dict[int, int]]:
+    """Of each slot how many samples it has of each label, for labels that it has, in their order."""
+    counted = []
+    for slot in range(slots):
+        found, number = np.unique(labels[owners == slot], return_counts=True)
+        counted.append({int(label): int(count) for label, count in zip(found, number, strict=True)})
+    return counted
+
+
+def _chance(seed: int, slots: int) -> np.random.Generator:
+    # Five words: no round's order, and no local epoch's, begins with as many.
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, slots, 0, 0, 1])))

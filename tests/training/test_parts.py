@@ -1,0 +1,94 @@
+"""Which samples slots are given, round by round."""
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.partition import shuffled
+from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.events import DataPartitioned, SlotsChanged
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+LABELS = np.arange(203) % 7
+
+
+async def trained(workers=3, **settings):
+    run = FakeRun(FakeCluster(workers), **{"partition": "dirichlet:0.5", "y_train": LABELS, **settings})
+    run.told = []
+    run.subscribe(run.told.append)
+    await run.train_model()
+    return run
+
+
+def given(run):
+    """Of each slot the samples of each of its rounds."""
+    found = {}
+    for worker in run.cluster.workers:
+        for verb, *facts in worker.asked:
+            if verb == "train":
+                found.setdefault(facts[0].slot, []).append(facts[0].indices.tolist())
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("partition", ["dirichlet:0.5", "classes:2", "power:1"])
+async def test_a_slot_keeps_its_samples_and_has_them_in_another_order_in_each_round(mode, partition):
+    run = await trained(mode=mode, partition=partition)
+    assert run.ledger.is_exact(run.master_epochs)
+    for rounds in given(run).values():
+        orders = [shuffled(203, 0, number).tolist() for number in range(run.master_epochs)]
+        assert rounds == [[sample for sample in order if sample in set(rounds[0])] for order in orders]
+        assert len({tuple(sorted(samples)) for samples in rounds}) == 1
+        assert len({tuple(samples) for samples in rounds}) == run.master_epochs
+
+
+async def test_what_each_slot_has_is_told_once_at_the_beginning():
+    run = await trained()
+    (told,) = [event for event in run.told if isinstance(event, DataPartitioned)]
+    assert told.partition == "dirichlet:alpha=0.5"
+    for slot, rounds in given(run).items():
+        labels, counts = np.unique(LABELS[rounds[0]], return_counts=True)
+        assert told.samples[slot] == len(rounds[0])
+        assert told.labels[slot] == dict(zip(map(str, labels), counts.tolist(), strict=True))
+    assert not [event for event in (await trained(partition="equal")).told if isinstance(event, DataPartitioned)]
+
+
+async def test_a_worker_that_joins_gets_no_slot_since_all_samples_are_somebodys():
+    class Growing(FakeRun):
+        def on_round(self, record):
+            if record.round == 1:
+                worker = FakeWorker(self.cluster.N + 1)
+                self.cluster.workers.append(worker)
+
+    for partition, slots in (("equal", 3), ("power:1", 2)):
+        run = Growing(FakeCluster(2), partition=partition)
+        told = []
+        run.subscribe(told.append)
+        await run.train_model()
+        assert run.history[-1].slots == slots
+        assert run.ledger.is_exact(run.master_epochs)
+        assert any(isinstance(event, SlotsChanged) for event in told) == (partition == "equal")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            dict(y_train=None),
+            "partition 'dirichlet:alpha=0.5': it goes by labels, but the master has no y_train; set it in load_dataset",
+        ),
+        (dict(y_train=np.linspace(0, 1, 203)), "labels must be a whole number for each sample, or one-hot rows"),
+        (dict(slots=204), "partition 'dirichlet:alpha=0.5': 203 samples cannot be split over 204 slots"),
+        (dict(partition="classes:100"), "partition 'classes:per_slot=100': 203 samples cannot be cut into 300 shares"),
+    ],
+)
+async def test_what_cannot_be_partitioned_is_refused_before_a_folder_is_taken(settings, sentence, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        await trained(**settings, checkpoint=tmp_path / "checkpoints")
+    assert sentence in str(refused.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+async def test_a_training_goes_on_only_with_the_partition_that_it_had(tmp_path):
+    await trained(checkpoint=tmp_path, master_epochs=2)
+    with pytest.raises(CheckpointMismatch, match=r"partition: 'dirichlet:alpha=0\.5' in the checkpoint, 'equal' now"):
+        await trained(checkpoint=tmp_path, resume="auto", partition="equal")
