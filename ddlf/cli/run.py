@@ -10,7 +10,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
+Then = Callable[[Any, argparse.Namespace, Stop], Coroutine[Any, Any, int]]
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 
@@ -67,19 +68,21 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     return False
 
 
-def execute(find: Callable[[], Any], options: argparse.Namespace) -> int:
+def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | None = None) -> int:
     """Run a target; return the exit code. Every error is printed as one sentence.
 
     Args:
         find: Returns the ``IApp`` subclass or the async function that takes a cluster.
         options: As parsed.
+        then: What is done with it; by default it is run on the cluster that the options name.
     """
+    then = then or run_target
     with native_output_to_log(), swallowed_quietly():
         try:
             importing = f"importing {getattr(options, 'app', 'the app')}"
             with opened(asked_ui(options)) as display, display.busy(importing):
                 target = interruptible(find)
-            return run_until_signal(lambda stop: run_target(target, options, stop))
+            return run_until_signal(lambda stop: then(target, options, stop))
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
             return 130

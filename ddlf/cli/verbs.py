@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddlf.cli.parsing import Verbs
 
 GROUPS = {
-    "train": ("run", "new", "demo"),
+    "train": ("run", "check", "new", "demo"),
     "cluster": ("status", "top", "dashboard", "stop", "clean", "bench"),
     "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
@@ -88,6 +88,36 @@ def _train(verbs: Verbs) -> None:
     )
     run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)
+
+    check = verb(
+        verbs,
+        "check",
+        "check:check",
+        "compare an app with plain Keras",
+        "Train an app with one slot on a worker of this machine, and plain Keras on the same samples in the same order with the same seeds, and "
+        "say whether they agree; if not, at which batch and in which weight they first differ, and what is likely to be why. The exit code is 0 "
+        "if they agree.",
+        "ddlf check app.py",
+        "ddlf check app.py --batches 100 -p learning_rate=0.05",
+        "ddlf check app.py --json",
+    )
+    check.add_argument("app", type=Path, help="Python file with a subclass of ddlf.IApp")
+    check.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
+    check.add_argument(
+        "--batches", type=number("batches", 1), default=20, metavar="N", help="of the first epoch (default: 20)"
+    )
+    check.add_argument(
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set an attribute of the app; may be repeated",
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
+    )
 
     new = verb(
         verbs,

@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --dashboard --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --wait --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -106,6 +106,14 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l dry-run -d 'print what would be d
 complete -c ddlf -n '_shtab_ddlf_using run' -s q -l quiet -d 'print the results only'
 complete -c ddlf -n '_shtab_ddlf_using run' -s v -l verbose -l debug -d 'show the whole traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using run; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'Python file with a subclass of ddlf.IApp, or an async function main(cluster)'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a check -d 'Train an app with one slot on a worker of this machine, and plain Keras on the same samples in the same order with the same seeds, and say whether they agree; if not, at which batch and in which weight they first differ, and what is likely to be why. The exit code is 0 if they agree.'
+complete -c ddlf -n '_shtab_ddlf_using check' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using check' -l target -x -d 'the class that is meant, when the file has several'
+complete -c ddlf -n '_shtab_ddlf_using check' -l batches -x -d 'of the first epoch (default: 20)'
+complete -c ddlf -n '_shtab_ddlf_using check' -s p -x -d 'set an attribute of the app; may be repeated'
+complete -c ddlf -n '_shtab_ddlf_using check' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using check' -s v -l verbose -l debug -d 'show the whole traceback of an error'
+complete -c ddlf -n '_shtab_ddlf_using check; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'Python file with a subclass of ddlf.IApp'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a new -d 'Write a small project, which runs as it stands, into a new folder.'
 complete -c ddlf -n '_shtab_ddlf_using new' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using new' -l template -xka "digits mnist custom-loop convert rpc" -d 'what to begin with: digits, mnist, custom-loop, convert, rpc (default: digits)'

@@ -11,6 +11,7 @@
 _shtab_ddlf_commands() {
   local _commands=(
     bench:'Measure latency and speed of the way to each worker.'
+    check:'Train an app with one slot on a worker of this machine, and plain Keras on the same samples in the same order with the same seeds, and say whether they agree; if not, at which batch and in which weight they first differ, and what is likely to be why. The exit code is 0 if they agree.'
     clean:'Free data, models and variables that earlier runs left on the workers.'
     completion:'Print the script by which a shell completes commands and options.'
     config:'The settings of a run.'
@@ -79,6 +80,19 @@ _shtab_ddlf_bench_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_bench_defaults_added=0
+
+_shtab_ddlf_check_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--target[the class that is meant, when the file has several]:NAME:"
+  "--batches[of the first epoch (default\: 20)]:N:"
+  "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
+  "--json[print JSON]"
+  {-v,--verbose,--debug}"[show the whole traceback of an error]"
+  ":Python file with a subclass of ddlf.IApp:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_check_defaults_added=0
 
 _shtab_ddlf_clean_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -498,6 +512,7 @@ _shtab_ddlf() {
       curcontext="${curcontext%:*:*}:_shtab_ddlf-$line[1]:"
       case $line[1] in
         bench) _arguments -C -s $_shtab_ddlf_bench_options ;;
+        check) _arguments -C -s $_shtab_ddlf_check_options ;;
         clean) _arguments -C -s $_shtab_ddlf_clean_options ;;
         completion) _arguments -C -s $_shtab_ddlf_completion_options ;;
         config) _shtab_ddlf_config ;;

@@ -1,0 +1,71 @@
+"""``ddlf check``: whether an app with one slot does what plain Keras does."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from typing import Any
+
+from ddlf.app import IApp
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Parser
+from ddlf.cli.run import execute
+from ddlf.cli.stopping import Stop
+from ddlf.cli.target import find_target, prepare_app
+from ddlf.errors import AppError
+from ddlf.facts import to_data
+from ddlf.training.plain import Compared, compare
+from ddlf.ui import attached, opened
+
+
+def check(options: argparse.Namespace) -> int:
+    """Compare, print what came of it, and return the exit code: 0 if they agree."""
+    of_run = Parser()
+    add_options(of_run)
+    settings = of_run.parse_args(["--local", "1", "--out", "none"])
+    for name, value in vars(options).items():
+        setattr(settings, name, value)
+    if options.json:
+        settings.ui = "none"
+    return execute(lambda: find_target(options.app, options.target), settings, then=_check)
+
+
+async def _check(target: Any, options: argparse.Namespace, stop: Stop) -> int:
+    from ddlf.cluster.cluster import Cluster
+
+    if not (inspect.isclass(target) and issubclass(target, IApp)):
+        raise AppError(
+            f"{target.__name__} is no app: there is nothing to compare", hint="check a subclass of ddlf.IApp"
+        )
+    app = prepare_app(target, Cluster.local(1), options)
+    with opened(options.ui or "plain") as display, attached(app, display):
+        try:
+            compared = await compare(app, options.batches)
+        finally:
+            await app.close()
+    if options.json:
+        print(json.dumps(to_data(compared), indent=2))
+    else:
+        print("\n".join(lines(type(app).__name__, compared)))
+    return 0 if compared.differs is None else 1
+
+
+def lines(name: str, compared: Compared) -> list[str]:
+    """What people read of it.
+
+    Args:
+        name: Name of the app's class.
+        compared: What came of the comparison.
+    """
+    of = f"{name}, one slot: {compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size}"
+    if (differs := compared.differs) is None:
+        how = "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
+        return [f"agrees    {of}, {how} plain Keras"]
+    place = f" {list(differs.place)}" if differs.place else ""
+    more = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
+    return [
+        f"differs   {of}; first after batch {differs.batch}",
+        f"where     {differs.tensor}{place}: {differs.expected:.9g} with plain Keras, {differs.found:.9g} with the app{more}",
+        f"cause     {differs.cause}",
+    ]
