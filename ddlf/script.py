@@ -36,14 +36,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return wait_on(shared_loop(), coroutine)
 
 
-def wait_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], who: str = "ddlf.run") -> T:
-    """``run`` on an event loop that runs in another thread."""
+def wait_on(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], who: str = "ddlf.run", instead: str = "await"
+) -> T:
+    """``run`` on an event loop that runs in another thread; ``who`` waits, and what to use ``instead`` are for the error."""
     target = sys.modules.get("ddlf.cli.target")
     if target is not None and target.Importing.now is not None:  # `ddlf run` imports a script that runs by itself
         target.Importing.now.check_runs_by_itself(coroutine)
     if _running_here() is loop:
         coroutine.close()
-        raise RuntimeError(f"{who} is for code that is not async; inside a coroutine use await")
+        raise RuntimeError(f"{who} is for code that is not async; inside a coroutine use {instead}")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()

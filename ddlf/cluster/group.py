@@ -177,7 +177,7 @@ class Group:
         for given in per_worker:
             if not isinstance(given, dict):
                 raise TypeError(
-                    f"arguments for one worker are a dict of its keyword arguments, got a {type(given).__name__}"
+                    f"arguments are named, as in a=1, or for one worker each a dict of its keyword arguments, got a {type(given).__name__}"
                 )
         return await self._send([Request(command, method, **given) for given in per_worker])
 

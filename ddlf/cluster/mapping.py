@@ -71,8 +71,9 @@ class Function:
         request.pickle = self._pickle
         try:
             return await self.dispatch.run(self.job, request)
-        except ResultNotData as error:  # beside its seconds it is the second of a list
-            error.message = error.message.replace(" (at [1] of the value)", "").replace("(at [1]", "(at ")
+        except (ResultNotData, NotPicklable) as error:
+            if error.worker:  # beside its seconds the result is the second of a list
+                error.message = error.message.replace(" (at [1] of the value)", "").replace("(at [1]", "(at ")
             raise
         except (ExecutorCrashed, WorkerLost) as error:
             if error.may_have_run and not self.job.idempotent:
@@ -324,12 +325,18 @@ def untupled(source: Any) -> Any:
     """Items that are the arguments themselves, of what ``items_of`` returned."""
     if isinstance(source, AsyncIterable):
         return _untupled(source)
-    return (tuple(args) for (args,) in source)
+    return (_arguments(args) for (args,) in source)
 
 
 async def _untupled(source: AsyncIterable[Any]) -> AsyncGenerator[tuple[Any, ...], None]:
     async for (args,) in source:
-        yield tuple(args)
+        yield _arguments(args)
+
+
+def _arguments(item: Any) -> tuple[Any, ...]:
+    if not isinstance(item, Iterable):
+        raise TypeError(f"starmap takes items that are tuples of arguments, got {_brief(item)}")
+    return tuple(item)
 
 
 async def _tuples(items: AsyncIterable[Any]) -> AsyncGenerator[tuple[Any, ...], None]:

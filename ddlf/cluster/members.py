@@ -57,6 +57,7 @@ class Members:
         self._lock = asyncio.Lock()
         self._connecting: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._said: dict[str, str] = {}  # why workers could not be reached
 
     @property
     def known(self) -> list[ProxyWorker]:
@@ -139,20 +140,23 @@ class Members:
             return
         used = sum(isinstance(failure, LeaseError) for failure in failures)
         lost = len(failures) - used
-        rows = []
+        rows, reasons = [], {}
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # the row says which
                 where = worker.label
                 # What to do about those in use is said once, at the end, if there are no others.
                 reason = (str(outcome) if lost else outcome.message).removeprefix(where).lstrip(": ")
+                reasons[where] = reason
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
         are = "is" if used == 1 else "are"
         problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
         problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
         text = "\n".join([f"{', and '.join(problems)}:", *rows])
         if len(reached) >= (self._min_workers or len(known)):
-            log.warning("%s\ngoing on with %d workers", text, len(reached))
+            if reasons != self._said:  # a run connects again
+                log.warning("%s\ngoing on with %d worker%s", text, len(reached), "s" * (len(reached) != 1))
+            self._said = reasons
             self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
             return
         hint = next((failure.hint for failure in failures if isinstance(failure, LeaseError)), "")
@@ -198,4 +202,4 @@ class Members:
         async with self._lock:
             await asyncio.gather(*(worker.close() for worker in self.known))
             await self.launcher.stop()
-            self.loop = None
+            self.loop, self._said = None, {}

@@ -11,6 +11,7 @@ import copy
 import os
 import threading
 import time
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
@@ -98,12 +99,20 @@ class Pool(concurrent.futures.Executor):
             function: As there.
             iterables: As there, but not asynchronous. Items are taken by the thread that takes the results, as fast as it takes them.
             timeout: Seconds from now after which a result that is not there is a ``TimeoutError``.
-            chunksize: Without effect, and here for those who give it: items are sent ahead of their turn in any case.
+            chunksize: As the standard library's executors take it. It has no effect, which a warning says: items are sent ahead of their turn
+                in any case.
             ordered: Whether results come in the order of the items, or as they come.
 
         Returns:
             The results one by one. It begins when the first is asked for; if none ever is, with the end of the pool.
         """
+        if chunksize < 1:
+            raise ValueError("chunksize must be 1 or more")  # as theirs
+        if chunksize > 1:
+            warnings.warn(
+                "chunksize has no effect: short items are sent ahead of their turn. Where one takes less than a call, let the function take many",
+                stacklevel=2,
+            )
         source, total = items_of(iterables)
         return self._results(function, source, total, timeout, ordered)
 
@@ -192,7 +201,7 @@ class Pool(concurrent.futures.Executor):
         return future
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return wait_on(self._loop, coroutine, "ddlf.Pool")
+        return wait_on(self._loop, coroutine, "ddlf.Pool", "await on the cluster itself, as in await cluster.map(...)")
 
     # -- life -------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ class CodeMissing(DDLFError):
     may_have_run = True
 
 
+_CANNOT_GO = "cannot be sent to a worker"
+
+
 def pickle_object(value: Any) -> bytes:
     """Pickle anything, functions and classes of the user's own modules by value.
 
@@ -63,7 +66,7 @@ def pickle_object(value: Any) -> bytes:
         except Exception as error:  # whatever an object's own __reduce__ raises
             path = find_culprit(value, _can_pickle)
             raise NotPicklable(
-                f"{path or 'the value'} cannot be sent to a worker ({type(error).__name__}: {text_of(error)})",
+                f"{path or 'the value'} {_CANNOT_GO} ({type(error).__name__}: {text_of(error)})",
                 hint="create it inside the method, on the worker, or pass plain data instead",
             ) from None
     if isinstance(value, types.FunctionType | type):
@@ -235,7 +238,12 @@ class CodeCache:
 
 def dump_result(value: Any) -> tuple[Tag, bytes]:
     """The ``dump_object`` of a worker whose master allows pickled results."""
-    return Tag.OBJECT, pickle_object(value)
+    try:
+        return Tag.OBJECT, pickle_object(value)
+    except NotPicklable as error:
+        error.message = error.message.replace(_CANNOT_GO, "cannot be sent back as a result")
+        error.hint = "return plain data, or what it was made from"
+        raise
 
 
 def load_result(tag: Tag, data: bytes) -> Any:

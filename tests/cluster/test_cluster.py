@@ -613,7 +613,8 @@ async def test_a_cluster_goes_on_with_as_many_workers_as_are_enough(start_worker
     cluster = Cluster(["127.0.0.1"] * 2, [9, worker.port], token_file=token_file, min_workers=1)
     with caplog.at_level(logging.WARNING):
         await cluster.connect()
-    assert "1 of 2 workers could not be reached" in caplog.text
+        await cluster.connect()  # as a run does whose cluster is connected already
+    assert caplog.text.count("1 of 2 workers could not be reached") == 1
     assert await cluster.run_method(worker_numbers) == [(1, 1)]
     await cluster.close()
 

@@ -13,7 +13,7 @@ import pytest
 
 import ddlf
 from ddlf.cluster.cluster import Cluster
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, NotPicklable
 from ddlf.pool.executor import Pool
 from tests.patience import PATIENCE_S
 
@@ -44,20 +44,41 @@ def test_it_is_an_executor(pool):
     assert next(f for f in done if f.exception()).exception().type is ValueError
 
 
-def test_results_come_in_order_or_as_they_come(pool):
-    def wait(seconds):
-        time.sleep(seconds)
-        return seconds
+def test_results_come_in_order_or_as_they_come(pool, tmp_path):
+    def wait(gate):
+        while gate and not os.path.exists(gate):
+            time.sleep(0.01)
+        return gate
 
     assert list(pool.map(double, range(100))) == [2 * x for x in range(100)]
-    assert list(pool.map(pow, [2, 3], [5, 2], chunksize=7)) == [32, 9]
+    assert list(pool.map(pow, [2, 3], [5, 2])) == [32, 9]
     assert list(pool.starmap(pow, [(2, 5), (3, 2)])) == [32, 9]
     assert list(pool.map(double, [])) == []
-    assert list(pool.map(wait, [0.2, 0.0], ordered=False)) == [0.0, 0.2]
+    gate = str(tmp_path / "gate")
+    results = pool.map(wait, [gate, ""], ordered=False)
+    assert next(results) == ""
+    (tmp_path / "gate").touch()
+    assert list(results) == [gate]
 
 
 def test_results_may_be_objects_since_the_workers_are_its_own(pool):
     assert list(pool.map(lambda x: lambda: x, [5]))[0]() == 5  # noqa: RUF015
+    with pytest.raises(NotPicklable, match=r"lock \(a _thread.lock\) cannot be sent back as a result") as caught:
+        pool.submit(threading.Lock).result()
+    assert "(at " not in str(caught.value)
+    assert caught.value.hint == "return plain data, or what it was made from"
+
+
+def test_what_chunksize_does_not_do_is_said(pool):
+    with pytest.warns(UserWarning, match="chunksize has no effect"):
+        assert list(pool.map(double, range(3), chunksize=2)) == [0, 2, 4]
+    with pytest.raises(ValueError, match="chunksize must be 1 or more"):
+        pool.map(double, range(3), chunksize=0)
+
+
+def test_a_starmap_of_what_are_no_tuples_says_so(pool):
+    with pytest.raises(TypeError, match="starmap takes items that are tuples of arguments, got 1"):
+        list(pool.starmap(double, [1, 2]))
 
 
 def test_a_map_of_a_map_takes_items_as_they_come(pool):
@@ -143,7 +164,7 @@ def test_waiting_on_the_loop_of_the_cluster_is_refused():
         async with ddlf.testing.in_process_cluster(1) as cluster:
             other = Pool(cluster)
             assert await asyncio.wrap_future(other.submit(double, 4)) == 8
-            with pytest.raises(RuntimeError, match="inside a coroutine use await"):
+            with pytest.raises(RuntimeError, match="inside a coroutine use await on the cluster itself"):
                 list(other.map(double, [1]))
 
     import ddlf.testing
