@@ -33,12 +33,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _main(argv: list[str]) -> NoReturn:
-    if argv[:1] == ["help"] and argv[1:] and argv[1] in errors.__all__:
-        print(errors.explained(argv[1]), end="")
-        sys.exit(0)
+    top = parser()
+    if argv[:1] == ["help"] and argv[1:] and argv[1][:1].isupper():
+        _explain(top, argv[1])
     while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
-    top = parser()
     _check_verb(top, argv)
     options = top.parse_args(argv)
     if options.schema:
@@ -57,6 +56,15 @@ def _main(argv: list[str]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(code)
+
+
+def _explain(top: TopParser, name: str) -> NoReturn:
+    """Print what there is to know of an error."""
+    if name not in errors.__all__:
+        near = difflib.get_close_matches(name, errors.__all__, 1)
+        top.error(f"there is no error {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    print(errors.explained(name), end="")
+    sys.exit(0)
 
 
 def _check_verb(top: TopParser, argv: list[str]) -> None:

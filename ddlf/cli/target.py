@@ -121,14 +121,15 @@ def _all_given(options: argparse.Namespace) -> list[str]:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], 1)
         if path.is_dir():
-            near, folder = [], " (it is a folder)"
+            inside = sorted(path.glob("*.py"))
+            meant, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
+            near = [meant] if meant in inside else []
         else:
-            folder = ""
+            others, folder = {other.name: other for other in path.parent.glob("*.py")}, ""
+            near = [others[name] for name in difflib.get_close_matches(path.name, others, 1)]
         raise ConfigError(
-            f"there is no file {str(path)!r}{folder}",
-            hint=f"did you mean {str(path.with_name(near[0]))!r}?" if near else "",
+            f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
         )
     if path.suffix != ".py":
         raise ConfigError(f"{str(path)!r} is no Python file", hint="give the .py file of an app")
@@ -179,6 +180,13 @@ def takes_a_cluster(function: Callable[..., Any]) -> bool:
 
 def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.Namespace) -> IApp:
     """Make the app and set on it what the options and the cluster file say."""
+    try:
+        inspect.signature(target).bind(cluster)
+    except TypeError as error:
+        raise AppError(
+            f"{target.__name__} cannot be made as {target.__name__}(cluster): {error}",
+            hint="give other parameters of its __init__ defaults, or make them attributes of the class",
+        ) from None
     app = target(cluster)
     for name, value, _ in told(target, options):
         setattr(app, name, value)

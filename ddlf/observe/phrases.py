@@ -52,7 +52,7 @@ def doing(phase: Phase, *, amount: bool = True) -> str:
         return words
     if phase.unit == "bytes":
         return f"{words}, {size(phase.done)} of {size(phase.total)}" if phase.done else f"{words}, {size(phase.total)}"
-    total = f"{phase.total:,} {phase.unit}"
+    total = f"{phase.total:,} {phase.unit.removesuffix('s') if phase.total == 1 else phase.unit}"
     return (
         f"{words}, {phase.done:,} of {total}"
         if phase.done

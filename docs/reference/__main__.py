@@ -188,7 +188,7 @@ and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JS
 
 
 def completion(shell: str) -> str:
-    """The script for a shell, with files where a path is wanted."""
+    """The script for a shell, with files where a path is wanted. What may stand alone takes no word that follows for its value."""
     import shtab
 
     top = verbs.parser()
@@ -197,8 +197,12 @@ def completion(shell: str) -> str:
         for action in parser._actions:
             if action.type is Path:
                 action.complete = shtab.FILE
+            if parser.may_stand_alone.keys() & set(action.option_strings):
+                action.nargs = 0
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
+                for verb in action._choices_actions:  # a line of a menu has room for no more
+                    action.choices[verb.dest].description = verb.help
     return shtab.complete(top, shell)
 
 

@@ -23,6 +23,7 @@ def test_each_shell_has_a_script_that_knows_verbs_and_options(shell, capsys):
     text = script(shell, capsys)
     assert "doctor" in text
     assert "master-epochs" in text
+    assert "Nobody's run is disturbed" not in text, "that is for its help: a menu has one line for it"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ def test_each_shell_has_a_script_that_knows_verbs_and_options(shell, capsys):
         ("ddlf token pa", "ddlf token paste"),
         ("ddlf new lab --template custom", "ddlf new lab --template custom-loop"),
         ("ddlf run my_a", "ddlf run my_app.py"),
+        ("ddlf run --dashboard my_a", "ddlf run --dashboard my_app.py"),
         ("ddlf doctor -c clu", "ddlf doctor -c cluster.yaml"),
     ],
 )

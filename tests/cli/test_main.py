@@ -127,6 +127,7 @@ def test_help_shows_first_steps_and_every_command(here):
         (["status", "--timeout", "0"], "argument --timeout: must be 1 or more, got 0"),
         (["status", "--confgi", "x"], "unknown option '--confgi', did you mean --config?"),
         (["status", "--token", "x"], "tokens on the command line are visible to other users; use --token-file"),
+        (["help", "WorkerLst"], "there is no error 'WorkerLst', did you mean 'WorkerLost'?"),
         (["status", "--config", "nofile.yaml"], "nofile.yaml"),
         (["status", "--hosts", "127.0.0.1:99999"], "99999"),
         (["status", "--hosts", ","], "argument --hosts: names no worker"),

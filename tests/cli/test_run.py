@@ -91,11 +91,15 @@ def test_modules_beside_the_app_can_be_imported(app):
     [
         ("nofile.py", "there is no file 'nofile.py'"),
         (".", "there is no file '.' (it is a folder)"),
+        ("lab", "there is no file 'lab' (it is a folder); did you mean 'lab/app.py'?"),
+        ("lab/ap.py", "there is no file 'lab/ap.py'; did you mean 'lab/app.py'?"),
         ("notes.txt", "'notes.txt' is no Python file; give the .py file of an app"),
     ],
 )
 def test_a_file_that_cannot_be_run_is_exit_code_2(tmp_path, name, sentence):
     (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "app.py").write_text("")
     ended = command("ddlf.cli.main", "run", name, "--local", "1", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (2, f"error  {sentence}\n")
 
@@ -123,6 +127,17 @@ def test_options_win_over_attributes_and_are_read_as_their_type():
     assert isinstance(app.rate, float)
     assert (app.batch_size, app.seed, app.master_epochs) == (64, 5, IApp.master_epochs)
     assert (Settings.rate, Settings.batch_size) == (0.1, IApp.batch_size)
+
+
+def test_an_app_whose_constructor_wants_more_than_the_cluster_is_told_so_in_a_sentence():
+    class Wants(IApp):
+        def __init__(self, cluster, rate):
+            super().__init__(cluster)
+
+    with pytest.raises(
+        AppError, match=r"Wants cannot be made as Wants\(cluster\): missing a required argument: 'rate'"
+    ):
+        prepare_app(Wants, None, options())
 
 
 @pytest.mark.parametrize(

@@ -10,48 +10,48 @@
 
 _shtab_ddlf_commands() {
   local _commands=(
-    bench:'Measure latency and speed of the way to each worker.'
-    check:'Train an app with one slot on a worker of this machine, and plain Keras on the same samples in the same order with the same seeds, and say whether they agree; if not, at which batch and in which weight they first differ, and what is likely to be why. The exit code is 0 if they agree.'
-    clean:'Free data, models and variables that earlier runs left on the workers.'
-    completion:'Print the script by which a shell completes commands and options.'
-    config:'The settings of a run.'
-    dashboard:'Say where the pages of your runs on this machine are, and open that of the newest in a browser.'
-    demo:'Train a small CNN on digits that come with DDLF: no file, no cluster and no download is needed.'
-    doctor:'Look at this machine and at the workers of a cluster, and say what to do about what is found. Nobody'"'"'s run is disturbed. The exit code is 0 when nothing is found.'
-    env:'Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.'
-    logs:'Print what user code wrote on the workers in a run, in the order of time.'
-    new:'Write a small project, which runs as it stands, into a new folder.'
-    report:'Write the report of a run anew, say where it is, and print the table of the run.'
-    run:'Run an app on a cluster.'
-    runs:'List runs, newest first.'
-    status:'Show what the workers do.'
-    stop:'End the workers of a cluster.'
-    token:'The secret that master and workers share.'
-    top:'Watch the newest run of yours on this machine that shows a page; without one, or when a cluster is named, what its workers do. Ctrl-C ends it.'
+    bench:'measure the way to each worker'
+    check:'compare an app with plain Keras'
+    clean:'free what earlier runs left on the workers'
+    completion:'let your shell complete commands and options'
+    config:'show the settings of a run'
+    dashboard:'open the page of a run in a browser'
+    demo:'train a small model on this machine'
+    doctor:'look for what is wrong here and on the workers'
+    env:'print what a bug report needs'
+    logs:'what workers wrote in a run'
+    new:'write a small project to begin with'
+    report:'what a run came to, as a page and a table'
+    run:'run an app on a cluster'
+    runs:'list runs, compare them, remove old ones'
+    status:'show what the workers do'
+    stop:'end workers, or what they run'
+    token:'make or show the token'
+    top:'watch a run, or what the workers do'
   )
   _describe 'ddlf commands' _commands
 }
 
 _shtab_ddlf_config_commands() {
   local _commands=(
-    show:'Each setting and its value, as ddlf run would have it.'
+    show:'each setting and its value'
   )
   _describe 'ddlf config commands' _commands
 }
 
 _shtab_ddlf_runs_commands() {
   local _commands=(
-    compare:'Show what runs came to, side by side, and the settings in which they differ.'
-    prune:'Remove the folders of all runs but the newest, and but those that go on.'
+    compare:'runs side by side'
+    prune:'remove old ones'
   )
   _describe 'ddlf runs commands' _commands
 }
 
 _shtab_ddlf_token_commands() {
   local _commands=(
-    new:'Write a new token for this user.'
-    paste:'Write the token of another machine to its place on this one. It is read from the terminal, without showing it, or from standard input.'
-    show:'Show where the token is, and the token itself.'
+    new:'write a new token'
+    paste:'write the token of another machine'
+    show:'show the token to copy it'
   )
   _describe 'ddlf token commands' _commands
 }
@@ -134,7 +134,7 @@ _shtab_ddlf_config_show_options=(
   "--token-file[file with the workers\' token]:PATH:_files"
   "--insecure-plaintext[with --hosts\: do not encrypt]"
   "--takeover[take workers and checkpoints from another master]"
-  "--wait[for workers that another run uses\; --wait alone\: for ever]:SECONDS:"
+  "--wait[for workers that another run uses\; --wait alone\: for ever]"
   "--pickle-results[take results that are no plain data, too\: a worker could then run code here]"
   "--mode[whether updates count once a round (sync) or each when it comes, and nobody waits (async)]:mode:(sync async)"
   "--master-epochs[local epochs of the whole run]:N:"
@@ -164,7 +164,7 @@ _shtab_ddlf_config_show_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
-  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]"
   "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -193,7 +193,7 @@ _shtab_ddlf_demo_options=(
   "--token-file[file with the workers\' token]:PATH:_files"
   "--insecure-plaintext[with --hosts\: do not encrypt]"
   "--takeover[take workers and checkpoints from another master]"
-  "--wait[for workers that another run uses\; --wait alone\: for ever]:SECONDS:"
+  "--wait[for workers that another run uses\; --wait alone\: for ever]"
   "--pickle-results[take results that are no plain data, too\: a worker could then run code here]"
   "--mode[whether updates count once a round (sync) or each when it comes, and nobody waits (async)]:mode:(sync async)"
   "--master-epochs[local epochs of the whole run]:N:"
@@ -223,7 +223,7 @@ _shtab_ddlf_demo_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
-  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]"
   "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -259,7 +259,7 @@ _shtab_ddlf_env_options=(
   "--token-file[file with the workers\' token]:PATH:_files"
   "--insecure-plaintext[with --hosts\: do not encrypt]"
   "--takeover[take workers and checkpoints from another master]"
-  "--wait[for workers that another run uses\; --wait alone\: for ever]:SECONDS:"
+  "--wait[for workers that another run uses\; --wait alone\: for ever]"
   "--pickle-results[take results that are no plain data, too\: a worker could then run code here]"
   "--mode[whether updates count once a round (sync) or each when it comes, and nobody waits (async)]:mode:(sync async)"
   "--master-epochs[local epochs of the whole run]:N:"
@@ -289,7 +289,7 @@ _shtab_ddlf_env_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
-  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]"
   "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
@@ -345,7 +345,7 @@ _shtab_ddlf_run_options=(
   "--token-file[file with the workers\' token]:PATH:_files"
   "--insecure-plaintext[with --hosts\: do not encrypt]"
   "--takeover[take workers and checkpoints from another master]"
-  "--wait[for workers that another run uses\; --wait alone\: for ever]:SECONDS:"
+  "--wait[for workers that another run uses\; --wait alone\: for ever]"
   "--pickle-results[take results that are no plain data, too\: a worker could then run code here]"
   "--mode[whether updates count once a round (sync) or each when it comes, and nobody waits (async)]:mode:(sync async)"
   "--master-epochs[local epochs of the whole run]:N:"
@@ -375,7 +375,7 @@ _shtab_ddlf_run_options=(
   "--log[log to tensorboard, mlflow]:NAMES:"
   "--ui[how it is shown\: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)]:ui:(auto rich plain json none)"
   "--save[save the trained model as a .keras file]:PATH:_files"
-  "--dashboard[show the run on a page (default\: if this is a terminal)]:[PORT]:"
+  "--dashboard[show the run on a page (default\: if this is a terminal)]"
   "--no-dashboard[show no page]"
   "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
   "--dry-run[print what would be done, and train nothing]"
