@@ -310,6 +310,11 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
             )
     for name, rule in values.items():
+        if getattr(rule, "only", mode) != mode:
+            raise ConfigError(
+                f"{name}={str(rule)!r} is for {MODES[rule.only]} training: {MODES[mode]} training has nothing like it",
+                hint=f"choose another {name}, or train in mode {rule.only!r}",
+            )
         for other in getattr(rule, "ignores", ()):
             if values[other] != SETTINGS[other].check(other, getattr(Settings, other)):
                 raise ConfigError(

@@ -90,15 +90,17 @@ class UpdateClipped(SlotEvent):
 
 
 class ResidualDropped(SlotEvent):
-    """What a biased codec still owed of a slot's updates went with its worker: the bits differ from here on.
+    """What a slot had left went with its worker: the bits differ from here on.
 
     Args:
-        codec: Name of the codec.
+        codec: Name of the codec that still owed something of its updates; empty if none did.
         why: How it went.
+        own: Whether the slot's own weights went, too, which were to be exchanged in fragments: it goes on with the global ones.
     """
 
     codec: str
     why: str
+    own: bool = False
 
 
 class SlotsChanged(Event):

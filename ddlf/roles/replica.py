@@ -20,13 +20,14 @@ from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError
 from ddlf.iworker import awaited
+from ddlf.roles import fragments
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, make_feed
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, SlotState, Task
+from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
@@ -208,9 +209,13 @@ class Replica:
         self._model.begin(task, state.get(OPTIMIZER))
         self.app.indices = task.indices
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
-        update, metrics = run_train(self.app, weights, task.epochs, task.batch_size)
-        encoded, residual, error = send_update(task.codec, update, self._model.lossless, state.get(RESIDUAL))
-        left: SlotState = {RESIDUAL: residual, HELD: weights}
+        exact = self._model.lossless
+        begun = fragments.begin(task, weights, state.get(OWN), exact)
+        update, metrics = run_train(self.app, begun, task.epochs, task.batch_size)
+        update, own = fragments.end(task, weights, begun, update)
+        tensors = fragments.exchanged(task, weights, exact)
+        encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
+        left: SlotState = {RESIDUAL: residual, HELD: weights, OWN: own}
         if OPTIMIZER in task.keep:
             left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
 
@@ -25,6 +27,8 @@ OPTIMIZER = "optimizer"
 """State of the slot's optimizer, in Keras's order."""
 RESIDUAL = "residual"
 """What a biased codec still owes of the slot's updates, for each tensor."""
+OWN = "own"
+"""What a slot has of its own, where weights are exchanged in fragments: ``ddlf.roles.fragments`` says what."""
 HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
@@ -49,6 +53,9 @@ class Task:
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
         before: Number of that round; None for the one before this.
+        merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
+        wanted: Fragments whose updates come back, if there are any.
+        alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
     """
 
     slot: int
@@ -66,6 +73,14 @@ class Task:
     back: tuple[str, ...] = ()
     state: SlotState | None = None
     before: int | None = None
+    merged: tuple[int, ...] = ()
+    wanted: tuple[int, ...] = ()
+    alpha: float = 0.0
+
+    @property
+    def since(self) -> int:
+        """Number of the round that left the state that the slot begins with."""
+        return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
         """Names the partition: SHA-256 of its indices in order, as 64-bit integers."""
@@ -127,7 +142,15 @@ class Reply:
         return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
 
     @classmethod
-    def from_message(cls, message: dict[str, Any], task: Task, like: Weights, samples: int, worker: str) -> Self:
+    def from_message(
+        cls,
+        message: dict[str, Any],
+        task: Task,
+        like: Weights,
+        samples: int,
+        worker: str,
+        tensors: Sequence[int] | None = None,
+    ) -> Self:
         """As it came; it is data of another machine, so it is checked.
 
         Args:
@@ -136,6 +159,7 @@ class Reply:
             like: The model's weights, for shapes and types.
             samples: n, of all slots.
             worker: Name of the worker, for errors.
+            tensors: Numbers of the tensors whose updates come back; None for all. Those of others are zero.
 
         Raises:
             ProtocolError: It trained on other samples than those it was given, or on none that are there.
@@ -144,7 +168,7 @@ class Reply:
         if message["digest"] != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker)
         facts = {name: message[name] for name in _FROM_WORKER}
-        facts["update"] = decode_update(facts["update"], like)
+        facts["update"] = _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         return cls(task=task, **facts)
@@ -153,6 +177,12 @@ class Reply:
 _FROM_WORKER = tuple(
     field.name for field in dataclasses.fields(Reply) if field.name != "task" and field.default is dataclasses.MISSING
 )
+
+
+def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weights:
+    if tensors is None:
+        return decode_update(update, like)
+    return put([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
 
 
 def _checked(fed: Any, samples: int, worker: str) -> np.ndarray[Any, Any] | None:
@@ -181,9 +211,8 @@ class KeptStates:
         Raises:
             AppMissing: It is to be what the slot's round before left here, but that left nothing here.
         """
-        before = task.round - 1 if task.before is None else task.before
-        state = self.left(task.slot, before) if task.state is None else task.state
-        self._left[task.slot] = {before: state}
+        state = self.left(task.slot, task.since) if task.state is None else task.state
+        self._left[task.slot] = {task.since: state}
         return state
 
     def leave(self, task: Task, state: SlotState) -> None:

@@ -20,9 +20,10 @@ from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.history import History
+from ddlf.roles import fragments
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, KeptStates, Reply, Task
+from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -173,10 +174,13 @@ class FakeWorker:
         """One round of one slot."""
         before = self.kept.begin(task)
         weights = read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
-        update, momentum = self.fit(task, weights, before.get(OPTIMIZER))
         exact = [path in self._app.frozen for path in self._app.start]
-        encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL))
-        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights}
+        begun = fragments.begin(task, weights, before.get(OWN), exact)
+        update, momentum = self.fit(task, begun, before.get(OPTIMIZER))
+        update, own = fragments.end(task, weights, begun, update)
+        tensors = fragments.exchanged(task, weights, exact)
+        encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL), tensors)
+        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights, OWN: own}
         self.kept.leave(task, left)
         return Reply(
             task=task,

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ddlf.algorithms.outer import Streaming
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.settings import SETTINGS
 
@@ -31,6 +32,23 @@ def check_app(app: Any) -> None:
     base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
     _check_misspelt(app, base)
     _check_train(app)
+
+
+def check_together(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that do not go with each other.
+
+    Args:
+        settings: Every setting as it is used, by name.
+
+    Raises:
+        ConfigError: Two do not.
+    """
+    outer, weights = settings["outer"], settings["weights_codec"]
+    if isinstance(outer, Streaming) and not weights.delta and str(weights) != "float32":
+        raise ConfigError(
+            f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",
+            hint=f"use weights_codec='delta:{weights}', or float32",
+        )
 
 
 def check_slots(settings: Mapping[str, Any], slots: int) -> None:

@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any
 
 from ddlf.algorithms.codec import Float32, Outward
-from ddlf.algorithms.encoding import EncodedUpdate, encode_delta, encode_update
+from ddlf.algorithms.encoding import encode_delta, encode_update
+from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
+from ddlf.roles.fragments import changed, exchanged
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
@@ -29,46 +31,56 @@ class WeightsOut:
     Args:
         name: What ``Outward`` reads: a codec's text, or one after ``delta:``.
         lossless: Whether each tensor must arrive exactly.
+        fragments: Whether only some tensors travel at a time: then those that a slot has stay where they are.
 
     Attributes:
         differences: Whether weights travel as differences.
         held: Weights that each slot holds, if they do.
     """
 
-    def __init__(self, name: str, lossless: Sequence[bool]) -> None:
+    def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
         how = Outward.read(name)
-        self._codec, self.differences = how.codec, how.delta
-        self._lossless = lossless
+        self._codec, self.differences = how.codec, how.delta or fragments
+        self.lossless = lossless
         self.held: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
-        self._sent: dict[int, tuple[Weights, EncodedUpdate | None]] = {}
+        self._sent: dict[int, tuple[Weights, dict[str, Any] | None]] = {}
 
-    def encode(self, slot: int, weights: Weights, *, holds: bool = True) -> dict[str, Any]:
+    def encode(
+        self, slot: int, weights: Weights, *, holds: bool = True, tensors: Sequence[int] | None = None
+    ) -> dict[str, Any]:
         """What to send to the worker of a slot; without deltas it is encoded once for all of them.
 
         Args:
             slot: Which.
             weights: The global ones. The same list again means the same round: another worker is given what the first one got.
             holds: Whether the worker has what was sent for this slot before.
+            tensors: Numbers of those that are others than the slot holds; None if all may be.
         """
         if not self.differences:
             if self._last is None or self._last[0] is not weights:
-                encoded, _ = encode_update(self._codec, weights, self._lossless)
+                encoded, _ = encode_update(self._codec, weights, self.lossless)
                 self._last = weights, {"delta": False, "encoded": encoded}
             return self._last[1]
         if slot not in self._sent or self._sent[slot][0] is not weights:
-            delta = None
-            if slot in self.held:
-                delta, self.held[slot] = encode_delta(weights, self.held[slot], self._codec, self._lossless)
-            else:
-                self.held[slot] = weights
-            self._sent[slot] = weights, delta
-        delta = self._sent[slot][1]
-        if delta is not None and holds:
-            return {"delta": True, "encoded": delta}
+            self._sent[slot] = weights, self._difference(slot, weights, tensors)
+        difference = self._sent[slot][1]
+        if difference is not None and holds:
+            return difference
         # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
-        encoded, _ = encode_update(Float32(), self.held[slot], self._lossless)
+        encoded, _ = encode_update(Float32(), self.held[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
+
+    def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
+        """What brings a slot to new weights; None where it holds nothing yet."""
+        if slot not in self.held:
+            self.held[slot] = weights
+            return None
+        chosen, held = range(len(weights)) if tensors is None else tensors, self.held[slot]
+        new, old, exact = ([whole[i] for i in chosen] for whole in (weights, held, self.lossless))
+        encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
+        self.held[slot] = put(held, chosen, after)
+        return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
 
 
 class Exchange:
@@ -115,11 +127,15 @@ class Exchange:
         out, back = worker.bytes_sent, worker.bytes_received
         task = dataclasses.replace(make(), codec=self._codec, keep=self.states.keep, back=self.states.back)
         state = await self.states.of(task.slot, holds)
-        encoded = self._weights_out.encode(task.slot, task.weights, holds=holds)
+        exact = self._weights_out.lossless
+        fresh = changed(task, task.since, task.weights, exact) if task.merged else None
+        encoded = self._weights_out.encode(task.slot, task.weights, holds=holds, tensors=fresh)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         return dataclasses.replace(
-            Reply.from_message(answer, task, task.weights, self._samples, worker.name),
+            Reply.from_message(
+                answer, task, task.weights, self._samples, worker.name, exchanged(task, task.weights, exact)
+            ),
             worker=worker.id,
             elapsed_s=time.perf_counter() - begin,
             bytes_out=worker.bytes_sent - out,

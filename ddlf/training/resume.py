@@ -23,7 +23,7 @@ from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
-from ddlf.roles.task import HELD, OPTIMIZER
+from ddlf.roles.task import HELD, OPTIMIZER, OWN
 from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
@@ -215,13 +215,15 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
-    kept = {OPTIMIZER: now["optimizer_state"] == "kept", HELD: Outward.read(now["weights_codec"]).delta}
+    same = all(before.settings.get(rule) == now[rule] for rule in ("outer", "arrival"))
+    held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
+    kept = {OPTIMIZER: now["optimizer_state"] == "kept", HELD: held, OWN: same}
     gone = [name for name, wanted in kept.items() if not wanted]
     return dataclasses.replace(
         before,
         weights=app.model.get_weights(),  # the user may have set others
         converged=False,
-        state=before.state if all(before.settings.get(rule) == now[rule] for rule in ("outer", "arrival")) else {},
+        state=before.state if same else {},
         states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
     )
 

@@ -42,7 +42,9 @@ class Round:
         number: Number, from 0.
         tasks: A task for each slot, in slot order: its part of the samples, and the weights of now. At the end of an epoch that is cut into rounds
             (``worker_steps``) there may be fewer samples than slots: then the first slots have one.
+        last: Whether no other is planned after it.
     """
 
     number: int
     tasks: list[Task]
+    last: bool

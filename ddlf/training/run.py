@@ -125,7 +125,8 @@ class Run:
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = progress.speeds if balance == "speed" else ()
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
-            yield Round(number=number, tasks=[self.task(slot, number, part) for slot, part in enumerate(parts)])
+            tasks = [self.task(slot, number, part) for slot, part in enumerate(parts)]
+            yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
         """Have tasks carried, all at once.

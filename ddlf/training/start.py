@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.weights import is_float_type
 from ddlf.errors import AppError, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
@@ -22,7 +23,7 @@ from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend, check_slots
+from ddlf.training.early import check_app, check_backend, check_slots, check_together
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
@@ -57,6 +58,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     """
     check_app(app)
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
+    check_together(settings)
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app._progress is not None and not fresh)
     check_slots(settings, settings["slots"] or (0 if goes_on or app.cluster is None else app.cluster.N))
@@ -184,7 +186,8 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh)
-    weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable])
+    fragments = isinstance(settings["outer"], Streaming)
+    weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable], fragments=fragments)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
     fixed = app.slots is not None or progress.owners is not None
@@ -219,6 +222,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         settings["codec"],
         optimizers=settings["optimizer_state"] == "kept",
         differences=weights_out.differences,
+        fragments=fragments,
     )
     reporter = Reporter(app, progress.records, settings["batch_size"])
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)

@@ -15,7 +15,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
-from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, Reply, SlotState
+from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 
 FETCH_S = 30.0
@@ -32,6 +32,7 @@ class SlotStates:
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.
         differences: Whether weights travel as differences.
+        fragments: Whether they do in fragments.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
@@ -47,14 +48,16 @@ class SlotStates:
         *,
         optimizers: bool,
         differences: bool,
+        fragments: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
-        self._codec = codec.name
+        self._codec = codec.name if codec.biased else ""
+        self._fragments = fragments
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
-        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences}
+        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments}
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
         self.back = (OPTIMIZER,) if optimizers else ()
         self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
@@ -119,7 +122,11 @@ class SlotStates:
                 return state
             except DDLFError as error:
                 why = str(error).partition("\n")[0]
-        self._crew.emit(ResidualDropped(round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why))
+        self._crew.emit(
+            ResidualDropped(
+                round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why, own=self._fragments
+            )
+        )
         return {}
 
 

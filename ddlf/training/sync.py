@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ddlf.algorithms.merge import Mean, Rule
-from ddlf.algorithms.outer import OuterOptimizer, Subtract
+from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
+from ddlf.training import streaming
 from ddlf.training.run import Run
 
 
@@ -40,6 +41,9 @@ class Synchronous:
 
     async def train(self, run: Run) -> None:
         """Train until all rounds are over or the run is to end."""
+        if isinstance(self.outer, Streaming):
+            await streaming.train(run, self.merge, self.outer, self.balance)
+            return
         run.state.setdefault("outer", self.outer.init(run.weights))
         async for round in run.rounds(self.balance):
             merge = self.merge.start(len(round.tasks), run.weights, run.facts.names)

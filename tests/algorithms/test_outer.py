@@ -74,6 +74,7 @@ FORMULAS = {
     "fedadagrad": adagrad,
     "fedadam": adam,
     "fedyogi": yogi,
+    "streaming": nesterov,  # of what is exchanged; test_streaming.py has the rest
 }
 
 

@@ -18,9 +18,10 @@ from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.merge import MERGE
-from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.outer import OUTER, Nesterov, Streaming
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.staleness import STALENESS
+from ddlf.algorithms.streaming import deal
 from ddlf.algorithms.uneven import PARTITION
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
@@ -62,6 +63,8 @@ ROWS = {
     "fedadagrad": (BOTH, {"outer": "fedadagrad"}),
     "fedyogi": (BOTH, {"outer": "fedyogi:0.1"}),
     "fedavgm": (BOTH, {"outer": "fedavgm:0.5,momentum=0.8"}),
+    "streaming": (("sync",), {"outer": "streaming:fragments=2,alpha=0.25"}),
+    "streaming few bytes": (("sync",), {"outer": "streaming:3", "codec": "int8", "weights_codec": "delta:int8"}),
     "reject": (BOTH, {"update_policy": "reject"}),
     "clip": (BOTH, {"update_policy": "clip"}),
     "fresh": (BOTH, {"optimizer_state": "fresh", "weights_codec": "delta:float32"}),
@@ -181,9 +184,8 @@ class TestEach:
     async def test_lost_workers_and_replies_that_are_computed_again_change_no_bit(
         self, settings, undisturbed, tmp_path
     ):
-        owed = CODEC.read(
-            settings.get("codec", "float32")
-        ).biased  # that goes with its worker, but for what is in a checkpoint
+        # What is owed, and weights of a slot's own, go with its worker, but for what is in a checkpoint.
+        owed = CODEC.read(settings.get("codec", "float32")).biased or "streaming" in settings.get("outer", "")
         run = run_of(settings, workers=K + 1, checkpoint=tmp_path if owed else None)
         lost = []
         for worker in run.cluster.workers:
@@ -231,6 +233,8 @@ def alone(run):
     """The weights after training with all samples without anybody else: local rounds, codec and outer optimizer by hand."""
     weights, kept = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
+    if isinstance(outer, Streaming):
+        return alone_in_fragments(run, outer)
     state = outer.init(weights)
     trains = [name not in FROZEN for name in START]
     for number in range(ROUNDS):
@@ -240,6 +244,33 @@ def alone(run):
         kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state == "kept" else {})
         sent = decode_update(encoded, weights)
         state, weights = outer.update(state, weights, sent, trains)
+    return weights
+
+
+def alone_in_fragments(run, rule):
+    """As ``alone``, with own values of what is not exchanged in a round."""
+    weights, own, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
+    trains = [name not in FROZEN for name in START]
+    fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)
+    for number in range(ROUNDS):
+        parts = fragments if number == ROUNDS - 1 else [fragments[number % rule.fragments]]
+        travels = [i for i, trained in enumerate(trains) if not trained or any(i in part for part in parts)]
+        task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
+        update, momentum = run.cluster.workers[0].fit(task, own, momentum)
+        behind = [update[i] + (weights[i] - own[i]) if is_float(own[i]) else update[i] for i in travels]
+        own = [np.asarray(w - g) if is_float(w) else w for w, g in zip(own, update, strict=True)]
+        owed = [residual[i] for i in travels]
+        encoded, left, _ = send_update(run.codec, behind, [not trains[i] for i in travels], owed)
+        sent = decode_update(encoded, [weights[i] for i in travels])
+        for place, i in enumerate(travels):
+            residual[i] = left[place]
+            (velocity[i],), (weights[i],) = Nesterov().update([velocity[i]], [weights[i]], [sent[place]], [trains[i]])
+            mixed = (
+                np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i])
+                if trains[i] and rule.alpha
+                else weights[i]
+            )
+            own[i] = mixed
     return weights
 
 

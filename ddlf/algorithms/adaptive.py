@@ -1,0 +1,153 @@
+"""Outer optimizers that step each weight by its update over the size of its updates. Run on the master."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ddlf.algorithms.per_tensor import PerTensor, State, as_like, check_positive, check_shares
+from ddlf.algorithms.weights import Tensor, is_float
+
+
+class Adaptive(PerTensor):
+    """A rule that divides the mean update of each weight by the size that its updates have. Subclasses say how large that is.
+
+    Kept are ``m``, from 0, and ``v``, from ``tau**2``, as in the source the least that it can be.
+    """
+
+    __slots__ = ()
+    learning_rate: float
+    beta1: float
+    tau: float
+    kept: ClassVar[int] = 2
+
+    @abstractmethod
+    def squares(self, v: Tensor, g: Tensor) -> Any:
+        """Return the ``v`` that follows on another one after a merged update."""
+
+    def begin(self, w: Tensor) -> State:
+        return [np.zeros_like(w), np.full_like(w, self.tau**2 if is_float(w) else 0)]
+
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        m = as_like(self.beta1 * kept[0] + (1 - self.beta1) * g, kept[0])
+        v = as_like(self.squares(kept[1], g), kept[1])
+        return [m, v], self.learning_rate * m / (np.sqrt(v) + self.tau)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdagrad(Adaptive):
+    """Step each weight by its update over the size of all its updates so far (Adagrad, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- v + g**2
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    Steps only become shorter: with updates that stay the same by ``1 / sqrt(t)`` after ``t`` rounds. The source has rounds only; in
+    asynchronous training each of K updates is a step, which together go ``sqrt(K)`` times as far: divide the rate by that.
+
+    Args:
+        learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2.
+    """
+
+    learning_rate: float = 0.1
+    beta1: float = 0.0
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_shares(beta1=self.beta1)
+
+    def squares(self, v: Tensor, g: Tensor) -> Any:
+        return v + g * g
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam(Adaptive):
+    """Step each weight by its mean update over the size that its updates usually have (Adam, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g**2
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    As in the source there is no correction of the first rounds, where ``m`` is still small; Flower multiplies its rate by one
+    and begins with ``v = 0``. The source has rounds only; in asynchronous training each of K updates is a step, which together go up to K
+    times as far: divide the rate by K.
+
+    Args:
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        beta2: Share of the previous ``v`` to keep, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2.
+    """
+
+    learning_rate: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_shares(beta1=self.beta1, beta2=self.beta2)
+
+    def squares(self, v: Tensor, g: Tensor) -> Any:
+        return self.beta2 * v + (1 - self.beta2) * g * g
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi(Adaptive):
+    """Step each weight by its mean update over the size of its updates, which is forgotten slowly (Yogi, on merged updates).
+
+    With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- v - (1 - beta2) * g**2 * sign(v - g**2)
+        w <- w - learning_rate * m / (sqrt(v) + tau)
+
+    ``FedAdam`` forgets a share of ``v`` in each round; here it moves by a share of ``g**2``, so after a few small updates the next steps
+    do not become much longer. In asynchronous training divide the rate by K, as for ``FedAdam``.
+
+    Args:
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        beta2: What of ``g**2`` does not get into ``v``, in [0, 1).
+        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Reddi et al. 2020, arXiv:2003.00295, Algorithm 2; the default rate is Flower's.
+    """
+
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_shares(beta1=self.beta1, beta2=self.beta2)
+
+    def squares(self, v: Tensor, g: Tensor) -> Any:
+        square = g * g
+        return v - (1 - self.beta2) * square * np.sign(v - square)

@@ -1,0 +1,113 @@
+"""What an outer optimizer is, and what those have in common that step each tensor by itself. Runs on the master.
+
+Only trainable tensors go through the rule. The others (BatchNorm's moving mean and variance) become ``w - g``, which is
+the plain mean of the workers' values: with momentum or another step size a variance could turn negative. Tensors of
+integers or booleans stay as they are on the master.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ddlf.algorithms.named import Named
+from ddlf.algorithms.weights import Tensor, is_float
+from ddlf.errors import ConfigError
+
+State = list[Tensor]
+
+
+class OuterOptimizer(Protocol):
+    """What every rule in this file is."""
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        """Return the state before the first round."""
+
+    def update(
+        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
+    ) -> tuple[State, list[Tensor]]:
+        """Return the state and the weights after one round.
+
+        Args:
+            state: From ``init`` or from the round before.
+            weights: One array per tensor.
+            merged: The merged update (weights before minus after), with the shapes of ``weights``.
+            trainable: Per tensor, whether the rule applies.
+
+        Raises:
+            ConfigError: The lists do not fit together.
+        """
+
+
+class PerTensor(Named, ABC):
+    """A rule that steps each trainable tensor by itself. Subclasses say what it keeps of one, and how it steps.
+
+    The state is, for each array that is kept of a tensor, a list of those of all tensors, one list after the other.
+    """
+
+    __slots__ = ()
+    kept: ClassVar[int] = 0
+    """Number of arrays that are kept of each tensor."""
+
+    @abstractmethod
+    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        """Return what is kept of a tensor after a round, and what is subtracted from its weights.
+
+        Args:
+            kept: What was kept before. Not modified.
+            g: Merged update of the tensor.
+        """
+
+    def begin(self, w: Tensor) -> State:
+        """Return what is kept of a tensor before the first round, each with its shape and type."""
+        return [np.zeros_like(w) for _ in range(self.kept)]
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        begun = [self.begin(w) for w in weights]
+        return [arrays[i] for i in range(self.kept) for arrays in begun]
+
+    def update(
+        self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
+    ) -> tuple[State, list[Tensor]]:
+        _check_fit(weights, merged, trainable)
+        _check_fit([*weights] * self.kept, state, [*trainable] * self.kept)
+        state, stepped, n = list(state), [], len(weights)
+        for i, (w, g, learns) in enumerate(zip(weights, merged, trainable, strict=True)):
+            if learns:
+                kept, g = self.step(state[i::n], g)
+                state[i::n] = kept
+            stepped.append(_minus(w, g))
+        return state, stepped
+
+
+def as_like(value: Any, like: Tensor) -> Tensor:
+    """Arithmetic on a 0-d array gives a scalar, maybe float64: as an array of the type of ``like``."""
+    return np.asarray(value, like.dtype)
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (isfinite(value) and value > 0):
+            raise ConfigError(f"{name} must be finite and > 0, got {value}")
+
+
+def check_shares(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must be in [0, 1), got {value}")
+
+
+def _minus(w: Tensor, g: Tensor) -> Tensor:
+    """Return ``w - g`` for floats, and a copy of ``w`` for integers and booleans, which are never merged."""
+    return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
+
+
+def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
+    """Broadcasting would silently accept a wrong shape, so refuse it here."""
+    if not len(weights) == len(other) == len(trainable):
+        raise ConfigError(f"{len(weights)} weights do not fit {len(other)} arrays and {len(trainable)} flags")
+    for i, (w, o) in enumerate(zip(weights, other, strict=True)):
+        if w.shape != o.shape or w.dtype != o.dtype:
+            raise ConfigError(f"tensor {i}: weights are {w.dtype} {w.shape}, but got {o.dtype} {o.shape}")

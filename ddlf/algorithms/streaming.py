@@ -1,0 +1,104 @@
+"""DiLoCo with a fragment of the weights in each round. The rule runs on the master; workers deal the weights to fragments as it does."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ddlf.algorithms.momentum import Nesterov
+from ddlf.algorithms.named import Named
+from ddlf.algorithms.per_tensor import State, check_shares
+from ddlf.algorithms.weights import Tensor
+from ddlf.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming(Named):
+    """Exchange a fragment of the weights in each round, by the outer step of DiLoCo; of the others each slot keeps its own values.
+
+    The tensors that are trained are dealt to P fragments. In round ``r`` that with ``p = r mod P`` is exchanged; with ``w`` its
+    global values, ``w_j`` those of slot j after its training, and ``g`` the merge of ``w - w_j`` of all slots::
+
+        v <- momentum * v + g
+        w <- w - learning_rate * (g + momentum * v)
+        w_j <- alpha * w_j + (1 - alpha) * w  (on slot j, before its next round)
+
+    So a round moves ``1 / P`` of the bytes, and each fragment has ``P`` rounds of local training behind it. Tensors that are
+    not trained (BatchNorm statistics) are exchanged in every round. The last round of a training exchanges all fragments, and so
+    does each with ``fragments=1``, which is ``diloco``. The source also sends while it trains; here a round waits for its exchange.
+
+    Args:
+        fragments: P, at most as many as there are tensors that are trained, > 0.
+        alpha: Share of its own values that a slot keeps of a fragment that was exchanged, in [0, 1).
+        learning_rate: Step size on the update, dimensionless, > 0.
+        momentum: Share of the previous velocity to keep, in [0, 1).
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, without overlap. There fragments are whole layers; here tensors are dealt
+        so that fragments are equally large.
+    """
+
+    fragments: int = 4
+    alpha: float = 0.0
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    only: ClassVar[str] = "sync"
+
+    def __post_init__(self) -> None:
+        if self.fragments <= 0:
+            raise ConfigError(f"fragments must be > 0, got {self.fragments}")
+        check_shares(alpha=self.alpha)
+        Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
+
+    def init(self, weights: Sequence[Tensor]) -> State:
+        return Nesterov().init(weights)
+
+    def update(
+        self,
+        state: State,
+        weights: Sequence[Tensor],
+        merged: Sequence[Tensor],
+        trainable: Sequence[bool],
+        tensors: Sequence[int] | None = None,
+    ) -> tuple[State, list[Tensor]]:
+        """As of every outer optimizer; with ``tensors``, numbers of those that were exchanged, the others and their state stay."""
+        chosen = range(len(weights)) if tensors is None else tensors
+        rule = Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
+        velocities, stepped = rule.update(
+            *([whole[i] for i in chosen] for whole in (state, weights, merged, trainable))  # type: ignore[arg-type]
+        )
+        return put(state, chosen, velocities), put(weights, chosen, stepped)
+
+
+def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> list[Any]:
+    """Return a list with values in some places, and what was there in the others."""
+    found = list(whole)
+    for place, value in zip(places, values, strict=True):
+        found[place] = value
+    return found
+
+
+def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
+    """Return the numbers of the tensors in each fragment, of those that are trained: the largest first, each to the fragment with the fewest bytes.
+
+    Raises:
+        ConfigError: There are more fragments than such tensors.
+    """
+    trained = sorted((i for i, learns in enumerate(trainable) if learns), key=lambda i: -weights[i].nbytes)
+    if fragments > len(trained):
+        raise ConfigError(
+            f"streaming with {fragments} fragments needs as many tensors that are trained, and the model has {len(trained)}"
+        )
+    dealt: list[list[int]] = [[] for _ in range(fragments)]
+    for i in trained:
+        min(dealt, key=lambda part: (sum(weights[j].nbytes for j in part), len(part))).append(i)
+    return dealt
+
+
+def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[int]:
+    """Return the numbers, ascending, of the tensors in some fragments and of all that are not trained."""
+    dealt = deal(weights, trainable, fragments)
+    return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])

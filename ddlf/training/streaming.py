@@ -1,0 +1,43 @@
+"""Synchronous training that exchanges a fragment of the weights in each round. Runs on the master; ``Synchronous`` goes this way with ``streaming``.
+
+``ddlf.algorithms.streaming`` is the rule, ``ddlf.roles.fragments`` what a slot does with weights of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ddlf.algorithms.merge import Rule
+from ddlf.algorithms.streaming import Streaming, tensors_of
+from ddlf.training.run import Run
+
+
+async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
+    """Train until all rounds are over or the run is to end.
+
+    Args:
+        run: The run. Of what it keeps, ``merged`` is the number of the round in which each fragment was merged last.
+        merge: How the updates of a round become one.
+        rule: Which fragments there are, and how their merged update changes them.
+        balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
+
+    Raises:
+        ConfigError: There are more fragments than tensors.
+    """
+    run.state.setdefault("outer", rule.init(run.weights))
+    run.state.setdefault("merged", [np.full(rule.fragments, -1)])
+    async for round in run.rounds(balance):
+        parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
+        tensors = tensors_of(parts, run.weights, run.facts.trainable, rule.fragments)
+        merged = run.state["merged"][0]
+        into = merge.start(len(round.tasks), run.weights, run.facts.names)
+        wanted, known = tuple(parts), tuple(merged.tolist())
+        tasks = [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
+        replies = await run.all(tasks, into=into)
+        run.state["outer"], weights = rule.update(
+            run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
+        )
+        run.state["merged"] = [np.where(np.isin(np.arange(rule.fragments), parts), round.number, merged)]
+        await run.commit(weights, replies)

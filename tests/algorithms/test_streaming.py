@@ -1,0 +1,212 @@
+"""Weights that are exchanged a fragment at a time: the formula of the source, who has what, and what travels."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.merge import Mean, merged
+from ddlf.algorithms.outer import OUTER, Streaming
+from ddlf.algorithms.streaming import deal, tensors_of
+from ddlf.errors import ConfigError
+from ddlf.roles.fragments import begin, end, exchanged
+from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training.exchange import WeightsOut
+
+START = {f"layer/{i}": np.random.default_rng(i).normal(size=(30, 20 + i)).astype(np.float32) for i in range(8)}
+
+
+def bits(run):
+    return [w.tobytes() for w in run.model.get_weights()]
+
+
+async def trained(**settings):
+    settings = {"start": START, "slots": 2, "outer": "streaming:3", **settings}
+    run = FakeRun(FakeCluster(settings.pop("workers", 2)), **settings)
+    await run.train_model()
+    return run
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_over_ten_rounds_it_is_the_formula_of_its_source(alpha):
+    """Three slots, each pulled towards a point of its own; the second of three tensors is not trained."""
+    rule, trainable = Streaming(fragments=2, alpha=alpha, learning_rate=0.7, momentum=0.9), [True, False, True]
+    chance = np.random.default_rng(0)
+    points, counts = chance.normal(size=(3, 3, 4)), [10, 20, 30]
+
+    # Written out, number by number: which of the two trained tensors is which fragment is no part of the formula.
+    dealt = deal([np.zeros(4)] * 3, trainable, 2)
+    w, v, mine = np.ones((3, 4)), np.zeros((3, 4)), np.ones((3, 3, 4))
+    expected = []
+    for r in range(10):
+        mine = mine - 0.2 * (mine - points)  # what each slot does on its own
+        for tensor in (0, 1, 2):
+            if trainable[tensor] and tensor not in dealt[r % 2]:
+                continue
+            g = sum(n * (w[tensor] - mine[j, tensor]) for j, n in enumerate(counts)) / 60
+            if trainable[tensor]:
+                v[tensor] = 0.9 * v[tensor] + g
+                w[tensor] = w[tensor] - 0.7 * (g + 0.9 * v[tensor])
+                mine[:, tensor] = alpha * mine[:, tensor] + (1 - alpha) * w[tensor]
+            else:
+                w[tensor] = w[tensor] - g
+                mine[:, tensor] = w[tensor]
+        expected.append(w.copy())
+
+    weights, state, own, last = [np.ones(4)] * 3, rule.init([np.ones(4)] * 3), [None] * 3, [-1, -1]
+    exact = [not flag for flag in trainable]
+    for r in range(10):
+        task = SimpleNamespace(merged=tuple(last), wanted=(r % 2,), alpha=alpha, round=r)
+        updates = []
+        for slot in range(3):
+            begun = begin(task, weights, own[slot], exact)
+            update, own[slot] = end(
+                task, weights, begun, [0.2 * (b - p) for b, p in zip(begun, points[slot], strict=True)]
+            )
+            sent = exchanged(task, weights, exact)
+            updates.append([u if i in sent else np.zeros(4) for i, u in enumerate(update)])
+        state, weights = rule.update(state, weights, merged(Mean(), updates, counts), trainable, sent)
+        last[r % 2] = r
+        np.testing.assert_allclose(weights, expected[r], rtol=0, atol=1e-12)
+
+
+def test_fragments_have_each_trained_tensor_once_and_are_about_equally_large():
+    chance = np.random.default_rng(1)
+    weights = [np.zeros(size, np.float32) for size in chance.integers(1, 1000, size=40)]
+    trainable = [bool(flag) for flag in chance.integers(0, 2, size=40)]
+    dealt = deal(weights, trainable, 4)
+    assert sorted(i for part in dealt for i in part) == [i for i, learns in enumerate(trainable) if learns]
+    sizes = [sum(weights[i].nbytes for i in part) for part in dealt]
+    assert max(sizes) < 1.1 * sum(sizes) / 4
+    always = tensors_of([], weights, trainable, 4)
+    assert always == [i for i, learns in enumerate(trainable) if not learns]
+
+
+def test_each_fragment_has_a_tensor_also_when_some_are_empty():
+    assert all(deal([np.zeros(0)] * 3 + [np.zeros(9)], [True] * 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("streaming:0", "fragments must be > 0, got 0"),
+        ("streaming:alpha=1", r"alpha must be in \[0, 1\), got 1.0"),
+        ("streaming:learning_rate=0", "learning_rate must be finite and > 0"),
+        ("streaming:momentum=1", r"momentum must be in \[0, 1\)"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        OUTER.read(text)
+
+
+# --- runs with it -----------------------------------------------------------------------------------------------------
+
+
+async def test_with_one_fragment_it_is_diloco_bit_for_bit():
+    whole = await trained(outer="diloco")
+    assert bits(await trained(outer="streaming:1")) == bits(whole)
+    assert bits(await trained(outer="streaming:2")) != bits(whole)
+
+
+async def test_a_round_changes_its_fragment_alone_and_the_last_one_all():
+    seen = []
+    run = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=5)
+    run.on_round = lambda record: seen.append(run.model.get_weights())
+    await run.train_model()
+    dealt = deal(list(START.values()), [True] * 8, 3)
+    before = list(START.values())
+    for number, after in enumerate(seen):
+        moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if not np.array_equal(a, b)]
+        assert moved == (list(range(8)) if number == 4 else sorted(dealt[number % 3]))
+        before = after
+
+
+def test_only_a_fragment_travels_either_way():
+    weights = list(START.values())
+    whole = sum(w.nbytes for w in weights)
+    out = WeightsOut("float32", [False] * 8, fragments=True)
+    assert not out.encode(0, weights)["delta"]
+    for part in range(4):
+        tensors = tensors_of([part], weights, [True] * 8, 4)
+        weights = [w + 1 if i in tensors else w for i, w in enumerate(weights)]
+        message = out.encode(0, weights, tensors=tensors)
+        sent = sum(array.nbytes for payload in message["encoded"]["payloads"] for array in payload.values())
+        assert sent == sum(weights[i].nbytes for i in tensors) < 0.3 * whole
+        assert all(np.array_equal(a, b) for a, b in zip(out.held[0], weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"codec": "int4-block", "weights_codec": "delta:int4-block"}, {"codec": "powersgd"}]
+)
+async def test_rounds_of_some_steps_are_gone_on_with_in_the_middle_of_an_epoch_with_the_same_bits(settings, tmp_path):
+    """Of 194 samples the last round of an epoch has 2: two slots train in it, of three."""
+    settings |= {
+        "outer": "streaming:3,alpha=0.1",
+        "worker_steps": 4,
+        "batch_size": 16,
+        "slots": 3,
+        "samples": 194,
+        "master_epochs": 2,
+    }
+    whole = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    assert min(record.samples for record in whole.history) == 2
+    for number in (1, len(whole.history) // 2):
+        source = tmp_path / "whole" / f"round-{number:06d}"
+        again = await trained(
+            **settings, resume=source, checkpoint=tmp_path / f"{number}", checkpoint_every=100, workers=1
+        )
+        assert bits(again) == bits(whole)
+
+
+async def test_without_a_checkpoint_what_a_slot_has_of_its_own_is_lost_with_its_worker_and_an_event_says_so():
+    run = FakeRun(FakeCluster(2), start=START, outer="streaming:3")
+    one = run.cluster.workers[1]
+    usual = one.rpc
+
+    async def rpc(request, timeout_s=None):
+        if request.args[2] == "train" and request.args[-1]["round"] == 2:
+            one.rpc, one.lost = usual, True
+            one.open(run)
+        return await usual(request, timeout_s)
+
+    one.rpc = rpc
+    await run.train_model()
+    (dropped,) = [event for event in run.events if event.kind == "dropped"]
+    assert dropped.text.startswith("slot 2's own weights went with worker 2 (it was lost)")
+    assert len(run.history) == run.master_epochs
+
+
+@pytest.mark.parametrize("after", ["nesterov", "streaming:2", "streaming:3"])
+async def test_training_goes_on_after_it_with_any_rule(after):
+    run = await trained()
+    run.outer = after
+    await run.train_model()
+    assert len(run.history) == 2 * run.master_epochs
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"mode": "async"},
+            "outer='streaming:.*' is for synchronous training: asynchronous training has nothing like it",
+        ),
+        (
+            {"weights_codec": "float16"},
+            "weights_codec='float16' is for whole weights.*use weights_codec='delta:float16'",
+        ),
+        (
+            {"outer": "streaming:9"},
+            "streaming with 9 fragments needs as many tensors that are trained, and the model has 8",
+        ),
+    ],
+)
+async def test_what_does_not_go_with_it_is_refused_before_any_round(settings, sentence):
+    run = FakeRun(FakeCluster(2), start=START, **{"outer": "streaming:3", **settings})
+    with pytest.raises(ConfigError, match=sentence):
+        await run.train_model()
+    assert not run.history
