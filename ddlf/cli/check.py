@@ -58,14 +58,14 @@ def lines(name: str, compared: Compared) -> list[str]:
         name: Name of the app's class.
         compared: What came of the comparison.
     """
-    of = f"{name}, one slot: {compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size}"
+    of = f"{compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size} samples"
     if (differs := compared.differs) is None:
         how = "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
-        return [f"agrees    {of}, {how} plain Keras"]
+        return [f"agrees    {name}, with one slot, over {of}: {how} plain Keras"]
     place = f" {list(differs.place)}" if differs.place else ""
     more = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
     return [
-        f"differs   {of}; first after batch {differs.batch}",
+        f"differs   {name}, with one slot, from batch {differs.batch} on, of {of}",
         f"where     {differs.tensor}{place}: {differs.expected:.9g} with plain Keras, {differs.found:.9g} with the app{more}",
         f"cause     {differs.cause}",
     ]

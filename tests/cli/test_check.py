@@ -1,0 +1,73 @@
+"""``ddlf check``: an app beside plain Keras, its exit codes, and what it refuses."""
+
+import json
+
+import pytest
+
+from tests.processes import command
+
+APP = """
+import ddlf
+
+class Same(ddlf.IApp):
+    async def load_dataset(self):
+        (self.x_train, self.y_train), _ = ddlf.load_digits()
+
+    async def create_model(self):
+        import keras
+        from keras import layers
+
+        flat = [keras.Input((8, 8, 1)), layers.Flatten(), layers.BatchNormalization(), layers.Dropout(0.5)]
+        self.model = keras.Sequential([*flat, layers.Dense(10, activation="softmax")])
+        self.model.compile("adam", "categorical_crossentropy")
+
+class Other(Same):
+    def train(self, weights, worker_epochs, batch_size):
+        self.model.set_weights(weights)
+        x, y = self.x_train[self.indices], self.y_train[self.indices]
+        for begin in range(0, len(x), batch_size):
+            right = y[begin : begin + batch_size]
+            self.model.train_on_batch(x[begin : begin + batch_size], right[::-1] if begin == 2 * batch_size else right)
+        return [before - after for before, after in zip(weights, self.model.get_weights())]
+"""
+
+
+def checked(tmp_path, source, *arguments):
+    path = tmp_path / "app.py"
+    path.write_text(source)
+    return command("ddlf.cli.main", "check", path, *arguments, cwd=tmp_path)
+
+
+def test_a_function_is_refused_in_a_sentence(tmp_path):
+    ended = checked(tmp_path, "async def main(cluster):\n    pass\n")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error  main is no app: there is nothing to compare; check a subclass of ddlf.IApp\n"
+
+
+def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):
+    ended = checked(tmp_path, APP, "--target", "Same", "-p", "batch_size=0")
+    assert (ended.returncode, ended.stderr) == (2, "error  batch_size must be a whole number of 1 or more, got 0\n")
+    assert checked(tmp_path, APP, "--batches", "0").returncode == 2
+
+
+@pytest.mark.slow
+def test_an_app_that_does_what_fit_does_agrees_to_the_bit_also_with_dropout_and_batch_statistics(tmp_path):
+    ended = checked(tmp_path, APP, "--target", "Same", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "batches": 20,
+        "batch_size": 32,
+        "same_bits": True,
+        "most": 0.0,
+        "differs": None,
+    }
+
+
+@pytest.mark.slow
+def test_the_first_batch_that_an_own_train_does_otherwise_is_named_with_a_weight_and_the_cause(tmp_path):
+    ended = checked(tmp_path, APP, "--target", "Other")
+    assert ended.returncode == 1, ended.stderr
+    differs, where, cause = ended.stdout.splitlines()[-3:]
+    assert differs == "differs   Other, with one slot, from batch 3 on, of 20 batches of 32 samples"
+    assert where.startswith("where     sequential/")
+    assert cause == "cause     Other.train is your own, and does something else than fit"

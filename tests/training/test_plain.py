@@ -1,0 +1,69 @@
+"""Where an app and plain Keras first differ: the search, and what is said of it. ``ddlf check`` itself is tried with real workers in the slow set."""
+
+import numpy as np
+import pytest
+
+from ddlf.cli.check import lines
+from ddlf.training.plain import Compared, Differs, differing, first_batch
+
+ONE = [np.array([1.0, -2.0], "f4"), np.zeros((0, 3), "f4"), np.array(3, "i8"), np.array([0.5], "f2")]
+
+
+def changed(place, value):
+    other = [array.copy() for array in ONE]
+    other[place] = np.asarray(value, other[place].dtype)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("other", "places"),
+    [
+        (ONE, []),
+        (changed(0, [1.00001, -2.0]), []),
+        (changed(0, [1.001, -2.0]), [0]),
+        (changed(0, [np.nan, -2.0]), [0]),
+        (changed(0, [np.inf, -2.0]), [0]),
+        (changed(2, 4), [2]),
+        (changed(3, [0.6]), [3]),
+    ],
+)
+def test_two_updates_differ_where_it_is_more_than_rounding(other, places):
+    assert differing(ONE, other) == places
+    assert differing(other, ONE) == places
+
+
+def test_what_is_not_a_number_on_both_sides_is_the_same():
+    assert differing(changed(0, [np.nan, -2.0]), changed(0, [np.nan, -2.0])) == []
+
+
+@pytest.mark.parametrize("wrong", range(1, 21))
+async def test_the_first_batch_that_differs_is_found_in_few_trainings(wrong):
+    trained = []
+
+    async def expected(batches):
+        trained.append(batches)
+        return [np.array([float(batches)], "f4")]
+
+    async def found(batches):
+        return [np.array([float(batches) + (batches >= wrong)], "f4")]
+
+    assert await first_batch(expected, found, 20) == wrong
+    assert len(trained) <= 5  # 2 ** 5 > 20
+
+
+def test_what_came_of_it_is_said_in_lines():
+    facts = dict(batches=20, batch_size=32)
+    assert lines("App", Compared(**facts, same_bits=True, most=0.0)) == [
+        "agrees    App, with one slot, over 20 batches of 32 samples: the same bits as plain Keras"
+    ]
+    assert lines("App", Compared(batches=1, batch_size=8, same_bits=False, most=3e-8)) == [
+        "agrees    App, with one slot, over 1 batch of 8 samples: equal to rounding (at most 3.0e-08 apart) to plain Keras"
+    ]
+    differs = Differs(
+        batch=5, tensor="dense/kernel", place=(1, 2), expected=0.25, found=-1.0, tensors=3, most=2.5, cause="a reason"
+    )
+    assert lines("App", Compared(**facts, same_bits=False, most=9.0, differs=differs)) == [
+        "differs   App, with one slot, from batch 5 on, of 20 batches of 32 samples",
+        "where     dense/kernel [1, 2]: 0.25 with plain Keras, -1 with the app; 3 tensors differ, at most by 2.5",
+        "cause     a reason",
+    ]
