@@ -60,7 +60,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     width = max(columns - 1, 10)
     filled = round(run["done"] * width)
     bar = Text.assemble(("█" * filled, color), ("░" * (width - filled), "dim"))
-    values = [f"{name} {number(value)}" for name, value in run["metrics"].items() if value is not None]
+    values = [f"{name} {'NaN' if value is None else number(value)}" for name, value in run["metrics"].items()]
     values += [rate(run["rate"])] * bool(run["rate"])
     values += [f"{size(run['bytes_out'])} out, {size(run['bytes_back'])} back"]
     values += [f"{run['lost']} lost"] * bool(run["lost"]) + [", ".join(run["doing"])] * bool(run["doing"])

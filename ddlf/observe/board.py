@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlf import events as e
+from ddlf.observe.echo import harmless
 from ddlf.observe.lines import line
 from ddlf.observe.phrases import doing
 from ddlf.observe.series import Series
@@ -160,7 +161,7 @@ class Board:
             case e.WorkerWrote():
                 if event.dropped:
                     self.say(at, event.name, f"{event.dropped:,} lines were dropped here", "warn")
-                self.say(at, event.name, "\n".join(event.lines), event.stream)
+                self.say(at, event.name, "\n".join(harmless(text, colours=False) for text in event.lines), event.stream)
             case e.RunEnded():
                 words = f"ended     {event.how}" + f": {event.why}" * bool(event.why)
                 self.say(at, "", words, "warn" if event.how == "failed" else "info")
@@ -283,7 +284,7 @@ class Board:
         facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0
         own = vars(self.sums.get(lane.worker, NOTHING))
         facts["name"] = lane.name.partition(" (")[0]  # without the address
-        facts["why"] = lane.refused or lane.why
+        facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.why
         return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
 
 

@@ -92,8 +92,8 @@ def waiting(state: State, now: float) -> str:
         groups.setdefault(doing(phase, amount=not phase.address), []).append(phase)
     for words, phases in groups.items():
         words = doing(phases[0]) if len(phases) == 1 else words
-        workers = _names(state, [phase.worker for phase in phases if phase.worker])
-        who = " and ".join(["master"] * any(not phase.worker for phase in phases) + [workers] * bool(workers))
+        master = ["master"] * any(not phase.worker for phase in phases)
+        who = _names(state, [phase.worker for phase in phases if phase.worker], *master)
         parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
     away = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
     if state.waiting_until is not None:
@@ -108,8 +108,8 @@ def waiting(state: State, now: float) -> str:
     return "; ".join(parts)
 
 
-def _names(state: State, workers: Iterable[int]) -> str:
+def _names(state: State, workers: Iterable[int], *before: str) -> str:
     numbers = sorted(workers)
-    if len(numbers) > FEW:
-        return f"{len(numbers)} workers"
-    return " and ".join(state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers)
+    names = [state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers]
+    names = [*before, *([f"{len(numbers)} workers"] if len(numbers) > FEW else names)]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

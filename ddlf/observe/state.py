@@ -58,6 +58,7 @@ class Lane:
         rate: Samples in a second; 0 where that is not known.
         loss: Training loss so far in this epoch; None where that is not known.
         refused: Why it was not reached when it was tried last, and how often it has been; empty where it is there, or is not tried.
+        address: Host and port of its daemon; empty before it was connected to.
     """
 
     worker: int
@@ -75,6 +76,7 @@ class Lane:
     rate: float = 0.0
     loss: float | None = None
     refused: str = ""
+    address: str = ""
 
     def quiet_s(self, now: float) -> float:
         """Seconds since it was heard, or began what it does now."""
@@ -273,7 +275,7 @@ class State:
         lane.name = event.name
         match event:
             case e.WorkerConnected():
-                lane.heard = now
+                lane.heard, lane.address = now, event.address
                 if not lane.is_there:
                     lane.became(now)
             case e.WorkerNotReached():

@@ -141,3 +141,20 @@ def test_each_worker_has_what_it_has_brought_and_how_often_it_was_lost():
     one, two = board.since(Seen(), 9.0)["lanes"]
     assert (one["updates"], one["trained"], one["lost"], one["state"]) == (3, 90_000, 0, "idle")
     assert (two["state"], two["why"], two["lost"]) == ("lost", "the connection ended", 1)
+
+
+def test_colours_and_what_would_move_a_terminal_are_not_in_the_log():
+    board = Board()
+    board.tell(e.WorkerWrote(worker=1, name="pc01", stream="stdout", lines=("\x1b[31mred\x1b[0m \x1b[2J", "b\ra")), 1.0)
+    assert [text for *_, text in board.log.since(0)] == ["red \\x1b[2J", "b\\ra"]
+
+
+def test_why_a_worker_is_not_reached_is_said_without_the_address_that_stands_beside_it():
+    board = Board()
+    for at, event in beginning(workers=1):
+        board.tell(event, at)
+    refused = "10.0.0.11:9000: connection refused, nothing listens there"
+    board.tell(e.WorkerLost(round=1, worker=1, why="cut"), 3.0)
+    board.tell(e.WorkerNotReached(worker=1, name="pc01", tries=2, why=refused), 4.0)
+    (lane,) = board.since(Seen(), 5.0)["lanes"]
+    assert (lane["state"], lane["why"]) == ("lost", "connection refused, nothing listens there (2 tries)")

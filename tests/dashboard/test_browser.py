@@ -8,7 +8,7 @@ import pytest
 from ddlf import events as e
 from ddlf.dashboard.server import Dashboard
 from tests.dashboard.browser import chromium, opened
-from tests.dashboard.made_up import answers, beginning, one_round
+from tests.dashboard.made_up import answers, beginning, one_round, record
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -63,6 +63,22 @@ async def test_charts_grow_during_a_run_on_a_phone_and_on_a_wide_screen(browser,
             assert sizes[0] <= sizes[1], "it is wider than the screen"
             assert await page.evaluate("document.documentElement.dataset.theme") == theme
             assert page.hosts == {f"127.0.0.1:{dashboard.port}"}
+            assert page.wrong == []
+
+
+async def test_a_loss_that_is_no_number_any_more_is_shown_as_such_and_of_an_error_the_first_line(browser):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, beginning(at=time.time()))
+        train(dashboard, 1, 3)
+        last = record(4, 40, 4, [(0.5, 0.1)] * 4, float("nan"), 1.0, test=False)
+        dashboard.tell(e.Committed(record=last))
+        dashboard.tell(e.RunEnded(run="r1", how="failed", version=4, why="BadUpdate: NaN\n\nTraceback"))
+        async with opened(browser, dashboard.url) as page:
+            await has_points(page, 4)
+            await page.wait_for_selector("#tiles .bad", timeout=PATIENCE_MS)
+            assert await page.inner_text("#tiles .bad dd span") == "NaN"
+            assert "NaN" in await page.inner_text("#charts .chart figcaption >> nth=0")
+            assert await page.inner_text("#doing") == "BadUpdate: NaN"
             assert page.wrong == []
 
 

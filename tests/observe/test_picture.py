@@ -125,3 +125,13 @@ def test_what_is_connected_to_has_its_address_unless_there_are_several():
         "worker 1  connecting to 10.0.0.1:9000  6 s",
         "pc02      connecting to 10.0.0.2:9000  6 s",
     ]
+
+
+def test_several_are_listed_with_commas_and_many_are_counted():
+    def said(*workers):
+        return waiting(told(*((0.0, e.PhaseBegan(phase=n + 1, what="importing", worker=n)) for n in workers)), 6.0)
+
+    assert said(0) == "master importing the backend since 6 s"
+    assert said(1, 2) == "worker 1 and worker 2 importing the backend since 6 s"
+    assert said(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend since 6 s"
+    assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend since 6 s"

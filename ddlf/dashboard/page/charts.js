@@ -83,7 +83,8 @@ class Chart {
     return innerWidth < 560 ? 180 : innerWidth > 1500 ? 250 : 220;
   }
 
-  show(series) {
+  show(series, newest) {
+    this.newest = newest;
     this.data = [series.x, ...this.what.lines.map((line) => series.columns[line.column] ?? series.x.map(() => null))];
     const zoomed = this.chart && this.zoomed();
     if (!zoomed) this.range = [series.x[0], series.x[series.x.length - 1]];
@@ -108,7 +109,8 @@ class Chart {
       let at = index ?? values.length - 1;
       while (index === null || index === undefined ? at > 0 && values[at] === null : false) at -= 1;
       const value = values[at];
-      this.keys[number].textContent = value === null || value === undefined ? "" : this.what.show(value);
+      const broken = (index ?? null) === null && this.newest[this.what.lines[number].column] === null;
+      this.keys[number].textContent = broken ? "NaN" : value === null || value === undefined ? "" : this.what.show(value);
     });
   }
 
@@ -137,14 +139,14 @@ export class Charts {
     new ResizeObserver(() => this.charts.forEach((chart) => chart.resize())).observe(home);
   }
 
-  show(series, mode) {
+  show(series, mode, newest) {
     const names = `${mode} ${Object.keys(series.columns).sort().join(" ")}`;
     if (names !== this.names) {
       this.names = names;
       this.charts.forEach((chart) => chart.remove());
       this.charts = plan(series.columns, mode).map((what) => new Chart(this.home, what));
     }
-    this.charts.forEach((chart) => chart.show(series));
+    this.charts.forEach((chart) => chart.show(series, newest));
   }
 
   // Up to which round each chart shows something.

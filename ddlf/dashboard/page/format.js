@@ -17,7 +17,8 @@ export function seconds(value) {
 }
 
 export function metric(value) {
-  if (value === null || value === undefined) return "none";
+  if (value === undefined) return "none";
+  if (value === null) return "NaN"; // JSON has none
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (size >= 1e5 || size < 1e-3) return value.toExponential(2);

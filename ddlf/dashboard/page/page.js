@@ -144,7 +144,7 @@ function drawRun(run, now) {
   $("stop").hidden = ended || !about("can_stop") || !socket;
   $("stop").disabled = run.stopping || !training;
   set("where", training || ended ? (run.mode === "sync" ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
-  set("doing", run.why || (run.waiting_until ? `no worker is left: the run ends in ${duration(run.waiting_until - now)} if none comes back` : run.doing.join(", ")));
+  set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no worker is left: the run ends in ${duration(run.waiting_until - now)} if none comes back` : run.doing.join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
   set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
   $("done").style.width = `${run.done * 100}%`;
@@ -170,11 +170,12 @@ function drawRun(run, now) {
     const [name, value, more] = tiles[index];
     text(tile.querySelector("dt"), name);
     text(tile.querySelector("span"), value);
+    tile.classList.toggle("bad", value === "NaN");
     text(tile.querySelector("small"), more);
   });
   const some = known.series.x.length > 0;
   $("charts").hidden = !some;
-  if (some) charts.show(known.series, run.mode);
+  if (some) charts.show(known.series, run.mode, run.metrics);
   $("timeline-card").hidden = !known.lanes.length || !(training || known.spans.length);
   if (!$("timeline-card").hidden) timeline.show(known.spans, known.lanes, now, training);
 }
