@@ -19,6 +19,9 @@ from ddlf.errors import DDLFError
 
 interrupts.imported()
 
+OF_RUNS = ("compare", "prune")
+"""Actions of ``ddlf runs``, which people take for verbs."""
+
 
 def command() -> None:
     """The entry point of the command."""
@@ -75,7 +78,9 @@ def _check_verb(top: TopParser, argv: list[str]) -> None:
         if later is not None:
             top.error(f"{argv[0]} stands before the command; write: ddlf {later} {argv[0]} ...")
     if argv and not argv[0].startswith("-") and argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], (*names, "worker"), 1)
+        near = difflib.get_close_matches(argv[0], (*names, "worker", *OF_RUNS), 1)
+        if near and near[0] in OF_RUNS:
+            near = [f"runs {near[0]}"]
         if near == ["worker"]:
             top.error(f"unknown command {argv[0]!r}, did you mean 'ddlf-worker'? It is a command of its own")
         top.error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -35,10 +36,18 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but unknown options are explained, by the command that they were given to."""
         args = self._with_values(list(sys.argv[1:] if args is None else args))
+        self._check_options_before_an_action(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.unknown(unknown[0])
         return found, unknown
+
+    def _check_options_before_an_action(self, args: list[str]) -> None:
+        """Name a misspelt option: argparse would take its value for the action, and complain of that."""
+        actions = {name for part in self._actions if part.nargs == argparse.PARSER for name in part.choices or ()}
+        for arg in itertools.takewhile(lambda arg: actions and arg not in actions, args):
+            if arg.startswith("--") and arg.partition("=")[0] not in self._option_string_actions:
+                self.unknown(arg)
 
     def _with_values(self, args: list[str]) -> list[str]:
         result: list[str] = []

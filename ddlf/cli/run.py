@@ -25,6 +25,7 @@ from ddlf.events import Evaluated
 from ddlf.observe.display import Display
 from ddlf.observe.lines import line
 from ddlf.roles import PRELOADED, import_keras
+from ddlf.runs.behind import reason
 from ddlf.runs.folder import MODEL, STATE
 from ddlf.sinks import Sink
 from ddlf.ui import attached, choice, chosen, heard, opened
@@ -211,7 +212,7 @@ async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop)
         try:
             await to_its_end(app.save_model(path))
         except Exception as error:  # nobody asked for it
-            print(f"the model could not be saved in the run's folder: {error}", file=sys.stderr)
+            print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
             path = None
     if hasattr(app, "x_test"):
         try:

@@ -21,7 +21,9 @@ Timed = tuple[float, Event]
 
 def reason(error: Exception) -> str:
     """What an error says, for the middle of a sentence."""
-    return f"{error.strerror}, {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    if not (isinstance(error, OSError) and error.strerror):
+        return str(error)
+    return f"{error.strerror}, {error.filename}" if error.filename else error.strerror
 
 
 class Behind:

@@ -81,6 +81,20 @@ class Recording:
             take_off()
 
 
+class Unrecorded:
+    """In place of a recording for a run without a folder: so what is inside of it makes none either, and the reason is said once."""
+
+    path = None
+    is_over = False
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The run is over."""
+        self.is_over = True
+
+    def leave(self) -> None:
+        """It hears of nothing."""
+
+
 @contextlib.contextmanager
 def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | None]:
     """Have what an app does meanwhile in a folder of its own below ``app.out``, if that names one, and in its trackers.
@@ -103,9 +117,6 @@ def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | No
             return
         app._recording.leave()
     recording = app._recording = _begin(app, told or {})
-    if recording is None:
-        yield None
-        return
     try:
         yield recording.path
     except BaseException as error:
@@ -114,7 +125,7 @@ def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | No
     recording.close()
 
 
-def _begin(app: Any, told: dict[str, str]) -> Recording | None:
+def _begin(app: Any, told: dict[str, str]) -> Recording | Unrecorded:
     out, name, trackers = (SETTINGS[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
     if trackers and not folder.is_wanted(out):
         raise ConfigError(
@@ -123,9 +134,9 @@ def _begin(app: Any, told: dict[str, str]) -> Recording | None:
         )
     check_installed(trackers)
     if not folder.is_wanted(out):
-        return None
+        return Unrecorded()
     try:
         return Recording(app, folder.make(Path(out), name or type(app).__name__), told, trackers)
     except OSError as error:
         log.warning("there is no folder for this run: %s; it goes on without one", reason(error))
-        return None
+        return Unrecorded()

@@ -94,6 +94,12 @@ def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port
     assert worker.name == "worker 1 (pc03)"
 
 
+def test_python_m_ddlf_is_the_same_command():
+    ended = command("ddlf", "--version")
+    assert (ended.returncode, ended.stdout) == (0, ddlf("--version").stdout)
+    assert command("ddlf", "runz").stderr.startswith("ddlf: unknown command 'runz', did you mean 'run'?")
+
+
 def test_help_shows_first_steps_and_every_command(here):
     text = here("--help").stdout
     for word in (

@@ -100,6 +100,15 @@ def test_a_report_that_cannot_be_written_is_said_behind_the_table(out, capsys, m
     assert ddlf(capsys, "report", "short", "--csv")[0] == 0
 
 
+def test_a_misspelt_option_and_an_action_without_its_verb_are_named(out, capsys):
+    error = ddlf(capsys, "runs", "--lsat", "3")[2]
+    assert error.startswith("ddlf runs: unknown option '--lsat', did you mean --last?")
+    assert ddlf(capsys, "prune", "--keep", "3")[2].startswith(
+        "ddlf: unknown command 'prune', did you mean 'runs prune'?"
+    )
+    assert ddlf(capsys, "runs", "--out", str(out), "prune", "--keep", "9")[0] == 0
+
+
 def test_what_is_for_the_list_alone_is_refused_elsewhere(out, capsys):
     assert ddlf(capsys, "runs", "--json", "--last", "2", "prune", "--keep", "1")[::2] == (
         2,

@@ -173,7 +173,7 @@ async def test_a_run_that_goes_on_says_from_where(tmp_path):
 async def test_where_no_folder_can_be_made_the_run_goes_on_without_and_says_so_once(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     app = fake(tmp_path / "file" / "runs")
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), recorded(app):  # as the command does
         assert await trained(app) is None
     assert len(app.history) == 4
     (said,) = caplog.messages
