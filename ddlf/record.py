@@ -62,6 +62,7 @@ class RoundRecord:
         slot: Number of the slot whose update it was, from 1; None in synchronous training, where it is all of them.
         version: Commits so far: of a round, or in asynchronous training of an update, also of one that waits in a buffer.
         staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
+        base: Merges in the weights that the slot began with; None in synchronous training, and in records of 0.1.0.
         epochs: Local epochs in this round.
         samples: Samples trained on in this round, each counted once.
         seconds: Seconds from sending the weights to having the new ones.
@@ -85,6 +86,7 @@ class RoundRecord:
     slot: int | None = None
     version: int
     staleness: int = 0
+    base: int | None = None
     epochs: int
     samples: int
     seconds: float

@@ -241,6 +241,12 @@ class Settings:
     the same bits as if it had never been interrupted, unless parts follow the measured speed. A training that has all its epochs, or has converged,
     is trained no more until more epochs are asked for."""
 
+    replay: Annotated[
+        str | Path | None, FOLDER, "merge the updates of an earlier run again, in its order", "DIR", NOWHERE, "async"
+    ] = None
+    """The folder of a run, or of its checkpoints: asynchronous training then ends with the same bits, whichever worker is fast, or is lost. App, data
+    and settings must be the same; a run that ended early is followed up to where it did."""
+
     takeover: Annotated[bool, SWITCH, "take the checkpoints' folder from another master that writes there"] = False
     """``Cluster`` has the same for workers, and ``--takeover`` is both."""
 

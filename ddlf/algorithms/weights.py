@@ -4,6 +4,7 @@ Weights are floats of any kind, those of ``ml_dtypes`` among them (bfloat16, flo
 booleans (counters, seeds, masks) and complex numbers are never merged.
 """
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -44,3 +45,12 @@ def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
 def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged."""
     return [np.asarray(b - a, b.dtype) if is_float(b) else np.zeros_like(b) for b, a in zip(before, after, strict=True)]
+
+
+def digest(weights: Sequence[Tensor]) -> str:
+    """Names weights by their bits: SHA-256 of types, shapes and values."""
+    sum = hashlib.sha256()
+    for w in weights:
+        sum.update(f"{w.dtype} {w.shape} ".encode())
+        sum.update(np.ascontiguousarray(w).tobytes())
+    return sum.hexdigest()

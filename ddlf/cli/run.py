@@ -144,9 +144,9 @@ async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
-    from ddlf.cli.recording import in_folder, resumed
+    from ddlf.cli.recording import in_folder, replayed, resumed
 
-    options.resume = resumed(options)
+    options.resume, options.replay = resumed(options), replayed(options)
     app = prepare_app(target, cluster, options)
     check_app_options(options, app)
     if options.save:

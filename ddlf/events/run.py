@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from ddlf.events.event import Event
@@ -101,6 +102,7 @@ class TrainingBegan(Event):
         version: Merges that the run goes on from; 0 for a new one.
         source: Path of the checkpoints that it goes on from; None for what the app was trained to before.
         rounds: Rounds of the whole training; 0 in events of 0.1.
+        facts: All that decides about the bits of the run, by name, each as JSON.
     """
 
     mode: str
@@ -111,6 +113,7 @@ class TrainingBegan(Event):
     version: int = 0
     source: str | None = None
     rounds: int = 0
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 class DataPartitioned(Event):
@@ -161,12 +164,28 @@ class RunEnded(Event):
         how: ``"complete"``, ``"converged"``, ``"stopped"`` (by ``stop_training``), ``"cancelled"`` or ``"failed"``.
         version: Merges that the run has come to, those that it went on from included; 0 if it has ended before training began.
         why: The error's text if it has failed.
+        weights: Digest of the weights that asynchronous training has come to; "" in other runs, and before training began.
     """
 
     run: str
     how: How
     version: int
     why: str = ""
+    weights: str = ""
+
+
+class Replayed(Event):
+    """All updates of an earlier run were merged again, in its order.
+
+    Args:
+        path: Folder of that run.
+        updates: How many there were.
+        same: Whether the weights are the same bits; None if it is not known what they were.
+    """
+
+    path: str
+    updates: int
+    same: bool | None
 
 
 class Evaluated(Event):

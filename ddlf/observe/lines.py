@@ -124,6 +124,14 @@ def _line(event: e.Event) -> str:
             return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
         case e.NothingToTrain():
             return f"nothing   to train: all {event.epochs} epochs are done; to go on, ask for more"
+        case e.Replayed(same=False):
+            return (
+                f"replay    OTHER BITS than those of {event.path}, after the same {event.updates} updates: "
+                "is it another machine, or another version of something?"
+            )
+        case e.Replayed():
+            bits = "the same bits as those of" if event.same else "as many updates as in"
+            return f"replay    {bits} {event.path}, after {event.updates} updates"
         case e.Evaluated():
             return "test      " + "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         case e.ModelSaved():

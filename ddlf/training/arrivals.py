@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.partition import Indices
 from ddlf.algorithms.weights import Weights
+from ddlf.events import UpdateRejected
 from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import judged_alone
 
@@ -47,6 +48,7 @@ class Arrivals:
         # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
         self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
+        self._early: dict[int, tuple[Reply, asyncio.Future[None]]] = {}  # of slots whose turn in a replay has not come
         self._begun = list(run.progress.slot_rounds)
         self._latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
         self._told: dict[int, asyncio.Task[None]] = {}  # of each slot the hooks of its last commit
@@ -56,7 +58,9 @@ class Arrivals:
 
     async def replies(self) -> AsyncIterator[Reply]:
         """See ``Run.arrivals``. Ends when all slots have done their rounds or the run is to end, and all hooks have."""
-        run = self._run
+        run, replay = self._run, self._run.replay
+        if replay is not None:
+            replay.reached(run.merges, run.weights, run.state)
         for slot in range(run.slots):
             self._spawn(self._loop(slot))
         while self._tasks or not self._news.empty():
@@ -64,17 +68,32 @@ class Arrivals:
             if isinstance(news, asyncio.Task):
                 news.result()  # raises what ended it
                 continue
-            reply, handled = news
-            run.arrived = time.perf_counter()
-            if not run.stopping:
-                fit = judged_alone(run, reply, self._latest)
-                if fit is None:  # it is dropped
-                    run.progress.slot_rounds[reply.slot] = run.progress.following(reply.slot, reply.task.round + 1)
-                else:
-                    self._latest[reply.slot] = reply
-                    yield fit
-            handled.set_result(None)
-            self._turn()
+            for reply, handled in self._in_turn(*news):
+                run.arrived = time.perf_counter()
+                if not run.stopping:
+                    fit = judged_alone(run, reply, self._latest)
+                    if fit is not None:
+                        self._latest[reply.slot] = reply
+                        yield fit
+                    elif replay is not None:
+                        raise replay.order.wrong(f"its update {replay.place + 1} was accepted, and is rejected now")
+                    else:
+                        self._drop(reply.slot, reply.task.round, reply.worker)
+                    if replay is not None:
+                        replay.merged()
+                        replay.reached(run.merges, run.weights, run.state)
+                handled.set_result(None)
+                self._turn()
+
+    def _in_turn(self, *news: Any) -> Iterator[tuple[Reply, asyncio.Future[None]]]:
+        """The replies that can be looked at now: this one, or in a replay those whose turn it is."""
+        replay = self._run.replay
+        if replay is None:
+            yield news
+            return
+        self._early[news[0].slot] = news
+        while replay.next is not None and replay.next.slot in self._early:
+            yield self._early.pop(replay.next.slot)
 
     def committed(
         self, replies: Sequence[Reply], reporting: asyncio.Task[bool], keeping: asyncio.Future[None] | None
@@ -97,15 +116,23 @@ class Arrivals:
         run, progress = self._run, self._run.progress
         number = progress.following(slot, progress.slot_rounds[slot])
         while number < len(progress.epochs):
-            while self._bound is not None and number > min(progress.slot_rounds) + self._bound and not run.stopping:
+            if run.replay is not None and (slot, number) in run.replay.order.dropped:
+                worker = run.replay.order.dropped[slot, number]
+                self._drop(slot, number, worker)
+                why = "as in the run that is replayed"
+                run.crew.emit(UpdateRejected(round=number + 1, slot=slot + 1, worker=worker, why=why))
+                number = progress.following(slot, number + 1)
+                continue
+            while not run.stopping and not self._may_begin(slot, number):
                 await self._turned.wait()
-            if run.stopping:
+            if run.stopping or (run.replay is not None and run.replay.turn(slot, number) is None):
                 return
             run.began[slot] = time.perf_counter()
             run.crew.meet_new_workers()
             self._grow()
             self._begun[slot] = number + 1
             part = await run.part(slot, number)
+            run.tries[slot] = 0
             reply = await run.carry(slot, number, partial(self._task, slot, number, part))
             if slot in self._told:
                 await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
@@ -118,16 +145,33 @@ class Arrivals:
                 await self._keeping.pop(slot)
             number = progress.following(slot, number + 1)
 
+    def _may_begin(self, slot: int, number: int) -> bool:
+        """Whether a slot is not too far ahead of the others; in a replay, whether the weights are there that it began with."""
+        if self._run.replay is not None:
+            turn = self._run.replay.turn(slot, number)
+            return turn is None or turn.base in self._run.replay.kept
+        return self._bound is None or number <= min(self._run.progress.slot_rounds) + self._bound
+
     def _task(self, slot: int, number: int, part: Indices) -> Task:
         run = self._run
+        run.tries[slot] += 1
         task, state = run.task(slot, number, part), dict(run.state)
-        if self._bound == 0:
+        if run.replay is not None and (turn := run.replay.turn(slot, number)):
+            weights, state = run.replay.kept[turn.base]
+            before = run.replay.before(slot, number)  # on the worker nothing is left of a round that was left out
+            task = dataclasses.replace(task, weights=weights, version=turn.base, before=before)
+        elif self._bound == 0:
             if self._in_step is None or self._in_step[0].round < number:
                 self._in_step = task, state
             first, state = self._in_step
             task = dataclasses.replace(task, weights=first.weights, version=first.version)
         run.read[slot] = state
         return dataclasses.replace(task, weights=self._begin(state, task.weights, slot))
+
+    def _drop(self, slot: int, number: int, worker: int) -> None:
+        """Leave out the update of a slot's round."""
+        self._run.progress.slot_rounds[slot] = self._run.progress.following(slot, number + 1)
+        self._run.progress.dropped[slot, number] = worker
 
     def _turn(self) -> None:
         self._turned.set()
@@ -146,9 +190,13 @@ class Arrivals:
 
     async def _tell(self, reporting: asyncio.Task[bool]) -> None:
         run = self._run
-        if await reporting and not run.stopping:
+        # What is replayed ends where that run did, however often its last updates have converged.
+        if await reporting and not run.stopping and not (run.replay is not None and run.converged):
             run.stopping = True
             self._turn()
+            for _, handled in self._early.values():
+                handled.set_result(None)
+            self._early.clear()
             await run.stop_workers()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

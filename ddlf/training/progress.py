@@ -72,6 +72,7 @@ class Progress:
         compiled: The optimizer of the master's model, described; not stored.
         owners: Whose each sample is in the whole run; None if parts are cut anew in each round. Not stored: it follows from the settings.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
+        dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
         records: Records of all rounds so far.
     """
 
@@ -96,6 +97,7 @@ class Progress:
     compiled: dict[str, Any] = field(default_factory=dict)
     owners: Owners | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
+    dropped: dict[tuple[int, int], int] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -251,6 +253,7 @@ class Progress:
             "asked": self.asked,
             "converged": self.converged,
             "speeds": list(self.speeds),
+            "dropped": [[*which, worker] for which, worker in self.dropped.items()],
         }
         return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
 
@@ -292,6 +295,7 @@ class Progress:
             ],
             speeds=list(facts["speeds"]) or [None] * len(facts["states"]),
             settings=dict(facts["settings"]),
+            dropped={(slot, number): worker for slot, number, worker in facts.get("dropped", ())},
             records=[from_data(RoundRecord, record) for record in facts["records"]]
             if "records" in facts
             else list(checkpoint.records),

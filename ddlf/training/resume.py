@@ -28,6 +28,7 @@ from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
+from ddlf.training.order import Order
 from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 
@@ -122,6 +123,7 @@ async def begin(
     settings: dict[str, Any],
     *,
     fresh: bool,
+    order: Order | None = None,
 ) -> tuple[Progress, Keeper | None, Path | None]:
     """What the run goes on from, planned; what writes checkpoints of it; and where those lie that it goes on from, if it does from any.
 
@@ -130,6 +132,7 @@ async def begin(
         samples: n.
         settings: Every setting as it is used, by name.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
+        order: Order of the run that this one is to follow; it begins with nothing then.
 
     Raises:
         CheckpointMismatch: The checkpoint, or the training before, was another one; the text says what differs.
@@ -163,7 +166,9 @@ async def begin(
         progress = _go_on(app, before, now)
         progress.plan(epochs, worker_epochs, more=app.resume is None, portion=portion)
     else:
-        slots = app.slots or app.cluster.N
+        if order is not None:
+            check_settings(order.settings, now, f"in {order.source}", "replay it with the same settings")
+        slots = order.slots_from[0][1] if order is not None else app.slots or app.cluster.N
         progress = Progress(
             weights=app.model.get_weights(),
             ledger=Ledger(samples),
@@ -171,6 +176,8 @@ async def begin(
             speeds=[None] * slots,
         )
         progress.plan(epochs, worker_epochs, more=False, portion=portion)
+        if order is not None:
+            order.begin(progress)
     check_slots(settings, len(progress.states))
     # Before a folder is opened, for it may be refused.
     progress.owners = owners_of(app, settings["partition"], samples, len(progress.states), settings["seed"])
@@ -270,8 +277,13 @@ def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, A
         "data": app._content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **app._optimizer,  # the workers': the master's own is never used
-        **{name: _fact(settings[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use},
+        **rules_of(settings),
     }
+
+
+def rules_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those settings that decide about the bits of a run, as JSON data."""
+    return {name: _fact(settings[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
 
 
 def _fact(value: Any) -> Any:

@@ -25,6 +25,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
 from ddlf.training.gather import gather
 from ddlf.training.keeper import Keeper
+from ddlf.training.order import Replay
 from ddlf.training.parts import Parts
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
@@ -70,6 +71,8 @@ class Run:
         self.arrived = 0.0  # when the last update did
         self.began: dict[int, float] = {}  # slot -> when its round did
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
+        self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
+        self.replay: Replay | None = None  # whose order asynchronous training is to follow
         self._cluster = cluster
         self._exchange = exchange
         self._parts = Parts(facts.samples, facts.seed, progress.owners)
@@ -338,7 +341,8 @@ class Run:
         end = time.perf_counter()
         first = replies[0].task
         slowest = max(reply.elapsed_s for reply in replies)
-        out, back, recomputed = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies), 0
+        out, back = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies)
+        recomputed = sum(self.tries.get(reply.slot, 1) - 1 for reply in replies)
         if self._before is not None:  # whatever else moved in this round, too
             moved = *self._bytes_moved(), self.crew.losses
             out, back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
@@ -349,6 +353,7 @@ class Run:
             slot=None if self._arrivals is None else first.slot + 1,
             version=self.version,
             staleness=staleness,
+            base=None if self._arrivals is None else first.version,
             epochs=first.epochs,
             samples=sum(reply.samples for reply in replies),
             seconds=end - min(self.began[reply.slot] for reply in replies),

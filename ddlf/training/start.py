@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.outer import Streaming
-from ddlf.algorithms.weights import is_float_type
+from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, ConfigError, LeaseError
-from ddlf.events import How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
+from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
 from ddlf.roles import callbacks
 from ddlf.roles.metrics import MetricMerge
@@ -27,9 +29,10 @@ from ddlf.training.early import check_app, check_backend, check_slots, check_tog
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
+from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
 from ddlf.training.reporting import Reporter
-from ddlf.training.resume import begin, check_folders
+from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
 from ddlf.training.states import SlotStates
@@ -59,6 +62,8 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_app(app)
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_together(settings)
+    if settings["replay"] is not None:
+        order_of(app, settings)
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app._progress is not None and not fresh)
     check_slots(settings, settings["slots"] or (0 if goes_on or app.cluster is None else app.cluster.N))
@@ -83,6 +88,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         LeaseError: The app is being trained already; nothing is told of this one.
     """
     settings, rule = check(app, mode, *given, fresh=fresh), ALGORITHMS[mode]
+    order = None if settings["replay"] is None else order_of(app, settings)
     async with (
         _told(app, settings) as name,
         crew_of(app, settings["seed"], backups=rule.backups, run=name) as (crew, samples),
@@ -98,7 +104,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             )
             app._tell(Warned(about="model", why=why))
         check_test_data(app)
-        run = await _run(app, samples, crew, settings, fresh)
+        run = await _run(app, samples, crew, settings, fresh, order)
         progress = app._progress = run.progress
         before = len(progress.records)
         app.ledger = progress.ledger
@@ -112,6 +118,9 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 with contextlib.suppress(Ended):
                     await algorithm.train(run)
                 await run.finish()
+            if run.replay is not None and run.replay.next is None:
+                same = digest(progress.weights) == order.weights if order and order.weights else None
+                app._tell(Replayed(path=str(settings["replay"]), updates=run.replay.place, same=same))
             return History(progress.records[before:])
         finally:
             try:
@@ -122,6 +131,33 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app.history = History(progress.records)
                 app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
                 await to_its_end(run.keep_last())
+
+
+def order_of(app: Any, settings: dict[str, Any]) -> Order:
+    """The order that a run is to follow.
+
+    Raises:
+        ConfigError: There is none, or it is of another app, or cannot be followed by this run.
+        CheckpointMismatch: It is of a run with other settings; those of data and model are compared when they are known.
+    """
+    source = Path(settings["replay"])
+    if app.resume is not None or app._progress is not None:
+        raise ConfigError(
+            f"replay={str(source)!r} begins with the first weights, but "
+            + ("resume goes on from others" if app.resume is not None else "this app was trained before"),
+            hint="leave out resume" if app.resume is not None else "make a new app",
+        )
+    order = read_order(source)
+    if order.app not in ("", type(app).__name__):
+        raise ConfigError(f"the run in {source} is of {order.app}, but this app is {type(app).__name__}")
+    known = rules_of(settings)
+    check_settings(
+        {name: value for name, value in order.settings.items() if name in known},
+        known,
+        f"in {source}",
+        "replay it with the same settings",
+    )
+    return order
 
 
 def may_count(model: Any) -> list[Any]:
@@ -158,8 +194,11 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         raise
     finally:
         app._is_training = False
-        version = 0 if app._progress is before else app._progress.version
-        app._tell(RunEnded(run=run, how=how, version=version, why=why))
+        trained = None if app._progress is before else app._progress
+        # Of synchronous training nobody asks: equal seeds give equal bits.
+        weights = digest(trained.weights) if trained is not None and settings["mode"] == "async" else ""
+        version = 0 if trained is None else trained.version
+        app._tell(RunEnded(run=run, how=how, version=version, why=why, weights=weights))
 
 
 def _interrupted(app: Any) -> str:
@@ -171,7 +210,7 @@ def _interrupted(app: Any) -> str:
     return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
 
 
-async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool) -> Run:
+async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool, order: Order | None) -> Run:
     for weight in app.model.trainable_weights:
         if not is_float_type(np.dtype(weight.dtype)):
             raise AppError(
@@ -185,7 +224,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         )
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
-    progress, keeper, source = await begin(app, samples, settings, fresh=fresh)
+    progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
     fragments = isinstance(settings["outer"], Streaming)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable], fragments=fragments)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
@@ -202,6 +241,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
             version=progress.version,
             rounds=len(progress.epochs),
             source=None if source is None else str(source),
+            facts={name: json.dumps(value) for name, value in progress.settings.items()},
         )
     )
     if progress.owners is not None:
@@ -213,7 +253,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         batch_size=settings["batch_size"],
         seed=settings["seed"],
         update_policy=settings["update_policy"],
-        grows=not fixed,
+        grows=not fixed and order is None,
     )
     states = SlotStates(
         app._run,
@@ -226,4 +266,6 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
     )
     reporter = Reporter(app, progress.records, settings["batch_size"])
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
-    return Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)
+    run = Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)
+    run.replay = None if order is None else Replay(order=order)
+    return run

@@ -6,6 +6,7 @@ import pytest
 from ddlf.algorithms.arrival import ARRIVAL, Arrived
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.algorithms.staleness import STALENESS
+from ddlf.errors import ConfigError
 
 K, ORDER = 3, [0, 1, 1, 2, 0, 0, 2, 1, 0, 2]
 CHANCE = np.random.default_rng(3)
@@ -94,6 +95,81 @@ def test_published_gives_its_share_to_the_outer_optimizer():
         w = w - 0.7 * (share + 0.9 * v)
         expected.append(w)
     close(seen, expected)
+
+
+@pytest.mark.parametrize("staleness", ["constant", "polynomial:0.5"])
+def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
+    """One public implementation multiplies its rate by the factor for good."""
+    seen, made = ran("fedasync:rate=0.6", staleness)
+    w, expected = W, []
+    for g, (start, tau, _) in zip(UPDATES, made, strict=True):
+        a = 0.6 * (1 if staleness == "constant" else (1 + tau) ** -0.5)
+        w = (1 - a) * w + a * (start - g)
+        expected.append(w)
+    close(seen, expected)
+
+
+def test_fedasync_of_one_slot_with_a_rate_of_1_is_the_slot_itself():
+    seen, made = ran("fedasync:1", order=[0] * 10)
+    w = W
+    for g, (start, tau, _), after in zip(UPDATES, made, seen, strict=True):
+        assert (tau, np.array_equal(start, w)) == (0, True)
+        w = w - g
+        assert np.array_equal(after, w)
+
+
+def test_fedasync_keeps_a_variance_positive():
+    """What is not trained is mixed like the rest, which no rate can turn negative."""
+    variance = np.array([1e-3, 1.0])
+    arrived = Arrived(
+        update=[variance - 1e-6],
+        start=[variance],
+        before={},
+        slot=0,
+        slots=1,
+        factor=1,
+        trainable=[False],
+        outer=Subtract(),
+    )
+    _, (after,) = ARRIVAL.read("fedasync:0.9").arrive({"outer": []}, [np.array([1e-9, 1e-9])], arrived)
+    assert np.all(after > 0)
+
+
+@pytest.mark.parametrize("outer", [Subtract(), Subtract(learning_rate=0.5), Nesterov()])
+def test_fedbuff_merges_when_its_buffer_is_full_and_at_the_end_what_is_left(outer):
+    seen, made = ran("fedbuff:size=4", "polynomial:0.5", outer=outer)
+    merges = [0, 0, 0, 1, 1, 1, 1, 2, 2, 3]  # after each update
+    read = [0] * K
+    w, state, buffer, expected = [W], outer.init([W]), [], []
+    for number, (slot, g, (_, tau, _)) in enumerate(zip(ORDER, UPDATES, made, strict=True)):
+        assert tau == (merges[number - 1] if number else 0) - read[slot]
+        read[slot] = merges[number]
+        buffer.append(g / np.sqrt(1 + tau))
+        if len(buffer) == 4 or number == 9:
+            state, w = outer.update(state, w, [sum(buffer) / 4], [True])
+            buffer = []
+        expected.append(w[0])
+    close(seen, expected)
+
+
+def test_fedbuff_of_one_update_is_that_update():
+    for got, wanted in zip(ran("fedbuff:1", order=[0] * 10)[0], W - np.cumsum(UPDATES, axis=0), strict=True):
+        close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fedasync:0", r"rate must be in \(0, 1\], got 0.0"),
+        ("fedasync:1.5", r"rate must be in \(0, 1\], got 1.5"),
+        ("fedasync:nan", r"rate must be in \(0, 1\], got nan"),
+        ("fedbuff:0", "size must be 1 or more, got 0"),
+        ("fedbuff:1.5", "size must be a whole number"),
+    ],
+)
+def test_a_rule_with_parameters_out_of_range_is_refused(text, why):
+    with pytest.raises(ConfigError, match=why):
+        ARRIVAL.read(text)
 
 
 @pytest.mark.parametrize("rule", ARRIVAL.names)

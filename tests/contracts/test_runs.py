@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL
+from ddlf.algorithms.arrival import ARRIVAL, Arrived
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.merge import MERGE
@@ -43,6 +43,9 @@ BOTH = ("sync", "async")
 USUAL = {"outer": "subtract", "update_policy": "stop", "codec": "float32", "partition": "equal"}
 ROWS = {
     "usual": (("async",), {"arrival": "published", "staleness": "constant", **USUAL}),
+    "fedasync": (("async",), {"arrival": "fedasync", "staleness": "polynomial"}),
+    "fedbuff": (("async",), {"arrival": "fedbuff:2", "outer": "nesterov"}),
+    "fedbuff, int8": (("async",), {"arrival": "fedbuff:4", "codec": "int8"}),
     "inverse": (("async",), {"staleness": "inverse", "outer": "nesterov"}),
     "polynomial": (("async",), {"staleness": "polynomial"}),
     "hinge": (("async",), {"staleness": "hinge:2,1"}),
@@ -230,20 +233,34 @@ async def resumed_at_any_commit(settings, tmp_path, commits):
 
 
 def alone(run):
-    """The weights after training with all samples without anybody else: local rounds, codec and outer optimizer by hand."""
+    """The weights after training with all samples without anybody else: local rounds, codec, rules of both kinds by hand."""
     weights, kept = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
     if isinstance(outer, Streaming):
         return alone_in_fragments(run, outer)
-    state = outer.init(weights)
+    arrival = ARRIVAL.read(getattr(run, "arrival", None) or "published")
+    state = {"outer": outer.init(weights), **arrival.init(weights)}
     trains = [name not in FROZEN for name in START]
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
-        update, momentum = run.cluster.workers[0].fit(task, weights, kept.get("momentum"))
+        begin = arrival.begin(state, weights, 0)
+        update, momentum = run.cluster.workers[0].fit(task, begin, kept.get("momentum"))
         encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
         kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state == "kept" else {})
-        sent = decode_update(encoded, weights)
-        state, weights = outer.update(state, weights, sent, trains)
+        arrived = Arrived(
+            update=decode_update(encoded, weights),
+            start=begin,
+            before=state,
+            slot=0,
+            slots=1,
+            factor=1,
+            trainable=trains,
+            outer=outer,
+            accuracy=0.5,
+            last=number == ROUNDS - 1,
+        )
+        changed, weights = arrival.arrive(state, weights, arrived)
+        state = {**state, **changed}
     return weights
 
 

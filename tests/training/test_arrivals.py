@@ -124,6 +124,11 @@ async def test_an_order_that_the_bound_does_not_allow_is_refused():
         ({"staleness": "polynomial:a=-1"}, "staleness 'polynomial:a=-1': a must be finite and >= 0, got -1.0"),
         ({"staleness": "hinge:a=1,a=2"}, "a is given twice"),
         ({"arrival": "publish"}, "unknown arrival rule 'publish', did you mean 'published'?"),
+        (
+            {"arrival": "fedasync", "outer": "nesterov"},
+            "outer='nesterov' has no effect with arrival='fedasync:rate=0.6'",
+        ),
+        ({"mode": "sync", "arrival": "fedbuff"}, "arrival='fedbuff' is for asynchronous training"),
         ({"mode": "sync", "staleness": "inverse"}, "staleness='inverse' is for asynchronous training"),
         ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous training"),
     ],

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -94,6 +94,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using run' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using run' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using run' -l log -x -d 'log to tensorboard, mlflow'
@@ -152,6 +153,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate t
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l log -x -d 'log to tensorboard, mlflow'
@@ -287,6 +289,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using env' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using env' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using env' -l log -x -d 'log to tensorboard, mlflow'
@@ -337,6 +340,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'eva
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l log -x -d 'log to tensorboard, mlflow'
