@@ -174,6 +174,17 @@ class Settings:
     """``stop`` ends training on NaN, infinity or a wrong shape, and names worker, tensor and count; ``reject`` also compares lengths and directions
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
 
+    exchange: Annotated[
+        Literal["star", "gradient"],
+        OneOf("star", "gradient"),
+        "what comes back: updates of local training (star), or the gradient of one batch, for one common step (gradient)",
+        "",
+        FILE | FACT,
+        "sync",
+    ] = "star"
+    """With ``gradient`` the master takes the mean over samples, and one step with the model's own optimizer: that of one process with K times the
+    batch. Each step costs an exchange, which local training spares."""
+
     outer: Annotated[
         "OuterOptimizer | str | None",
         OUTER,
@@ -284,6 +295,9 @@ class Settings:
     it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
+LOCAL = ("worker_epochs", "balance", "optimizer_state", "outer", "callbacks")
+"""Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
+
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}
 """Each setting by its name, in the order in which they are listed everywhere."""
 
@@ -327,9 +341,37 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                     f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
                     hint=f"leave {other} out, or choose another {name}",
                 )
+    if values["exchange"] == "gradient":
+        _check_gradient(values)
+        values["worker_steps"] = 1
     if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
         raise ConfigError(
             f"worker_steps={values['worker_steps']} and worker_epochs={values['worker_epochs']} both say how long a round is",
             hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
         )
     return {**values, "mode": mode}
+
+
+def _check_gradient(values: Mapping[str, Any]) -> None:
+    """Refuse what is for local training, where there is none.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    for name in LOCAL:
+        usual = getattr(Settings, name)
+        if values[name] and values[name] != SETTINGS[name].check(name, usual):
+            raise ConfigError(
+                f"{name}={values[name]!r} is for local training: with exchange='gradient' there is none",
+                hint=f"leave {name} at {usual!r}, or use exchange='star'",
+            )
+    if values["worker_steps"] not in (None, 1):
+        raise ConfigError(
+            f"worker_steps={values['worker_steps']} is for local training: with exchange='gradient' a round is one step",
+            hint="leave out worker_steps, or use exchange='star'",
+        )
+    if values["precision"] == "mixed_float16":
+        raise ConfigError(
+            "precision='mixed_float16' scales the loss by what each worker sees: with exchange='gradient' they take one step",
+            hint="use precision='mixed_bfloat16', or exchange='star'",
+        )

@@ -169,11 +169,8 @@ async def _run_app(
                 if not new_workers(options):
                     await say_what_is_missing(cluster, target, display.say)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-                length = (
-                    f"{app.worker_steps} batch{'es' * (app.worker_steps != 1)}"
-                    if app.worker_steps
-                    else app.worker_epochs
-                )
+                steps = 1 if app.exchange == "gradient" else app.worker_steps
+                length = f"{steps} batch{'es' * (steps != 1)}" if steps else app.worker_epochs
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
                     f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"

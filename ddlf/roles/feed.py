@@ -96,8 +96,7 @@ class ArrayFeed:
                 return -(-len(feed._order) // batch_size)
 
             def __getitem__(self, number: int) -> Any:
-                rows = feed._order[number * batch_size : (number + 1) * batch_size]
-                return tuple(tree_map(lambda array: array[rows].astype(keras_type(array), copy=False), data))
+                return gathered(data, feed._order[number * batch_size : (number + 1) * batch_size])
 
         self.data = data
         self._order: np.ndarray[Any, Any] = np.arange(0)
@@ -105,6 +104,11 @@ class ArrayFeed:
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
         self._order = order
+
+
+def gathered(data: Any, rows: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Some rows of what ``fit`` takes, as new arrays, which reach the model as they are."""
+    return tuple(tree_map(lambda array: array[rows].astype(keras_type(array), copy=False), tuples(data)))
 
 
 def keras_type(array: np.ndarray[Any, Any]) -> str:

@@ -9,6 +9,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.roles.build import describe_weights
 from ddlf.roles.callbacks import look_at_batches
 from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.gradient import Gradients
 from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
 from ddlf.roles.randomness import keeps_a_seed, reseed
@@ -46,6 +47,7 @@ class KerasModel:
     Attributes:
         like: Weights of the model at first, for shapes and types.
         lossless: Whether each weight must travel exactly: those that are not trained.
+        gradients: What keeps the gradients of a batch, where these are exchanged; else None.
     """
 
     def __init__(self, app: Any) -> None:
@@ -55,6 +57,8 @@ class KerasModel:
         trained = {id(weight) for weight in model.trainable_weights}
         self.lossless = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = model.get_weights()
+        self._described = describe_optimizer(model.optimizer)
+        self.gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._fresh = read_optimizer(model)
@@ -70,7 +74,7 @@ class KerasModel:
 
         return {
             "weights": describe_weights(self._app.model),
-            "optimizer": describe_optimizer(self._app.model.optimizer),
+            "optimizer": self._described,
             "keras": keras.__version__,
             "backend": keras.backend.backend(),
         }
@@ -85,7 +89,7 @@ class KerasModel:
         model = self._app.model
         self._told = {}
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
-        if task.state is not None or in_model != task.slot:
+        if self.gradients is None and (task.state is not None or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         reseed(model, (task.seed, task.round, task.slot))
         # A step that keeps the seed that it was compiled with is compiled again.
@@ -143,6 +147,12 @@ class KerasModel:
             ).history
         self._told = scalars({name: values[-1] for name, values in history.items()})
         return dict(self._told)
+
+    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        """The gradient of a batch as an update, and Keras's metrics of it; see ``Gradients.of``."""
+        assert self.gradients is not None
+        update, self._told = self.gradients.of(batch, weights)
+        return update, dict(self._told)
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
         """What the metrics of this round were computed from, as far as they are those that ``fit`` has told."""

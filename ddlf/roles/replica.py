@@ -23,7 +23,7 @@ from ddlf.iworker import awaited
 from ddlf.roles import fragments
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
-from ddlf.roles.feed import Feed, make_feed
+from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
@@ -46,6 +46,7 @@ class App(Protocol):
     """What a replica needs of an app; ``ddlf.IApp`` has it."""
 
     precision: str
+    exchange: str
     callbacks: Any
     model: Any
     x_train: Any
@@ -83,6 +84,7 @@ class Replica:
         self._found: dict[str, str] = {}
         self._held = HeldData()
         self._feed: tuple[int, Feed] | None = None
+        self._data: tuple[Any, ...] = ()  # what a batch is gathered from that is not fed
         self._task: Task
         self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
         self._told = 0.0  # when it was told how far this round is
@@ -211,7 +213,10 @@ class Replica:
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
         exact = self._model.lossless
         begun = fragments.begin(task, weights, state.get(OWN), exact)
-        update, metrics = run_train(self.app, begun, task.epochs, task.batch_size)
+        if self._model.gradients is None:
+            update, metrics = run_train(self.app, begun, task.epochs, task.batch_size)
+        else:
+            update, metrics = self._model.gradient(self._batch(task), begun)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
         encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
@@ -300,6 +305,11 @@ class Replica:
         total = max(done, self._task.epochs * len(self._task.indices))
         loss = scalars(logs or {}).get("loss")
         self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
+
+    def _batch(self, task: Task) -> Any:
+        """All samples of a task, as ``fit`` gets a batch."""
+        self._data = self._data or batches(self.app, "train")
+        return gathered(self._data, task.indices)
 
     def _feed_of(self, batch_size: int) -> Feed:
         """The feed of the training data; it is kept from round to round."""

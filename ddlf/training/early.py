@@ -115,6 +115,19 @@ def _check_train(app: Any) -> None:
         ) from None
 
 
+def check_exchange(app: Any, exchange: str) -> None:
+    """Refuse an app that trains in its own way, where nothing is trained locally.
+
+    Raises:
+        AppError: It has a ``train`` of its own.
+    """
+    if exchange == "gradient" and app.train.__module__ != "ddlf.app":
+        raise AppError(
+            f"{type(app).__name__}.train is local training: with exchange='gradient' there is none",
+            hint="leave out train, or exchange='star'; an own compute_loss or train_step of the model can stay",
+        )
+
+
 def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
     """Refuse the weights of another model, by the first one that differs.
 

@@ -222,7 +222,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
-    same = all(before.settings.get(rule) == now[rule] for rule in ("outer", "arrival"))
+    same = all(before.settings.get(rule) == now[rule] for rule in ("exchange", "outer", "arrival"))
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
     kept = {OPTIMIZER: now["optimizer_state"] == "kept", HELD: held, OWN: same}
     gone = [name for name, wanted in kept.items() if not wanted]
@@ -276,7 +276,7 @@ def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, A
         "samples": samples,
         "data": app._content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
-        **app._optimizer,  # the workers': the master's own is never used
+        **app._optimizer,  # the workers'; the master has an equal one
         **rules_of(settings),
     }
 
@@ -299,6 +299,7 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     Those that its mode had no use for, which 0.1 took all the same, are left out.
     """
     facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
+    facts.setdefault("exchange", "star")
     for name in SETTINGS.keys() & facts.keys():
         text = saved[name]
         if name == "outer":

@@ -19,13 +19,14 @@ from ddlf.errors import AppError, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
 from ddlf.roles import callbacks
+from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend, check_slots, check_together
+from ddlf.training.early import check_app, check_backend, check_exchange, check_slots, check_together
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
@@ -62,6 +63,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_app(app)
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_together(settings)
+    check_exchange(app, settings["exchange"])
     if settings["replay"] is not None:
         order_of(app, settings)
     check_folders(app, fresh)
@@ -95,6 +97,9 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
+        if settings["exchange"] == "gradient":
+            check_model(app)
+            algorithm = dataclasses.replace(algorithm, outer=Step(app.model))
         for sentence in callbacks.warnings(app.callbacks):
             app._tell(Warned(about="callback", why=sentence))
         for weight in may_count(app.model):
@@ -129,7 +134,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app._stop = app._weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
-                app.model.set_weights(final_weights(app.model, progress.weights, progress.optimizers))
+                stepped = [progress.state.get("outer")] if settings["exchange"] == "gradient" else progress.optimizers
+                app.model.set_weights(final_weights(app.model, progress.weights, stepped))
                 await to_its_end(run.keep_last())
 
 
@@ -260,7 +266,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         crew,
         progress.states,
         settings["codec"],
-        optimizers=settings["optimizer_state"] == "kept",
+        optimizers=settings["optimizer_state"] == "kept" and settings["exchange"] != "gradient",
         differences=weights_out.differences,
         fragments=fragments,
     )

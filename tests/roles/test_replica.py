@@ -16,7 +16,7 @@ from ddlf.roles.optimizer_state import final_weights, read_optimizer
 from ddlf.roles.randomness import reseed
 from ddlf.roles.replica import Replica, run_train
 from ddlf.roles.task import Task
-from tests.training.models import Blobs, blobs, equal, small_model
+from tests.training.models import Blobs, blobs, distance, equal, small_model
 
 
 class FakeWorker:
@@ -114,6 +114,27 @@ def test_rounds_trace_the_model_once(make_replica):
         replica.carry(task(replica, round=number, indices=np.arange(100 + number, dtype=np.uint8), epochs=2))
         first = first or _traces(replica.app.model)
     assert _traces(replica.app.model) == first
+
+
+def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatever_was_done_before(make_replica):
+    fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
+    weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
+    traces = []
+    for number in range(4):
+        used.carry(task(used, round=number, weights=weights, indices=rows[: 9 - number]))
+        traces.append(used._model.gradients._compiled.experimental_get_tracing_count())
+    assert traces == traces[:1] * 4
+    one, other = (replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used))
+    assert equal(arrays(one, weights), arrays(other, weights))
+    assert one.samples == 10
+    assert one.counted["names"] == ["loss", "accuracy"] == list(one.metrics)
+    model = small_model(1.0, norm=True)
+    model.set_weights(weights)
+    one, weights = make_replica(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
+    reply = one.carry(task(one, weights=weights, indices=rows))
+    model.train_on_batch(*(array[rows] for array in blobs(203)))
+    stepped = [before - after for before, after in zip(weights, model.get_weights(), strict=True)]
+    assert distance(arrays(reply, weights), stepped) < 1e-6
 
 
 def test_later_local_epochs_have_an_own_order_that_depends_on_seed_round_and_slot_only(make_replica):

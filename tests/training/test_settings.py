@@ -14,7 +14,7 @@ import ddlf
 from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.checkpoints.checkpoint import CheckpointFolder
-from ddlf.errors import BadUpdate, ConfigError
+from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.settings import SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
@@ -111,6 +111,7 @@ WRONG = [
         "worker_steps must be a whole number of 1 or more, or None for rounds of worker_epochs, got '5'",
     ),
     (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both say how long a round is"),
+    (dict(exchange="gradients"), "exchange must be 'star' or 'gradient', got 'gradients'; did you mean 'gradient'?"),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
 ]
@@ -146,6 +147,34 @@ async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
     name = next(iter(attributes))
     with pytest.raises(ConfigError, match=f"{name}='.*' is for synchronous training: .*; leave {name} at '.*', or"):
         check(with_settings(**attributes), "async")
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *(dict(worker_epochs=2), dict(worker_steps=2), dict(optimizer_state="fresh"), dict(balance="speed")),
+        *(dict(outer="nesterov"), dict(callbacks=["one"]), dict(precision="mixed_float16")),
+    ],
+    ids=str,
+)
+async def test_the_exchange_of_gradients_refuses_what_it_has_no_use_for(attributes):
+    check(with_settings(**attributes), "sync")
+    (name,) = attributes
+    with pytest.raises(ConfigError, match=rf"{name}=.* with exchange='gradient' .*; .* exchange='star'"):
+        check(with_settings(exchange="gradient", **attributes), "sync")
+
+
+def test_the_exchange_of_gradients_has_rounds_of_one_step_and_no_own_training():
+    class Own(Plain):
+        def train(self, weights, worker_epochs, batch_size): ...
+
+    assert check(with_settings(exchange="gradient"), "sync")["worker_steps"] == 1
+    with pytest.raises(ConfigError, match="exchange='gradient' is for synchronous training"):
+        check(with_settings(exchange="gradient"), "async")
+    own = Own()
+    own.exchange = "gradient"
+    with pytest.raises(AppError, match=r"Own\.train is local training: with exchange='gradient' there is none"):
+        check(own, "sync")
 
 
 def test_every_setting_is_checked():
@@ -194,6 +223,7 @@ OTHERS = {
 USED_IN = {
     "mode": "app.py",
     "precision": "roles/replica.py",
+    "exchange": "roles/keras_model.py",
     "class_weight": "data/parts.py",
     "callbacks": "app.py",
     "partition": "training/resume.py",

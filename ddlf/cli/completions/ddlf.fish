@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --evaluate-every --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --evaluate-every --exchange --hosts --keep --last --launcher --limit --local --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -86,6 +86,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l codec -x -d 'codec of updates: fl
 complete -c ddlf -n '_shtab_ddlf_using run' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using run' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
 complete -c ddlf -n '_shtab_ddlf_using run' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using run' -l exchange -xka "star gradient" -d 'what comes back: updates of local training (star), or the gradient of one batch, for one common step (gradient)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l outer -x -d 'how a merged update changes the weights: subtract, diloco, fedadam'
 complete -c ddlf -n '_shtab_ddlf_using run' -l arrival -x -d 'how an update that has arrived changes the weights'
 complete -c ddlf -n '_shtab_ddlf_using run' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
@@ -145,6 +146,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l codec -x -d 'codec of updates: f
 complete -c ddlf -n '_shtab_ddlf_using demo' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l exchange -xka "star gradient" -d 'what comes back: updates of local training (star), or the gradient of one batch, for one common step (gradient)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l outer -x -d 'how a merged update changes the weights: subtract, diloco, fedadam'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l arrival -x -d 'how an update that has arrived changes the weights'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
@@ -281,6 +283,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l codec -x -d 'codec of updates: fl
 complete -c ddlf -n '_shtab_ddlf_using env' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using env' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
 complete -c ddlf -n '_shtab_ddlf_using env' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using env' -l exchange -xka "star gradient" -d 'what comes back: updates of local training (star), or the gradient of one batch, for one common step (gradient)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l outer -x -d 'how a merged update changes the weights: subtract, diloco, fedadam'
 complete -c ddlf -n '_shtab_ddlf_using env' -l arrival -x -d 'how an update that has arrived changes the weights'
 complete -c ddlf -n '_shtab_ddlf_using env' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
@@ -332,6 +335,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l codec -x -d 'codec of upd
 complete -c ddlf -n '_shtab_ddlf_using config show' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l update-policy -xka "stop reject clip" -d 'what an update that looks wrong leads to'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l exchange -xka "star gradient" -d 'what comes back: updates of local training (star), or the gradient of one batch, for one common step (gradient)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l outer -x -d 'how a merged update changes the weights: subtract, diloco, fedadam'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l arrival -x -d 'how an update that has arrived changes the weights'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l staleness -x -d 'how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge'
