@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.events import Event
+from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.observe.display import Display
 from ddlf.observe.plain import Lines
 from ddlf.settings import SETTINGS
@@ -19,6 +20,8 @@ from ddlf.sinks import Sink, to_json
 
 _drawing = threading.Lock()
 """Held while a picture is drawn: one terminal has room for one."""
+LONG_S = 1.0
+"""How long maps take before they are drawn: shorter ones would only flicker."""
 
 
 class Json(Display):
@@ -139,3 +142,49 @@ def heard(cluster: Any, tell: Sink) -> Iterator[None]:
         yield
     finally:
         take_off()
+
+
+class LongMaps:
+    """While this is open, a picture of the maps of a cluster, if they take longer than a second; what is printed stands above it.
+
+    Args:
+        cluster: Whose maps they are.
+        display: What was opened before and is closed now: if that was a picture, so is this.
+    """
+
+    def __init__(self, cluster: Any, display: Display) -> None:
+        self._heard = heard(None if isinstance(display, Lines) else cluster, self._tell)
+        self._going: dict[int, Event] = {}
+        self._display: Display | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._heard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._heard.__exit__(*error)
+        self._end()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, MapBegan):
+            if not self._going:
+                self._timer = asyncio.get_running_loop().call_later(LONG_S, self._draw)
+            self._going[event.map] = event
+        if self._display is not None:
+            self._display.tell(event)
+        if isinstance(event, MapEnded):
+            self._going.pop(event.map, None)
+            if not self._going:
+                self._end()
+
+    def _draw(self) -> None:
+        self._display = _drawn()
+        for began in self._going.values():
+            self._display.tell(began)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._display is not None:
+            self._display.close()
+        self._display = None

@@ -20,7 +20,7 @@ from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.sources import find, script_folder
 from ddlf.config.addresses import find_config
 from ddlf.config.cluster_file import load_config
-from ddlf.errors import LeaseError
+from ddlf.errors import LeaseError, VersionError
 from ddlf.machine import about
 from ddlf.wire.code import own_modules
 
@@ -63,10 +63,13 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         _print_settings(app, options)
     _print_files()
     found = [*of_machine(mine, HERE), *(finding for answer in answers for finding in of_answer(mine, answer))]
+    # As the run would be refused.
+    lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [mine["unmet"]]
+    refused = VersionError.exit_code if needs and all(lacking) else 0
     for finding in joined(found):
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
     print("done      nothing was connected for good, started or trained: --dry-run")
-    return _exit_code(answers, enough, options)
+    return _exit_code(answers, enough, options) or refused
 
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:

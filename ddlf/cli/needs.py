@@ -1,4 +1,4 @@
-"""What a script says it needs (PEP 723), and which workers lack it. Runs on the master."""
+"""What a script says it needs (PEP 723), and who lacks it. Runs on the master."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ddlf.errors import DDLFError
+from ddlf.errors import DDLFError, VersionError
+from ddlf.machine import unmet
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -41,8 +42,18 @@ def needs_in(source: str) -> list[str]:
     return [str(need) for need in needs] if isinstance(needs, list) else []
 
 
-async def say_what_is_missing(cluster: Cluster, target: Any, say: Callable[[str], None]) -> None:
-    """Say which connected workers lack what the script says it needs: there its functions will fail. One that cannot be asked is let alone."""
+async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None], *, here: bool) -> None:
+    """Look for what the script says it needs, and say which workers lack it. One that cannot be asked is let alone.
+
+    Args:
+        cluster: Connected.
+        target: An app, its class or a function.
+        say: Takes lines.
+        here: Whether the workers have the packages of this process, which started them.
+
+    Raises:
+        VersionError: None has it: there is nobody on whom the script could run.
+    """
     needs = needs_of(target)
     if not needs:
         return
@@ -53,6 +64,13 @@ async def say_what_is_missing(cluster: Cluster, target: Any, say: Callable[[str]
         except DDLFError:
             return ""
 
-    for worker, text in zip(cluster.workers, await asyncio.gather(*map(missing, cluster.workers)), strict=True):
-        if text:
-            say(f"missing   {worker.name} lacks what the script says it needs: {text}")
+    if here:
+        lacking = {"this machine": ", ".join(unmet(needs))}
+    else:
+        texts = await asyncio.gather(*map(missing, cluster.workers))
+        lacking = {worker.name: text for worker, text in zip(cluster.workers, texts, strict=True)}
+    rows = [f"{name} lacks what the script says it needs: {text}" for name, text in lacking.items() if text]
+    if len(rows) == len(lacking):
+        raise VersionError("; ".join(rows), hint="install it, or leave it out of the block '# /// script'")
+    for row in rows:
+        say(f"missing   {row}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import shown
-from ddlf.cli.needs import say_what_is_missing
+from ddlf.cli.needs import check_needs
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
@@ -28,7 +28,7 @@ from ddlf.roles import PRELOADED, import_keras
 from ddlf.runs.behind import reason
 from ddlf.runs.folder import MODEL, STATE
 from ddlf.sinks import Sink
-from ddlf.ui import attached, choice, chosen, heard, opened
+from ddlf.ui import LongMaps, attached, choice, chosen, heard, opened
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -131,9 +131,11 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
         async with shown(cluster, None, options, display, stop, described):
             await _connect(cluster, options.wait, display, display.tell, ())
             try:
-                if display.prints:  # what it prints is what is to be seen from here on
+                await check_needs(cluster, target, display.say, here=new_workers(options))
+                if display.prints:  # what it prints is what is to be seen from here on, and maps that take long
                     display.close()
-                with heard(None if display.prints else cluster, display.tell):
+                show = LongMaps(cluster, display) if display.prints else heard(cluster, display.tell)
+                with show:
                     await target(cluster, **arguments)
                 return 0
             finally:
@@ -166,8 +168,7 @@ async def _run_app(
         async with shown(cluster, app, options, display, stop, described):
             await _connect(cluster, options.wait, display, app._tell, PRELOADED)
             try:
-                if not new_workers(options):
-                    await say_what_is_missing(cluster, target, display.say)
+                await check_needs(cluster, target, display.say, here=new_workers(options))
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 steps = 1 if app.exchange == "gradient" else app.worker_steps
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else app.worker_epochs

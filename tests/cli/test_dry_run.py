@@ -5,14 +5,16 @@ import sys
 import pytest
 
 from ddlf.cli import main
-from ddlf.cli.needs import needs_in, say_what_is_missing
+from ddlf.cli.needs import check_needs, needs_in
 from ddlf.cli.run import run_target
 from ddlf.cli.stopping import Stop
 from ddlf.cli.target import find_target
 from ddlf.cli.verbs import parser
 from ddlf.cluster.cluster import Cluster
+from ddlf.errors import VersionError
 from tests.cli.facts import machine
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
+from tests.processes import command
 
 APP = """
 import ddlf
@@ -108,7 +110,7 @@ async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_work
     monkeypatch.setattr("ddlf.cli.dry_run.about", about)
     monkeypatch.setattr("ddlf.machine.about", about)
     daemon = DaemonWithoutProcesses(TOKEN)
-    assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 0
+    assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 4
     await daemon.end()
     text = capsys.readouterr().out
     assert asked == [["ddlf>=0.1", "pandas>=2"]] * 2
@@ -124,19 +126,34 @@ def test_a_script_without_such_a_block_or_with_a_wrong_one_needs_nothing(text):
     assert needs_in(text) == []
 
 
-async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folder, monkeypatch):
+@pytest.mark.parametrize("name", ["App", "main"])
+async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folder, monkeypatch, name):
     (folder / "app.py").write_text('# /// script\n# dependencies = ["pandas>=2"]\n# ///\n' + APP)
-    options = parser().parse_args(["run", "app.py", "--target", "App"])
-    target = find_target(options.app, "App", options)
-    monkeypatch.setattr(
-        "ddlf.machine.about", lambda folders, needs: {"unmet": [f"{need} (not installed)" for need in needs]}
-    )
-    daemon, said = DaemonWithoutProcesses(TOKEN), []
-    async with Cluster(["127.0.0.1"], daemon.port, token_file="token") as cluster:
-        await say_what_is_missing(cluster, target, said.append)
-        name = cluster.workers[0].name
-    await daemon.end()
-    assert said == [f"missing   {name} lacks what the script says it needs: pandas>=2 (not installed)"]
+    options = parser().parse_args(["run", "app.py", "--target", name])
+    target = find_target(options.app, name, options)
+    answers = [["pandas>=2 (not installed)"], []]
+    monkeypatch.setattr("ddlf.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
+    daemons, said = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
+    async with Cluster(["127.0.0.1"] * 2, [daemon.port for daemon in daemons], token_file="token") as cluster:
+        await check_needs(cluster, target, said.append, here=False)
+        (line,) = said
+        assert line.startswith("missing   worker ")
+        assert line.endswith(" lacks what the script says it needs: pandas>=2 (not installed)")
+        answers += [["pandas>=2 (not installed)"]] * 2
+        with pytest.raises(
+            VersionError, match=r"worker 1 .* lacks .*; worker 2 .* lacks .*; install it, or leave it out"
+        ):
+            await check_needs(cluster, target, said.append, here=False)
+    for daemon in daemons:
+        await daemon.end()
+
+
+def test_what_nobody_can_run_is_refused_before_it_runs(tmp_path):
+    block = '# /// script\n# dependencies = ["no-such-package>=2"]\n# ///\n'
+    (tmp_path / "app.py").write_text(f"{block}async def main(cluster):\n    print('ran')\n")
+    ended = command("ddlf.cli.main", "run", "app.py", "--local", "1", cwd=tmp_path)
+    assert (ended.returncode, "ran" in ended.stdout) == (4, False)
+    assert "error  this machine lacks what the script says it needs: no-such-package>=2 (not installed)" in ended.stderr
 
 
 async def test_a_function_has_a_plan_too(folder, capsys):

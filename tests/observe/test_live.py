@@ -128,3 +128,46 @@ def test_in_a_notebook_the_output_of_the_cell_is_changed_in_place(monkeypatch):
     cell.close()
     assert shown[-1] == ""
     assert shown[-2].startswith("<pre>training  ━")
+
+
+MAPS = """
+import asyncio, sys
+from ddlf import ui
+from ddlf.events import MapBegan, MapEnded, MapMoved
+from ddlf.observe.live import Terminal
+
+class Cluster:
+    def subscribe(self, sink):
+        self.tell = sink
+        return lambda: None
+
+async def main():
+    cluster, before = Cluster(), Terminal()
+    before.close()
+    ui.LONG_S = 0.0
+    with ui.LongMaps(cluster, before):
+        cluster.tell(MapBegan(map=1, function="work", items=4, workers=2, per_worker=1))
+        cluster.tell(MapMoved(map=1, function="work", done=1, failed=1))
+        print("meanwhile")
+        await asyncio.to_thread(sys.stdin.readline)
+        ended = dict(how="complete", done=4, failed=0, seconds=1.0, compute_s=1.0, why="")
+        cluster.tell(MapEnded(map=1, function="work", **ended))
+        print("over")
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+def test_a_map_that_takes_long_is_drawn_below_what_a_function_prints_until_it_is_over():
+    program = Program("-c", MAPS)
+    try:
+        lines = program.until(lambda lines: any("mapping work" in line for line in lines))
+        assert lines[0] == "meanwhile"
+        program.press("\n")
+        assert program.until(lambda lines: "over" in lines and len(lines) == 2) == ["meanwhile", "over"]
+        program.press("\n")
+        program.end()
+        assert program.code == 0
+    finally:
+        program.close()
