@@ -141,14 +141,15 @@ class Settings:
     whole run, K stays what it is at the beginning, and the first lines say what each slot has."""
 
     optimizer_state: Annotated[
-        Literal["kept", "fresh"],
-        OneOf("kept", "fresh"),
-        "whether each slot's optimizer goes on from round to round (kept) or begins anew in each (fresh)",
+        Literal["kept", "fresh", "averaged"],
+        OneOf("kept", "fresh", "averaged"),
+        "whether each slot's optimizer goes on from round to round (kept), begins anew in each (fresh), or goes on from the mean of all (averaged)",
         "",
         FILE | FACT,
     ] = "kept"
     """What is kept comes back with each update (nothing for SGD, as much as the weights with momentum, twice that with Adam) and goes to another
-    worker when the slot does."""
+    worker when the slot does. With ``averaged``, for synchronous training, all slots begin a round with the mean of what they ended the one before
+    with, weighted by samples; of whole numbers, as the optimizer's count of steps, with the largest. That goes out with each task, too."""
 
     codec: Annotated[
         str,
@@ -295,7 +296,7 @@ class Settings:
     it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
-LOCAL = ("worker_epochs", "balance", "optimizer_state", "outer", "callbacks")
+LOCAL = ("worker_epochs", "balance", "partition", "optimizer_state", "outer", "callbacks")
 """Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}

@@ -42,6 +42,25 @@ def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
     return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
 
 
+def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float]) -> list[Tensor]:
+    """Return the weighted mean of lists of arrays, summed in their order in float64; of what is no float, element by element the largest.
+
+    Args:
+        lists: With arrays of equal shapes and types, at least one.
+        shares: Weight of each list, > 0.
+    """
+    total = sum(shares)
+    return [
+        np.asarray(
+            sum(share * np.asarray(a, np.float64) for share, a in zip(shares, arrays, strict=True)) / total,
+            arrays[0].dtype,
+        )
+        if is_float(arrays[0])
+        else np.asarray(np.max(np.stack(arrays), axis=0))
+        for arrays in zip(*lists, strict=True)
+    ]
+
+
 def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged."""
     return [np.asarray(b - a, b.dtype) if is_float(b) else np.zeros_like(b) for b, a in zip(before, after, strict=True)]

@@ -89,7 +89,7 @@ class KerasModel:
         model = self._app.model
         self._told = {}
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
-        if self.gradients is None and (task.state is not None or in_model != task.slot):
+        if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         reseed(model, (task.seed, task.round, task.slot))
         # A step that keeps the seed that it was compiled with is compiled again.

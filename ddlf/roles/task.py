@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -52,6 +52,7 @@ class Task:
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
+        shared: Groups of state that every slot begins with, in the place of its own.
         before: Number of that round; None for the one before this.
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.
@@ -72,6 +73,7 @@ class Task:
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None
+    shared: SlotState = field(default_factory=dict)
     before: int | None = None
     merged: tuple[int, ...] = ()
     wanted: tuple[int, ...] = ()
@@ -211,7 +213,7 @@ class KeptStates:
         Raises:
             AppMissing: It is to be what the slot's round before left here, but that left nothing here.
         """
-        state = self.left(task.slot, task.since) if task.state is None else task.state
+        state = (self.left(task.slot, task.since) if task.state is None else task.state) | task.shared
         self._left[task.slot] = {task.since: state}
         return state
 

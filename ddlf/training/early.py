@@ -44,6 +44,11 @@ def check_together(settings: Mapping[str, Any]) -> None:
         ConfigError: Two do not.
     """
     outer, weights = settings["outer"], settings["weights_codec"]
+    if settings["optimizer_state"] == "averaged" and settings["mode"] == "async":
+        raise ConfigError(
+            "optimizer_state='averaged' is for synchronous training: asynchronous slots end no round together",
+            hint="use 'kept' or 'fresh', or train in mode 'sync'",
+        )
     if isinstance(outer, Streaming) and not weights.delta and str(weights) != "float32":
         raise ConfigError(
             f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",

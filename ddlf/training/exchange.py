@@ -125,7 +125,9 @@ class Exchange:
         """
         begin = time.perf_counter()
         out, back = worker.bytes_sent, worker.bytes_received
-        task = dataclasses.replace(make(), codec=self._codec, keep=self.states.keep, back=self.states.back)
+        task = dataclasses.replace(
+            make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
+        )
         state = await self.states.of(task.slot, holds)
         exact = self._weights_out.lossless
         fresh = changed(task, task.since, task.weights, exact) if task.merged else None
@@ -176,6 +178,8 @@ class Exchange:
         """
         for reply in replies:
             self.states.left(reply)
+        if whole_round:
+            self.states.round_over(replies)
         held = self._weights_out.held
         for slot in held if whole_round else held.keys() & {reply.slot for reply in replies}:
             self.states.holds(slot, held[slot])

@@ -224,7 +224,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
         )
     same = all(before.settings.get(rule) == now[rule] for rule in ("exchange", "outer", "arrival"))
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
-    kept = {OPTIMIZER: now["optimizer_state"] == "kept", HELD: held, OWN: same}
+    kept = {OPTIMIZER: now["optimizer_state"] != "fresh", HELD: held, OWN: same}
     gone = [name for name, wanted in kept.items() if not wanted]
     return dataclasses.replace(
         before,

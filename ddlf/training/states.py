@@ -9,9 +9,10 @@ undisturbed one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from ddlf.algorithms.codec import Codec
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
@@ -31,12 +32,14 @@ class SlotStates:
         known: State of each slot to begin with, of a checkpoint or of the run before. Its entries are replaced by what the master gets to know.
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.
+        averages: Whether each round begins with the mean of them.
         differences: Whether weights travel as differences.
         fragments: Whether they do in fragments.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
         back: Groups that come back with each reply.
+        shared: Groups that every slot begins its next round with, in the place of its own.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class SlotStates:
         *,
         optimizers: bool,
         differences: bool,
+        averages: bool = False,
         fragments: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
@@ -60,6 +64,10 @@ class SlotStates:
         kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments}
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
         self.back = (OPTIMIZER,) if optimizers else ()
+        self._averages = averages
+        self.shared: SlotState = {}
+        if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):
+            self._share(begun, [1] * len(begun))
         self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
 
     def left(self, reply: Reply) -> None:
@@ -72,6 +80,17 @@ class SlotStates:
             member = self._crew.member(worker)
             # A worker that is lost already can be asked in vain: then the loss is told when it matters.
             self._on[slot] = worker, member[1] if member else -1, reply.task.round
+
+    def round_over(self, replies: Sequence[Reply]) -> None:
+        """Say that the replies of a round have all been taken in: what slots share follows from them."""
+        if self._averages:
+            self._share([reply.state[OPTIMIZER] for reply in replies], [reply.samples for reply in replies])
+
+    def _share(self, optimizers: Sequence[Weights], samples: Sequence[int]) -> None:
+        """Have all slots begin with the mean of these states of optimizers; who joins later does, too."""
+        self.shared = {OPTIMIZER: mean_of(optimizers, samples)}
+        for slot, state in enumerate(self._known):
+            self._known[slot] = state | self.shared
 
     def holds(self, slot: int, weights: Weights) -> None:
         """Say which weights a slot holds, which travel as differences."""

@@ -9,7 +9,7 @@ from ddlf.algorithms.codec import Float32
 from ddlf.algorithms.encoding import decode_update, encode_delta, encode_update, relative_error
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import Nesterov, Subtract
-from ddlf.algorithms.weights import difference, is_float
+from ddlf.algorithms.weights import difference, is_float, mean_of
 
 FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 OTHERS = [np.int8, np.int64, np.uint32, np.bool_, np.complex64, ml_dtypes.int4, [("a", "f4")], "S3"]
@@ -61,3 +61,21 @@ def test_floats_of_any_kind_are_compared_and_travel(kind):
 def test_integers_and_booleans_never_differ():
     before = [np.array([True, False]), np.uint8([1, 2])]
     assert [array.tolist() for array in difference(before, [~before[0], before[1] + 1])] == [[False, False], [0, 0]]
+
+
+def test_a_mean_of_lists_is_weighted_in_their_order_and_of_what_is_no_float_the_largest():
+    chance = np.random.default_rng(0)
+    lists = [
+        [chance.normal(size=(3, 2)), np.asarray(chance.integers(9), "i8"), chance.normal(size=4).astype("f4")]
+        for _ in range(3)
+    ]
+    mean, largest, narrow = mean_of(lists, [5, 1, 2])
+    assert np.allclose(mean, (5 * lists[0][0] + lists[1][0] + 2 * lists[2][0]) / 8, rtol=0, atol=1e-12)
+    assert (largest, largest.dtype) == (max(one[1] for one in lists), np.int64)
+    assert narrow.dtype == np.float32
+
+
+def test_the_mean_of_equals_is_each_of_them_to_the_bit():
+    one = [np.random.default_rng(0).normal(size=1000).astype("f4"), np.array([True, False])]
+    for lists, shares in (([one], [7]), ([one] * 3, [3, 60_000, 1])):
+        assert [array.tobytes() for array in mean_of(lists, shares)] == [array.tobytes() for array in one]

@@ -71,6 +71,7 @@ ROWS = {
     "reject": (BOTH, {"update_policy": "reject"}),
     "clip": (BOTH, {"update_policy": "clip"}),
     "fresh": (BOTH, {"optimizer_state": "fresh", "weights_codec": "delta:float32"}),
+    "averaged": (("sync",), {"optimizer_state": "averaged", "codec": "int8"}),
     "float16": (BOTH, {"codec": "float16", "weights_codec": "float16"}),
     "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
     "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),
@@ -246,7 +247,7 @@ def alone(run):
         begin = arrival.begin(state, weights, 0)
         update, momentum = run.cluster.workers[0].fit(task, begin, kept.get("momentum"))
         encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
-        kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state == "kept" else {})
+        kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state != "fresh" else {})
         arrived = Arrived(
             update=decode_update(encoded, weights),
             start=begin,

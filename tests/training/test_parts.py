@@ -92,3 +92,29 @@ async def test_a_training_goes_on_only_with_the_partition_that_it_had(tmp_path):
     await trained(checkpoint=tmp_path, master_epochs=2)
     with pytest.raises(CheckpointMismatch, match=r"partition: 'dirichlet:alpha=0\.5' in the checkpoint, 'equal' now"):
         await trained(checkpoint=tmp_path, resume="auto", partition="equal")
+
+
+async def test_averaged_optimizers_are_the_mean_by_samples_of_what_each_slot_ended_with():
+    facts = dict(partition="power:1", y_train=None, master_epochs=1)
+    own = (await trained(**facts)).optimizers
+    sizes = [len(rounds[0]) for _, rounds in sorted(given(await trained(**facts)).items())]
+    for state in (await trained(**facts, optimizer_state="averaged")).optimizers:
+        for place, array in enumerate(state):
+            wanted = sum(n * np.asarray(slot[place], "f8") for n, slot in zip(sizes, own, strict=True)) / sum(sizes)
+            assert np.array_equal(array, wanted.astype("f4"))
+
+
+async def test_a_slot_that_joins_begins_with_the_mean_also_when_that_is_resumed(tmp_path):
+    async def grown(**settings):
+        run = FakeRun(FakeCluster(3), optimizer_state="averaged", checkpoint=tmp_path, **settings)
+        await run.train_model()
+        return run
+
+    before = FakeRun(FakeCluster(2), optimizer_state="averaged", checkpoint=tmp_path, master_epochs=2)
+    await before.train_model()
+    run = await grown(resume="auto")
+    asked = [facts[0] for worker in run.cluster.workers for verb, *facts in worker.asked if verb == "train"]
+    begun = [{**(task.state or {}), **task.shared}["optimizer"] for task in asked if task.round == 2]
+    assert len(begun) == 3
+    for state in begun:
+        assert [array.tobytes() for array in state] == [array.tobytes() for array in before.optimizers[0]]

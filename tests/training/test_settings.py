@@ -41,8 +41,11 @@ class NoOptimizer:
 
 WRONG = [
     (dict(mode="assync"), "mode must be 'sync' or 'async', got 'assync'; did you mean 'async'?"),
-    (dict(optimizer_state="keep"), "optimizer_state must be 'kept' or 'fresh', got 'keep'; did you mean 'kept'?"),
-    (dict(optimizer_state=None), "optimizer_state must be 'kept' or 'fresh', got None"),
+    (
+        dict(optimizer_state="keep"),
+        "optimizer_state must be one of kept, fresh, averaged, got 'keep'; did you mean 'kept'?",
+    ),
+    (dict(optimizer_state=None), "optimizer_state must be one of kept, fresh, averaged, got None"),
     (dict(balance="speedy"), "balance must be 'equal' or 'speed', got 'speedy'; did you mean 'speed'?"),
     (
         dict(partition="dirichlet:0"),
@@ -62,6 +65,14 @@ WRONG = [
     (
         dict(partition="power:1", worker_steps=2),
         "worker_steps=2 has no effect with partition='power:exponent=1.0'; leave worker_steps out",
+    ),
+    (
+        dict(optimizer_state="averaged", mode="async"),
+        "optimizer_state='averaged' is for synchronous training: asynchronous slots end no",
+    ),
+    (
+        dict(partition="power:1", exchange="gradient"),
+        "is for local training: with exchange='gradient' there is none; leave partition at",
     ),
     (dict(precision="bfloat16"), "got 'bfloat16'; did you mean 'mixed_bfloat16'?"),
     (
