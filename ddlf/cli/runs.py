@@ -105,11 +105,13 @@ def _check_alone(options: argparse.Namespace) -> None:
 def prune(options: argparse.Namespace) -> int:
     """Remove all but the newest runs. The exit code is 1 when one could not be removed."""
     _check_alone(options)
-    removed, stay = folder.prune(runs_of(options), options.keep)
+    removed, stay, failed = folder.prune(runs_of(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
     for path, why in stay.items():
-        print(f"kept      {path}" + (f", which cannot be removed: {why}" if why else ", which goes on"))
-    if not removed and not stay:
+        print(f"kept      {path}: {why}")
+    for path, why in failed.items():
+        print(f"kept      {path}: it cannot be removed, {why}")
+    if not removed and not stay and not failed:
         print("nothing to remove")
-    return 1 if any(stay.values()) else 0
+    return 1 if failed else 0

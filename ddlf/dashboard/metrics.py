@@ -79,7 +79,7 @@ class _Board(Collector):
         restarts = CounterMetricFamily("ddlf_worker_restarts", "Executors that have ended", labels=["worker"])
         for worker in self._board.workers:
             number = str(worker["worker"])
-            up.add_metric([number, worker["name"], worker["state"]], float(worker["state"] != "dead"))
+            up.add_metric([number, worker["name"], worker["state"]], float(worker["state"] in ("alive", "suspect")))
             if "host" not in worker:
                 continue  # it has not answered
             busy.add_metric([number], float(worker["busy"] is not None))

@@ -89,8 +89,9 @@ class _Pen:
         left = state.left_s(self.now)
         ends = [place(state), f"{duration(left)} left" if left is not None else ""]
         taken = self.names + sum(len(end) + 2 for end in ends if end) + len(" 100 %")
-        bar = self.bar(state.done, max(SHORTEST_BAR, self.width - taken), "green")
-        first = self.row("training", bar.append(f" {state.done * 100:3.0f} %"), *ends)
+        room = self.width - taken
+        bar = self.bar(state.done, room, "green").append(" ") if room >= SHORTEST_BAR else Text()
+        first = self.row("training", bar.append(f"{state.done * 100:3.0f} %"), *ends)
         metrics = [f"{name} {number(value)}" for name, value in list(state.metrics.items())[:METRICS]]
         total = rate(state.rate, "samples") if state.rate else ""
         return [first, self.row("", *metrics, total)] if metrics or total else [first]

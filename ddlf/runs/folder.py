@@ -235,7 +235,7 @@ def find(out: Path, name: str = "last") -> Path:
     raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="write more of the name")
 
 
-def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str]]:
+def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path, str]]:
     """Remove the oldest runs that are over.
 
     Args:
@@ -243,20 +243,34 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str]]:
         keep: How many of the newest stay.
 
     Returns:
-        The folders that were removed, and those that stay although they are older, with the reason; none where the run goes on.
+        The folders that were removed; those that stay although they are older, and those that could not be removed, with the reasons.
     """
     removed: list[Path] = []
     stay: dict[Path, str] = {}
-    for path in runs_in(out)[keep:]:
-        if read_state(path).state == "running":
-            stay[path] = ""
+    failed: dict[Path, str] = {}
+    runs = runs_in(out)
+    going_on = [path for path in runs[keep:] if read_state(path).state == "running"]
+    stay.update(dict.fromkeys(going_on, "it goes on"))
+    used = {home: path.name for path in (*runs[:keep], *going_on) for home in _checkpoints_of(path)}
+    for path in runs[keep:]:
+        if path in stay:
+            continue
+        if (user := used.get(path.resolve())) is not None:
+            stay[path] = f"it has the checkpoints of {user}"
             continue
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
             continue  # somebody else removes it, too
         except OSError as error:
-            stay[path] = error.strerror or str(error)
+            failed[path] = error.strerror or str(error)
         else:
             removed.append(path)
-    return removed, stay
+    return removed, stay, failed
+
+
+def _checkpoints_of(path: Path) -> list[Path]:
+    """Folders of runs in which a run's checkpoints are, or those that it goes on from while it has none of its own."""
+    found = read_json(path / SUMMARY)
+    before = found.get("goes_on_from", {}).get("checkpoints")
+    return [Path(place).resolve().parent for place in (found.get("checkpoints") or before,) if place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Sequence
 from math import isfinite
 
@@ -167,14 +168,19 @@ def as_latex(rows: Rows) -> str:
 def as_text(rows: Rows) -> str:
     """For a terminal: columns below each other, numbers to the right."""
     right = [_are_numbers(column) for column in zip(*rows[1:], strict=True)] or [False] * len(rows[0])
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    widths = [max(_columns(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if is_number else cell.ljust(width)
+            cell.rjust(width) if is_number else cell + " " * (width - _columns(cell))
             for cell, width, is_number in zip(row, widths, right, strict=True)
         ).rstrip()
         for row in rows
     )
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal it takes: signs of Chinese, Japanese and Korean take two."""
+    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

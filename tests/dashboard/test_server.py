@@ -15,6 +15,7 @@ from ddlf.dashboard import places
 from ddlf.dashboard.server import Dashboard
 from ddlf.dashboard.viewer import watch
 from ddlf.errors import AuthError, ConnectError
+from ddlf.observe.board import Board
 from tests.dashboard.made_up import answers, beginning, one_round
 from tests.patience import PATIENCE_S
 
@@ -264,6 +265,16 @@ async def test_metrics_have_base_units_and_are_what_prometheus_reads():
     assert found["ddlf_worker_updates"][("1",)] == 1
     assert found["ddlf_worker_memory_bytes"][("2",)] == 1_240_000_000
     assert found["ddlf_run_training"] == {(): 1.0}
+
+
+def test_a_worker_that_was_never_reached_is_not_up():
+    from ddlf.dashboard.metrics import text
+
+    board = Board()
+    states = ("alive", "suspect", "dead", "missing")
+    board.set_workers([{"worker": n, "name": f"pc{n}", "state": state} for n, state in enumerate(states)])
+    up = [line.rpartition(" ")[2] for line in text(board).decode().splitlines() if line.startswith("ddlf_worker_up{")]
+    assert up == ["1.0", "1.0", "0.0", "0.0"]
 
 
 async def test_without_prometheus_client_a_sentence_says_what_to_install(monkeypatch):

@@ -135,3 +135,8 @@ def test_several_are_listed_with_commas_and_many_are_counted():
     assert said(1, 2) == "worker 1 and worker 2 importing the backend since 6 s"
     assert said(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend since 6 s"
     assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend since 6 s"
+
+
+def test_where_there_is_no_room_for_a_bar_the_time_that_is_left_is_more_worth():
+    assert rows(in_training(), 24.0, 40)[0] == "training   42 %  round 3/6  0:24 left"
+    assert rows(in_training(), 24.0, 48)[0].startswith("training  ━━")

@@ -117,8 +117,7 @@ def test_where_there_are_no_runs_that_is_said(tmp_path):
 
 def test_the_oldest_runs_are_removed_but_not_one_that_goes_on(tmp_path, three):
     folder.write_json(three[0] / folder.STATE, folder.begun("App"))
-    removed, stay = folder.prune(tmp_path, 1)
-    assert (removed, stay) == ([three[1]], {three[0]: ""})
+    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: "it goes on"}, {})
     assert [path.exists() for path in three] == [True, False, True]
 
 
@@ -131,4 +130,13 @@ def test_a_run_that_cannot_be_removed_stays_with_the_reason_and_one_that_somebod
         raise FileNotFoundError(path)
 
     monkeypatch.setattr("shutil.rmtree", rmtree)
-    assert folder.prune(tmp_path, 1) == ([], {three[0]: "Read-only file system"})
+    assert folder.prune(tmp_path, 1) == ([], {}, {three[0]: "Read-only file system"})
+
+
+@pytest.mark.parametrize("facts", ["checkpoints", "goes_on_from"])
+def test_a_run_that_has_the_checkpoints_of_one_that_stays_is_not_removed(tmp_path, three, monkeypatch, facts):
+    monkeypatch.chdir(tmp_path)
+    place = f"{three[0].name}/checkpoints"
+    found = {"checkpoints": place} if facts == "checkpoints" else {"goes_on_from": {"version": 1, "checkpoints": place}}
+    folder.write_json(three[2] / folder.SUMMARY, found)
+    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: f"it has the checkpoints of {three[2].name}"}, {})

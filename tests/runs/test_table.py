@@ -43,6 +43,11 @@ def test_latex_has_what_is_special_in_it_escaped_and_numbers_to_the_right():
 
 
 def test_text_has_columns_below_each_other():
+    assert table.as_text([["run", "state"], ["实验", "x"], ["abcde", "y"]]).splitlines() == [
+        "run    state",
+        "实验   x",
+        "abcde  y",
+    ]
     assert table.as_text([["run", "loss"], ["20260101-a", "0.5"], ["b", "10 MB"]]).splitlines() == [
         "run          loss",
         "20260101-a    0.5",
