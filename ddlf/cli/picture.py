@@ -18,6 +18,7 @@ OF_A_RUN = ("rate", "updates")
 LINES = 6
 """Of the log, if the workers leave so many rows."""
 SPARK_COLUMNS = 40
+SHORTEST_NAME = 8
 
 
 def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
@@ -46,7 +47,6 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     ended = run["ended"] is not None
     phase = "stopping" if run["stopping"] and not ended else run["phase"]
     color = "red" if phase in ("failed", "cancelled") else "yellow" if phase in ("stopping", "preparing") else "green"
-    head = Text.assemble((run["app"], "bold"), "  ", (phase, color))
     one = f"round {run['round']} of {run['rounds']}" if run["mode"] == "sync" else f"update {run['version']}"
     times = [
         one,
@@ -55,7 +55,10 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     ]
     if run["left_s"] is not None:
         times.append(f"{duration(run['left_s'])} left")
-    head.append(f"  {', '.join(times)}")
+    rest = f"  {', '.join(times)}"
+    name = Text(run["app"], "bold")
+    name.truncate(max(columns - len(phase) - len(rest) - 2, SHORTEST_NAME), overflow="ellipsis")
+    head = Text.assemble(name, "  ", (phase, color), rest)
     head.truncate(columns, overflow="ellipsis")
     width = max(columns - 1, 10)
     filled = round(run["done"] * width)

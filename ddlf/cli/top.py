@@ -15,14 +15,17 @@ from ddlf.config.addresses import find_config
 from ddlf.errors import ConnectError
 
 LOOK_S = 1.0
+ANSWER_S = 3.0
+"""How long it waits for what the workers say: a master that is busy does not ask them."""
 
 
 async def top(options: argparse.Namespace) -> int:
     """Show it until Ctrl-C, or until the master ends; once, without a terminal or with ``--once``."""
     async with contextlib.aclosing(_source(options)) as source:
         if options.once or not sys.stdout.isatty():
+            begin = time.monotonic()
             async for known in source:
-                if known["workers"]:
+                if known["workers"] or time.monotonic() - begin > ANSWER_S:
                     _print(known)
                     break
         else:

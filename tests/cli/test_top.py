@@ -1,22 +1,25 @@
 """What ``ddlf top`` draws."""
 
+import asyncio
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from ddlf import events as e
 from ddlf.cli.picture import draw, spark
+from ddlf.cli.top import top
 from ddlf.dashboard.viewer import take
 from ddlf.observe.board import Board, Seen
 from tests.dashboard.made_up import NAMES, answers, beginning, one_round
 
 
-def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=()):
+def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="MnistCNN"):
     board, known = Board(cluster="lab"), {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
     board.set_workers(answers(workers))
     if run:
-        events = [*beginning(workers=workers)]
+        events = [*beginning(workers=workers, app=app)]
         for number in range(1, rounds + 1):
             events += one_round(number, workers=workers, at=float(number))
         for at, event in events:
@@ -87,3 +90,30 @@ def test_a_curve_in_one_row_has_its_highest_and_lowest():
     assert spark([0.0, 1.0, 2.0, 7.0], 10) == "▁▂▃█"
     assert spark([3.0, 3.0], 10) == "▁▁"
     assert len(spark([float(x) for x in range(1000)], 40)) == 40
+
+
+def test_a_long_name_leaves_room_for_how_far_the_run_is():
+    lines = shown(columns=60, app="AModelWithAVeryLongNameOfFiftyTwoLettersAndSomeMore")
+    assert lines[0].startswith("AMode")
+    assert "…  training  round 2 of 40, 5%, 0:04 so far, " in lines[0]
+
+
+async def test_once_shows_what_there_is_when_the_master_asks_nobody(monkeypatch, capsys):
+    async def busy(options):
+        while True:
+            yield {
+                "about": {},
+                "run": None,
+                "lanes": [],
+                "workers": [],
+                "curves": {},
+                "log": [],
+                "now": 4.0,
+                "held_s": 7.0,
+            }
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("ddlf.cli.top._source", busy)
+    monkeypatch.setattr("ddlf.cli.top.ANSWER_S", 0.01)
+    assert await top(SimpleNamespace(once=True)) == 0
+    assert "the master has been busy for 7 s and does not answer" in capsys.readouterr().out
