@@ -15,72 +15,17 @@ variance) go through no momentum and no compensation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar
 
 import numpy as np
 
-from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.arrived import Arrival, Arrived, State
+from ddlf.algorithms.named import Family
+from ddlf.algorithms.peer import Average, Copy, Mimic, Weighted
 from ddlf.algorithms.weights import Weights, divided, is_float
 from ddlf.errors import ConfigError
-
-State = dict[str, Weights]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Arrived:
-    """An update, and what it was made from.
-
-    Args:
-        update: Weights before local training minus weights after it, one array per tensor.
-        start: Weights that the slot began with.
-        before: State of the rule when the slot was given them.
-        slot: Number of the slot, from 0.
-        slots: K, slots of its round.
-        factor: How much it counts at its staleness, in (0, 1].
-        trainable: Per tensor, whether it is trained.
-        outer: Outer optimizer, whose state is the group ``"outer"``.
-        accuracy: Accuracy of local training; NaN when the model reports none.
-        last: Whether no further update is to come in this run.
-    """
-
-    update: Weights
-    start: Weights
-    before: State
-    slot: int
-    slots: int
-    factor: float
-    trainable: Sequence[bool]
-    outer: OuterOptimizer
-    accuracy: float = float("nan")
-    last: bool = False
-
-    def step(self, state: State, weights: Weights, merged: Weights) -> tuple[State, Weights]:
-        """Have the outer optimizer apply an update; returns what that has changed of the state, and the weights."""
-        outer, weights = self.outer.update(state["outer"], weights, merged, self.trainable)
-        return {"outer": outer}, weights
-
-
-class Arrival(Named):
-    """What every rule in this file is, and what most of them have in common."""
-
-    __slots__ = ()
-    ignores: ClassVar[tuple[str, ...]] = ()
-    """Settings that have no effect with the rule; a run is refused that has others than their defaults."""
-
-    def init(self, weights: Weights) -> State:
-        """Return the state before the first update."""
-        return {}
-
-    def begin(self, state: State, weights: Weights, slot: int) -> Weights:
-        """Return the weights that a slot is to begin its round with: the global ones."""
-        return weights
-
-    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
-        """Return the groups of the state that have changed, and the weights; ``weights`` itself if nothing was merged."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +110,142 @@ class FedBuff(Arrival):
         return {**changed, **self.init(weights)}, weights
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compensated(Arrival):
+    """Correct each update for what others have changed since: ``w <- outer(w, s(tau) * g' / K)``, ``g' = g + strength * g * g * (w - v)``.
+
+    ``v`` are the weights that the slot began with. ``g * g`` stands for the curvature, so ``g'`` is about what the slot would have sent from the
+    weights of now. In the source ``g`` is a gradient; here it is an update, in units of the weight: with one step of SGD at rate ``r`` both are
+    the same if ``strength`` is the source's lambda (0.04) over ``r``. What is not trained is not corrected.
+
+    Args:
+        strength: Weight of the correction, over units of the weight, >= 0; 0 is ``published``.
+
+    Raises:
+        ConfigError: ``strength`` is out of range.
+
+    Source:
+        Zheng et al. 2016, DC-ASGD, arXiv:1609.08326, equation 10.
+    """
+
+    strength: float = 0.04
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.strength) and self.strength >= 0):
+            raise ConfigError(f"strength must be finite and >= 0, got {self.strength}")
+
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        facts = zip(weights, arrived.start, arrived.update, arrived.trainable, strict=True)
+        update = [
+            np.asarray(g + self.strength * g * g * (w - v), g.dtype) if learns and is_float(g) else g
+            for w, v, g, learns in facts
+        ]
+        return arrived.step(state, weights, divided(update, arrived.slots / arrived.factor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedNesterov(Arrival):
+    """Step along each update at once, and along the momentum of all when as many have come as there are slots.
+
+    Per tensor, with ``g`` the update times ``s(tau)`` and ``K`` slots::
+
+        buffer <- buffer + g
+        each K-th time:  m <- momentum * m + buffer / K,  buffer <- 0
+                         w <- w - rate * ((1 - c * K + c) * momentum * m + g / K)
+        else:            w <- w - rate * (c * momentum * m + g / K)
+
+    So a velocity is not moved by each of K updates that all were made from the same old weights. What is not trained takes ``g / K`` alone.
+
+    Args:
+        rate: Step size on updates, dimensionless, > 0, as in ``nesterov``.
+        momentum: Share of the previous velocity to keep, in [0, 1).
+        c: Share of the velocity in each of the other steps, in [0, 1].
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Liu et al. 2024, arXiv:2401.09135, Algorithm 3; its dynamic numbers of local steps (DyLU) are not part of it.
+    """
+
+    rate: float = 0.7
+    momentum: float = 0.9
+    c: float = 0.0
+
+    ignores: ClassVar[tuple[str, ...]] = ("outer",)
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.rate) and self.rate > 0):
+            raise ConfigError(f"rate must be finite and > 0, got {self.rate}")
+        if not (0 <= self.momentum < 1 and 0 <= self.c <= 1):
+            raise ConfigError(f"momentum must be in [0, 1) and c in [0, 1], got {self.momentum} and {self.c}")
+
+    def init(self, weights: Weights) -> State:
+        nothing = [np.zeros_like(w) for w in weights]
+        return {"velocity": nothing, "delayed": nothing, "delayed_count": [np.asarray(0)]}
+
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        slots, count = arrived.slots, int(state["delayed_count"][0]) + 1
+        due = count >= slots
+        c = 1 - self.c * slots + self.c if due else self.c
+        velocity, delayed, after = [], [], []
+        facts = zip(weights, arrived.update, state["velocity"], state["delayed"], arrived.trainable, strict=True)
+        for w, u, m, b, learns in facts:
+            rate = self.rate if learns else 1.0
+            if is_float(w):
+                u = arrived.factor * u
+                if learns:
+                    b = np.asarray(b + u, w.dtype)
+                    if due:
+                        m, b = np.asarray(self.momentum * m + b / slots, w.dtype), np.zeros_like(b)
+                w = w - rate * (c * self.momentum * m + u / slots)
+            velocity.append(m)
+            delayed.append(b)
+            after.append(np.array(w, m.dtype))
+        return {"velocity": velocity, "delayed": delayed, "delayed_count": [np.asarray(0 if due else count)]}, after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic(Arrival):
+    """Pull the weights and those of the slot towards each other: ``e = alpha * (w_i - w)``, ``w <- w + e``, ``w_i <- w_i - e``.
+
+    Each slot keeps weights of its own, ``w_i``, with which it begins its next round, so it explores further than the common ones. They are in
+    the run's state and in checkpoints, as many times the model as there are slots. A slot that is new begins with the common weights.
+
+    Args:
+        alpha: Share of the difference that each side goes, in (0, 1]; the source's is 0.9 over the number of slots.
+
+    Raises:
+        ConfigError: ``alpha`` is out of range.
+
+    Source:
+        Zhang, Choromanska, LeCun 2015, EASGD, arXiv:1412.6651, Algorithm 1.
+    """
+
+    alpha: float = 0.2
+
+    ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
+
+    def __post_init__(self) -> None:
+        check_within("alpha", self.alpha)
+
+    def begin(self, state: State, weights: Weights, slot: int) -> Weights:
+        return state.get(_own(slot), weights)
+
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        own, after = [], []
+        for w, v, g in zip(weights, arrived.start, arrived.update, strict=True):
+            e = np.asarray(self.alpha * (v - g - w), w.dtype) if is_float(w) else np.zeros_like(w)
+            own.append(np.asarray(v - g - e, w.dtype) if is_float(w) else w.copy())
+            after.append(np.asarray(w + e, w.dtype) if is_float(w) else w.copy())
+        return {_own(arrived.slot): own}, after
+
+
+def _own(slot: int) -> str:
+    """Name of the group of a slot's own weights."""
+    return f"own_{slot:04d}"
+
+
 def moved(weights: Weights, arrived: Arrived, share: float) -> Weights:
     """Weights that have gone a share of their way to those that a slot ended with."""
     ways = zip(weights, arrived.start, arrived.update, strict=True)
@@ -182,5 +263,17 @@ def check_within(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be in (0, 1], got {value}")
 
 
-ARRIVAL: Family[Arrival] = Family("arrival rule", published=Published, fedasync=FedAsync, fedbuff=FedBuff)
+ARRIVAL: Family[Arrival] = Family(
+    "arrival rule",
+    published=Published,
+    fedasync=FedAsync,
+    fedbuff=FedBuff,
+    dcasgd=Compensated,
+    delayed=DelayedNesterov,
+    elastic=Elastic,
+    average=Average,
+    weighted=Weighted,
+    mimic=Mimic,
+    copy=Copy,
+)
 """Every arrival rule by name."""

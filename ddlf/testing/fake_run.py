@@ -188,7 +188,7 @@ class FakeWorker:
             codec_error=error,
             samples=len(task.indices),
             fed=None,
-            metrics={"loss": float(np.abs(weights[0]).mean())},
+            metrics={"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)},
             counted=NOTHING_COUNTED,
             compute_s=0.001,
             stopped=False,
@@ -216,6 +216,11 @@ class FakeWorker:
                 update.append(np.ones_like(w))
             after.append(m)
         return update, after
+
+
+def accuracy_of(weights: Weights) -> float:
+    """What a fake worker says of the weights that it began with."""
+    return float(1 / (1 + np.abs(weights[0]).mean()))
 
 
 class FakeCluster:

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ddlf.algorithms.arrival import Arrival, Arrived, Published
+from ddlf.algorithms.arrival import Published
+from ddlf.algorithms.arrived import Arrival, Arrived
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.record import accuracy

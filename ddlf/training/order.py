@@ -87,6 +87,10 @@ class Order:
                 raise self.wrong(f"before update {number} some are missing")
             done[turn.slot] = turn.round
 
+    def as_given(self, slots: int | None) -> dict[str, Any]:
+        """The settings, to be compared with those of a run whose ``slots`` are given or not: either way it has as many as this one."""
+        return {**self.settings, "slots": slots and self.slots_from[-1][1]}
+
     def slots_in(self, number: int) -> int:
         """K in a round, from 0."""
         return next(slots for first, slots in reversed(self.slots_from) if first <= number)

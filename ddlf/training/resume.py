@@ -167,7 +167,7 @@ async def begin(
         progress.plan(epochs, worker_epochs, more=app.resume is None, portion=portion)
     else:
         if order is not None:
-            check_settings(order.settings, now, f"in {order.source}", "replay it with the same settings")
+            check_settings(order.as_given(app.slots), now, f"in {order.source}", "replay it with the same settings")
         slots = order.slots_from[0][1] if order is not None else app.slots or app.cluster.N
         progress = Progress(
             weights=app.model.get_weights(),

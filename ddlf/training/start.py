@@ -158,7 +158,7 @@ def order_of(app: Any, settings: dict[str, Any]) -> Order:
         raise ConfigError(f"the run in {source} is of {order.app}, but this app is {type(app).__name__}")
     known = rules_of(settings)
     check_settings(
-        {name: value for name, value in order.settings.items() if name in known},
+        {name: value for name, value in order.as_given(app.slots).items() if name in known},
         known,
         f"in {source}",
         "replay it with the same settings",

@@ -1,10 +1,14 @@
 """Each arrival rule against its formula, written out in float64, over ten updates of three slots."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL, Arrived
+from ddlf.algorithms.arrival import ARRIVAL
+from ddlf.algorithms.arrived import Arrived
 from ddlf.algorithms.outer import Nesterov, Subtract
+from ddlf.algorithms.peer import Mimic, Peer, Weighted
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.errors import ConfigError
 
@@ -157,9 +161,128 @@ def test_fedbuff_of_one_update_is_that_update():
         close(got, wanted)
 
 
+@pytest.mark.parametrize("outer", [Subtract(), Nesterov()])
+def test_dcasgd_corrects_each_update_for_what_others_have_changed(outer):
+    seen, made = ran("dcasgd:strength=5", "inverse", outer=outer)
+    w, state, expected = [W], outer.init([W]), []
+    for g, (start, tau, _) in zip(UPDATES, made, strict=True):
+        corrected = g + 5 * g * g * (w[0] - start)
+        state, w = outer.update(state, w, [corrected / max(1, tau) / 3], [True])
+        expected.append(w[0])
+    close(seen, expected)
+    assert np.abs(np.array(expected) - ran("published", "inverse", outer=outer)[0]).max() > 1e-4
+
+
+def test_dcasgd_without_strength_is_published():
+    assert np.array_equal(ran("dcasgd:0")[0], ran("published")[0])
+
+
+@pytest.mark.parametrize("c", [0.0, 0.3])
+def test_delayed_nesterov_moves_its_velocity_once_for_as_many_updates_as_there_are_slots(c):
+    seen, _ = ran(f"delayed:rate=0.7,momentum=0.9,c={c}")
+    w, m, buffer, expected = W, 0, 0, []
+    for t, g in enumerate(UPDATES):
+        buffer = buffer + g
+        if (t + 1) % 3 == 0:
+            m = 0.9 * m + buffer / 3
+            w = w - 0.7 * ((1 - c * 3 + c) * 0.9 * m + g / 3)
+            buffer = 0
+        else:
+            w = w - 0.7 * (c * 0.9 * m + g / 3)
+        expected.append(w)
+    close(seen, expected)
+
+
+def test_delayed_nesterov_without_momentum_is_published_with_a_rate():
+    close(ran("delayed:rate=0.7,momentum=0")[0], ran("published", outer=Subtract(learning_rate=0.7))[0])
+
+
+def test_elastic_averaging_pulls_both_sides_and_each_slot_goes_on_with_its_own_weights():
+    seen, made = ran("elastic:alpha=0.2")
+    centre, own, expected = W, [W, W, W], []
+    for slot, g, (start, _, _) in zip(ORDER, UPDATES, made, strict=True):
+        close(start, own[slot])
+        local = own[slot] - g
+        e = 0.2 * (local - centre)
+        own[slot], centre = local - e, centre + e
+        expected.append(centre)
+    close(seen, expected)
+
+
+def test_elastic_averaging_with_a_half_is_the_average_merge_on_both_sides():
+    mine, theirs = np.array([1.0, 3.0]), np.array([2.0, -1.0])
+    arrived = Arrived(
+        update=[mine - theirs], start=[mine], before={}, slot=0, slots=1, factor=1, trainable=[True], outer=Subtract()
+    )
+    rule = ARRIVAL.read("elastic:0.5")
+    state, (centre,) = rule.arrive({}, [mine], arrived)
+    assert np.array_equal(centre, (mine + theirs) / 2)
+    assert np.array_equal(rule.begin(state, [centre], 0)[0], (mine + theirs) / 2)
+
+
+# -- peers -----------------------------------------------------------------------------------------------------------
+
+
+ACCURACIES = [0.3, 0.2, 0.5, 0.5, 0.6, 0.1, 0.7, 0.6, 0.8, 0.75]
+
+
+def peers(name):
+    """What the table of the source says, with the master as one peer and each slot as another."""
+    w, s, a, expected = W, 0, -np.inf, []
+    began = [(w, s)] * K
+    for slot, g, b in zip(ORDER, UPDATES, ACCURACIES, strict=True):
+        start, trainings = began[slot]
+        p, q = start - g, trainings + 1
+        if name == "average":
+            w = (w + p) / 2
+        elif name == "weighted":
+            w, s = (q * p + s * w) / (q + s), max(s, q)
+        elif name == "mimic":
+            d = q - s
+            along = p - w if d > 0 else w - p
+            w, s = w + along / ((abs(d) if d else 1) + 1), max(s, q)
+        elif b > a:
+            w, a = p, b
+        began[slot] = w, s
+        expected.append(w)
+    return expected
+
+
+@pytest.mark.parametrize("name", ["average", "weighted", "mimic", "copy"])
+def test_a_meeting_of_peers_follows_the_table_of_its_source(name):
+    seen, made = ran(name, accuracies=ACCURACIES)
+    close(seen, peers(name))
+    if name == "copy":  # what was not taken is no merge, and ages no other update
+        assert [np.array_equal(a, b) for a, b in pairwise(seen)].count(True) == 5
+        assert max(tau for _, tau, _ in made) < max(tau for _, tau, _ in ran("average", accuracies=ACCURACIES)[1])
+
+
+def test_two_peers_meet_without_a_master():
+    one = Peer(weights=[np.array([1.0]), WHOLE], trainings=3)
+    other = Peer(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
+    met = Weighted().merge(one, other)
+    assert (met.weights[0], met.weights[1], met.trainings) == (2.0, WHOLE, 3)
+    assert Mimic().merge(one, other).weights[0] == 1 - 4 / 3  # away from the staler
+    nothing = Weighted().merge(
+        Peer(weights=[np.array([1.0])], trainings=0), Peer(weights=[np.array([2.0])], trainings=0)
+    )
+    assert nothing.weights[0] == 1.5
+
+
+def test_copy_needs_an_accuracy():
+    with pytest.raises(ConfigError, match="arrival='copy' compares accuracies, but the model reports none; compile it"):
+        ran("copy")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("dcasgd:-1", "strength must be finite and >= 0, got -1.0"),
+        ("delayed:0", "rate must be finite and > 0, got 0.0"),
+        ("delayed:momentum=1", r"momentum must be in \[0, 1\) and c in \[0, 1\], got 1.0 and 0.0"),
+        ("delayed:c=2", "got 0.9 and 2.0"),
+        ("elastic:0", r"alpha must be in \(0, 1\], got 0.0"),
+        ("mimic:1", "mimic has no parameters"),
         ("fedasync:0", r"rate must be in \(0, 1\], got 0.0"),
         ("fedasync:1.5", r"rate must be in \(0, 1\], got 1.5"),
         ("fedasync:nan", r"rate must be in \(0, 1\], got nan"),

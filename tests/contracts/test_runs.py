@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL, Arrived
+from ddlf.algorithms.arrival import ARRIVAL
+from ddlf.algorithms.arrived import Arrived
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.merge import MERGE
@@ -28,6 +29,7 @@ from ddlf.errors import WorkerLost
 from ddlf.roles.exchange import send_update
 from ddlf.settings import MODES, SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.fake_run import accuracy_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,6 +47,13 @@ ROWS = {
     "usual": (("async",), {"arrival": "published", "staleness": "constant", **USUAL}),
     "fedasync": (("async",), {"arrival": "fedasync", "staleness": "polynomial"}),
     "fedbuff": (("async",), {"arrival": "fedbuff:2", "outer": "nesterov"}),
+    "dcasgd": (("async",), {"arrival": "dcasgd:0.5", "outer": "nesterov"}),
+    "delayed": (("async",), {"arrival": "delayed", "staleness": "inverse"}),
+    "elastic": (("async",), {"arrival": "elastic", "weights_codec": "delta:float32"}),
+    "average": (("async",), {"arrival": "average"}),
+    "weighted": (("async",), {"arrival": "weighted"}),
+    "mimic": (("async",), {"arrival": "mimic"}),
+    "copy": (("async",), {"arrival": "copy"}),
     "fedbuff, int8": (("async",), {"arrival": "fedbuff:4", "codec": "int8"}),
     "inverse": (("async",), {"staleness": "inverse", "outer": "nesterov"}),
     "polynomial": (("async",), {"staleness": "polynomial"}),
@@ -257,7 +266,7 @@ def alone(run):
             factor=1,
             trainable=trains,
             outer=outer,
-            accuracy=0.5,
+            accuracy=accuracy_of(begin),
             last=number == ROUNDS - 1,
         )
         changed, weights = arrival.arrive(state, weights, arrived)

@@ -93,6 +93,10 @@ RULES = [
     {"arrival": "fedasync", "staleness": "hinge:10,0"},
     {"arrival": "fedbuff:4"},
     {"max_staleness": 0},
+    {"arrival": "elastic"},
+    {"arrival": "weighted"},
+    {"arrival": "copy"},
+    {"arrival": "delayed", "staleness": "inverse"},
     {"worker_steps": 3, "master_epochs": 2, "batch_size": 20},
     {"max_staleness": 1, "optimizer_state": "fresh"},
     {"codec": "int8", "weights_codec": "delta:int8"},
@@ -178,8 +182,8 @@ async def test_slots_that_were_added_are_there_again_from_the_same_round(tmp_pat
     with recorded(run) as run.folder:
         await run.train_model()
     assert any(isinstance(event, SlotsChanged) for event in events)
-    for workers in (1, 3, 5):
-        await replayed(run, seed=workers, workers=workers, master_epochs=8)
+    for workers, slots in ((1, None), (3, 3), (5, None)):
+        await replayed(run, seed=workers, workers=workers, slots=slots, master_epochs=8)
 
 
 async def test_a_run_that_was_resumed_is_replayed_whole_from_its_checkpoints(tmp_path):

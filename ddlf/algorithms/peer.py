@@ -1,0 +1,140 @@
+"""Two sets of weights -> one: what peers do when they meet. Runs on the master, which is a peer of its slots; two workers could use it as well.
+
+Each peer has weights, the number of local trainings that are in them, which travels with them, and the accuracy of its last one::
+
+    merge(mine, theirs) -> mine
+
+As arrival rules: what a slot ends with is a peer of one more training than there were in the weights that it began with. Only floats are merged.
+Nothing here needs the outer optimizer or weighs by staleness: that is what the trainings are for.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from math import inf, isnan
+from typing import ClassVar
+
+import numpy as np
+
+from ddlf.algorithms.arrived import Arrival, Arrived, State
+from ddlf.algorithms.weights import Weights, difference, is_float
+from ddlf.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peer:
+    """One side of a meeting.
+
+    Args:
+        weights: One array per tensor.
+        trainings: Local trainings that are in them.
+        accuracy: Accuracy of the last one; NaN when the model reports none.
+    """
+
+    weights: Weights
+    trainings: int
+    accuracy: float = -inf
+
+
+class PeerRule(Arrival):
+    """What every rule of this file is."""
+
+    __slots__ = ()
+    ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
+
+    @abstractmethod
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        """Return what becomes of ``mine``; ``mine`` itself if nothing does."""
+
+    def init(self, weights: Weights) -> State:
+        return {"peer": [np.asarray(0), np.asarray(-inf)]}
+
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        trainings, accuracy = state["peer"]
+        mine = Peer(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
+        theirs = Peer(
+            weights=difference(arrived.start, arrived.update),
+            trainings=int(arrived.before["peer"][0]) + 1,
+            accuracy=arrived.accuracy,
+        )
+        after = self.merge(mine, theirs)
+        return {"peer": [np.asarray(after.trainings), np.asarray(after.accuracy)]}, after.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average(PeerRule):
+    """Take the mean of both: ``w <- (w + p) / 2``. The trainings stay. It suffers most from staleness.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        return replace(mine, weights=towards(mine.weights, theirs.weights, 0.5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted(PeerRule):
+    """Take the mean of both, weighted by trainings: ``w <- (q * p + s * w) / (q + s)``, ``s <- max(s, q)``; the plain mean while both are 0.
+
+    The best of the four in its source.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        q, s = theirs.trainings, mine.trainings
+        share = q / (q + s) if q + s else 0.5
+        return replace(mine, weights=towards(mine.weights, theirs.weights, share), trainings=max(s, q))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mimic(PeerRule):
+    """Go towards who has trained more, and away from who has not: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
+
+    The sign is the other one for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``. This is what the authors' code does; their report prints the
+    sign reversed. The worst of the four in its source.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        d = theirs.trainings - mine.trainings
+        share = (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
+        return replace(
+            mine,
+            weights=towards(mine.weights, theirs.weights, share),
+            trainings=max(mine.trainings, theirs.trainings),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy(PeerRule):
+    """Take the weights of who is more accurate: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
+
+    The accuracies are those of local training, in its last epoch; that of the common weights is the one with which they were taken. The model
+    needs a metric that is called an accuracy. It equals a single client, says its source.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        if isnan(theirs.accuracy):
+            raise ConfigError(
+                "arrival='copy' compares accuracies, but the model reports none",
+                hint="compile it with metrics=['accuracy']",
+            )
+        if theirs.accuracy <= mine.accuracy:
+            return mine
+        weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
+        return replace(mine, weights=weights, accuracy=theirs.accuracy)
+
+
+def towards(weights: Weights, others: Weights, share: float) -> Weights:
+    """Weights that have gone a share of the way to others; away from them if it is negative."""
+    both = zip(weights, others, strict=True)
+    return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]
