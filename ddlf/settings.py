@@ -141,15 +141,17 @@ class Settings:
     whole run, K stays what it is at the beginning, and the first lines say what each slot has."""
 
     optimizer_state: Annotated[
-        Literal["kept", "fresh", "averaged"],
-        OneOf("kept", "fresh", "averaged"),
-        "whether each slot's optimizer goes on from round to round (kept), begins anew in each (fresh), or goes on from the mean of all (averaged)",
+        Literal["kept", "stays", "fresh", "averaged"],
+        OneOf("kept", "stays", "fresh", "averaged"),
+        "whether each slot's optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)",
         "",
         FILE | FACT,
     ] = "kept"
     """What is kept comes back with each update (nothing for SGD, as much as the weights with momentum, twice that with Adam) and goes to another
-    worker when the slot does. With ``averaged``, for synchronous training, all slots begin a round with the mean of what they ended the one before
-    with, weighted by samples; of whole numbers, as the optimizer's count of steps, with the largest. That goes out with each task, too."""
+    worker when the slot does. What stays is fetched only when the slot moves, for checkpoints and at the end: an exchange is as small as with SGD.
+    When the worker is lost and no checkpoint is of the round before, that optimizer begins anew, and an event says so. With ``averaged``, for
+    synchronous training, all slots begin a round with the mean of what they ended the one before with, weighted by samples; of whole numbers, as
+    the optimizer's count of steps, with the largest. That goes out with each task, too."""
 
     codec: Annotated[
         str,

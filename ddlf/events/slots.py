@@ -93,14 +93,15 @@ class ResidualDropped(SlotEvent):
     """What a slot had left went with its worker: the bits differ from here on.
 
     Args:
-        codec: Name of the codec that still owed something of its updates; empty if none did.
+        codec: Name of the codec of updates.
         why: How it went.
-        own: Whether the slot's own weights went, too, which were to be exchanged in fragments: it goes on with the global ones.
+        groups: Names of what went: ``residual``; ``own``, its own weights, which are exchanged in fragments: it goes on with the global ones;
+            ``optimizer``, the state of its optimizer, which begins anew.
     """
 
     codec: str
     why: str
-    own: bool = False
+    groups: tuple[str, ...] = ("residual",)
 
 
 class SlotsChanged(Event):

@@ -81,10 +81,13 @@ def _sentence(event: e.Event) -> str:
         case e.UpdateRejected() | e.UpdateClipped():
             return f"worker {event.worker}, {event.why}"
         case e.ResidualDropped():
-            owed = f"what {event.codec} still owed of slot {event.slot}'s updates" * bool(event.codec)
-            own = f"slot {event.slot}'s own weights" * event.own
+            what = {
+                "residual": f"what {event.codec} still owed of slot {event.slot}'s updates",
+                "own": f"slot {event.slot}'s own weights",
+                "optimizer": f"the state of slot {event.slot}'s optimizer",
+            }
             return (
-                f"{' and '.join(filter(None, [owed, own]))} went with worker {event.worker} ({event.why}); "
+                f"{' and '.join(what.get(group, group) for group in event.groups)} went with worker {event.worker} ({event.why}); "
                 "from here on the bits differ from those of a run that lost nobody"
             )
         case e.CheckpointFailed(newest=None):

@@ -223,7 +223,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
                 f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
                 hint="make it a float, or add it with trainable=False: then it stays what it is on the master",
             )
-    if keeps_averages(app.model) and app.optimizer_state == "fresh":
+    if keeps_averages(app.model) and app.optimizer_state in ("fresh", "stays"):
         raise ConfigError(
             f"optimizer_state is {app.optimizer_state!r}, but the optimizer keeps averages of the weights over the run (use_ema)",
             hint="use optimizer_state='kept', or an optimizer without use_ema",
@@ -268,6 +268,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         settings["codec"],
         optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient",
         averages=settings["optimizer_state"] == "averaged",
+        stays=settings["optimizer_state"] == "stays",
         differences=weights_out.differences,
         fragments=fragments,
     )

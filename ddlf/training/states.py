@@ -32,6 +32,7 @@ class SlotStates:
         known: State of each slot to begin with, of a checkpoint or of the run before. Its entries are replaced by what the master gets to know.
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.
+        stays: Whether they stay on the workers: they do not come back with each reply.
         averages: Whether each round begins with the mean of them.
         differences: Whether weights travel as differences.
         fragments: Whether they do in fragments.
@@ -51,19 +52,19 @@ class SlotStates:
         *,
         optimizers: bool,
         differences: bool,
+        stays: bool = False,
         averages: bool = False,
         fragments: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
-        self._codec = codec.name if codec.biased else ""
-        self._fragments = fragments
+        self._codec = codec.name
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
         kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments}
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        self.back = (OPTIMIZER,) if optimizers else ()
+        self.back = (OPTIMIZER,) if optimizers and not stays else ()
         self._averages = averages
         self.shared: SlotState = {}
         if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):
@@ -143,7 +144,7 @@ class SlotStates:
                 why = str(error).partition("\n")[0]
         self._crew.emit(
             ResidualDropped(
-                round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why, own=self._fragments
+                round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why, groups=self._fetched
             )
         )
         return {}

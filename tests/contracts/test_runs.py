@@ -81,6 +81,7 @@ ROWS = {
     "clip": (BOTH, {"update_policy": "clip"}),
     "fresh": (BOTH, {"optimizer_state": "fresh", "weights_codec": "delta:float32"}),
     "averaged": (("sync",), {"optimizer_state": "averaged", "codec": "int8"}),
+    "stays": (BOTH, {"optimizer_state": "stays"}),
     "float16": (BOTH, {"codec": "float16", "weights_codec": "float16"}),
     "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
     "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),
@@ -197,8 +198,12 @@ class TestEach:
     async def test_lost_workers_and_replies_that_are_computed_again_change_no_bit(
         self, settings, undisturbed, tmp_path
     ):
-        # What is owed, and weights of a slot's own, go with its worker, but for what is in a checkpoint.
-        owed = CODEC.read(settings.get("codec", "float32")).biased or "streaming" in settings.get("outer", "")
+        # What does not come back with an update goes with its worker, but for what is in a checkpoint.
+        owed = (
+            CODEC.read(settings.get("codec", "float32")).biased
+            or "streaming" in settings.get("outer", "")
+            or settings.get("optimizer_state") == "stays"
+        )
         run = run_of(settings, workers=K + 1, checkpoint=tmp_path if owed else None)
         lost = []
         for worker in run.cluster.workers:
