@@ -157,6 +157,7 @@ def page(name: str, value: Any) -> int | None:
 
 
 CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
+LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
 OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")

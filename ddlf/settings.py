@@ -17,6 +17,7 @@ from ddlf.checks import (
     CLASS_WEIGHTS,
     CODEC,
     FOLDER,
+    LOCAL_RULE,
     MERGE,
     NAME,
     OUTER,
@@ -152,6 +153,12 @@ class Settings:
     When the worker is lost and no checkpoint is of the round before, that optimizer begins anew, and an event says so. With ``averaged``, for
     synchronous training, all slots begin a round with the mean of what they ended the one before with, weighted by samples; of whole numbers, as
     the optimizer's count of steps, with the largest. That goes out with each task, too."""
+
+    local_rule: Annotated[
+        str, LOCAL_RULE, "what local training adds to its gradients: plain, fedprox:0.01, scaffold", "RULE", FILE | FACT
+    ] = "plain"
+    """So that slots do not drift apart in long rounds, or with uneven data. It acts on the gradients that ``model.optimizer`` is given: in ``fit``,
+    in an own ``train_step``, in an own ``train``."""
 
     codec: Annotated[
         str,
@@ -298,7 +305,7 @@ class Settings:
     it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
-LOCAL = ("worker_epochs", "balance", "partition", "optimizer_state", "outer", "callbacks")
+LOCAL = ("worker_epochs", "local_rule", "balance", "partition", "optimizer_state", "outer", "callbacks")
 """Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}

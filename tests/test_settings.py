@@ -9,6 +9,7 @@ import pytest
 import ddlf
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.local import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.staleness import STALENESS
@@ -62,6 +63,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         "staleness": SETTINGS["staleness"].help,
         "outer": str(SETTINGS["outer"].check),
         "arrival": str(SETTINGS["arrival"].check),
+        "local_rule": SETTINGS["local_rule"].help,
         "partition": SETTINGS["partition"].help,
     }
     for name, family in (
@@ -70,6 +72,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         ("staleness", STALENESS),
         ("outer", OUTER),
         ("arrival", ARRIVAL),
+        ("local_rule", LOCAL),
         ("partition", PARTITION),
     ):
         assert [rule for rule in family.names if rule not in said[name]] == []

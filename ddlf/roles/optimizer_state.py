@@ -11,12 +11,20 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 
+HELD_PATH = "ddlf_held"
+"""In the paths of variables that a local rule has added to an optimizer (``roles/local.py``): they are no state of it."""
+
+
+def state_of(model: Any) -> list[Any]:
+    """The variables of a model's optimizer, in Keras's order."""
+    return [] if model.optimizer is None else [v for v in model.optimizer.variables if HELD_PATH not in v.path]
+
 
 def read_optimizer(model: Any) -> Weights:
     """The state of a model's optimizer: its iterations, learning rate, and for each weight what it keeps, in Keras's order."""
     import keras
 
-    return [] if model.optimizer is None else [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(v) for v in state_of(model)]
 
 
 def write_optimizer(model: Any, state: Weights) -> None:
@@ -25,7 +33,7 @@ def write_optimizer(model: Any, state: Weights) -> None:
     Raises:
         AppError: The optimizer is another one.
     """
-    variables = [] if model.optimizer is None else model.optimizer.variables
+    variables = state_of(model)
     if [tuple(v.shape) for v in variables] != [array.shape for array in state]:
         raise AppError(
             f"the optimizer's state has {len(state)} arrays, here it has {len(variables)} of other shapes",

@@ -25,9 +25,10 @@ from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.keras_model import KerasModel
+from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
+from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Replica:
         self._told = 0.0  # when it was told how far this round is
         self._kept = KeptStates()
         self._model: KerasModel
+        self._local: LocalSteps
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -154,7 +156,7 @@ class Replica:
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
-        self._model = KerasModel(self.app)
+        self._model, self._local = KerasModel(self.app), LocalSteps(self.app.model)
         return {
             **self._model.facts(),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
@@ -213,14 +215,18 @@ class Replica:
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
         exact = self._model.lossless
         begun = fragments.begin(task, weights, state.get(OWN), exact)
+        control = state.get(CONTROL)
         if self._model.gradients is None:
+            self._local.begin(task.local, begun, control, task.control)
             update, metrics = run_train(self.app, begun, task.epochs, task.batch_size)
+            if not self.stopping:  # what was ended early counts for nothing, and may have made no step
+                control = self._local.left(update)
         else:
             update, metrics = self._model.gradient(self._batch(task), begun)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
         encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
-        left: SlotState = {RESIDUAL: residual, HELD: weights, OWN: own}
+        left: SlotState = {RESIDUAL: residual, HELD: weights, OWN: own, CONTROL: control or [None] * len(update)}
         if OPTIMIZER in task.keep:
             left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)

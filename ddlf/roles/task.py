@@ -29,6 +29,8 @@ RESIDUAL = "residual"
 """What a biased codec still owes of the slot's updates, for each tensor."""
 OWN = "own"
 """What a slot has of its own, where weights are exchanged in fragments: ``ddlf.roles.fragments`` says what."""
+CONTROL = "control"
+"""Control of the slot, for each trained weight, of local rules that have one (``algorithms/local.py``)."""
 HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
@@ -53,6 +55,8 @@ class Task:
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
         shared: Groups of state that every slot begins with, in the place of its own.
+        local: The local rule, as text.
+        control: Mean of the controls of all slots; None for zeros, and where the rule has none.
         before: Number of that round; None for the one before this.
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.
@@ -74,6 +78,8 @@ class Task:
     back: tuple[str, ...] = ()
     state: SlotState | None = None
     shared: SlotState = field(default_factory=dict)
+    local: str = "plain"
+    control: list[Any] | None = None
     before: int | None = None
     merged: tuple[int, ...] = ()
     wanted: tuple[int, ...] = ()
@@ -173,6 +179,7 @@ class Reply:
         facts["update"] = _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
+        _check_control(facts["state"].get(CONTROL), like, worker)
         return cls(task=task, **facts)
 
 
@@ -195,6 +202,19 @@ def _checked(fed: Any, samples: int, worker: str) -> np.ndarray[Any, Any] | None
     if fed.min() < 0 or fed.max() >= samples:
         raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker)
     return fed
+
+
+def _check_control(control: Any, like: Weights, worker: str) -> None:
+    """Refuse a control that no mean can be taken of."""
+    if control is None:
+        return
+    known = [(array, weight) for array, weight in zip(control, like, strict=False) if array is not None]
+    fits = (
+        isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
+        for array, weight in known
+    )
+    if len(control) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in known):
+        raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
 
 
 class KeptStates:

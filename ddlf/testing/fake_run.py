@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.local import LOCAL, Control
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
@@ -23,7 +24,7 @@ from ddlf.history import History
 from ddlf.roles import fragments
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -177,10 +178,12 @@ class FakeWorker:
         exact = [path in self._app.frozen for path in self._app.start]
         begun = fragments.begin(task, weights, before.get(OWN), exact)
         update, momentum = self.fit(task, begun, before.get(OPTIMIZER))
+        update, control = self.corrected(task, begun, update, before.get(CONTROL))
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
         encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL), tensors)
         left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights, OWN: own}
+        left[CONTROL] = control
         self.kept.leave(task, left)
         return Reply(
             task=task,
@@ -216,6 +219,28 @@ class FakeWorker:
                 update.append(np.ones_like(w))
             after.append(m)
         return update, after
+
+    def corrected(
+        self, task: Any, weights: Weights, update: Weights, control: Control | None
+    ) -> tuple[Weights, Control]:
+        """A second step, whose gradient is what the local rule adds to it, and no other.
+
+        Returns:
+            The update of both, and the slot's control after them.
+        """
+        rule, stepped = LOCAL.read(task.local), []
+        after: Control = []
+        for place, (path, w, u) in enumerate(zip(self._app.start, weights, update, strict=True)):
+            if task.local == "plain" or path in self._app.frozen:
+                stepped.append(u)
+                after.append(None)
+                continue
+            both = [None if one is None else one[place] for one in (control, task.control)]
+            mine, mean = (np.zeros_like(w) if one is None else one for one in both)
+            rate = w.dtype.type(self._app.learning_rate)
+            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.held(w, mine, mean)), w.dtype))
+            after.append(rule.left(mine, mean, stepped[-1], 1, float(rate)))
+        return stepped, after
 
 
 def accuracy_of(weights: Weights) -> float:

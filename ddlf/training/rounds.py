@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddlf.algorithms.local import LocalRule
 from ddlf.roles.task import Task
 
 
@@ -22,6 +23,7 @@ class Facts:
         batch_size: Samples in a batch of each worker.
         seed: Seed of the partitions and of everything random on the workers.
         update_policy: What to do with an update that looks wrong.
+        local: What local training adds to its gradients.
         grows: Whether workers that come meanwhile get slots of their own.
     """
 
@@ -31,6 +33,7 @@ class Facts:
     batch_size: int
     seed: int
     update_policy: str
+    local: LocalRule
     grows: bool
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ddlf.algorithms.local import Control, mean_control
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import Indices, smooth_speed
 from ddlf.algorithms.weights import Weights
@@ -19,7 +20,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.events import SlotsChanged, UpdateArrived
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
-from ddlf.roles.task import Reply, Task
+from ddlf.roles.task import CONTROL, Reply, Task
 from ddlf.training.arrivals import Arrivals, Begin, global_weights
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
@@ -128,7 +129,8 @@ class Run:
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = progress.speeds if balance == "speed" else ()
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
-            tasks = [self.task(slot, number, part) for slot, part in enumerate(parts)]
+            control = mean_control([state.get(CONTROL) for state in progress.states])
+            tasks = [self.task(slot, number, part, control) for slot, part in enumerate(parts)]
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
@@ -256,8 +258,8 @@ class Run:
         """A slot's part of the samples in a round, from 0. All slots shuffle alike, so the parts are disjoint and complete."""
         return (await self._parts.of(self.progress.span(number), self.progress.slots_in(number)))[slot]
 
-    def task(self, slot: int, number: int, indices: Indices) -> Task:
-        """What a slot does in a round, from 0, with its part of the samples and the global weights of now."""
+    def task(self, slot: int, number: int, indices: Indices, control: Control | None = None) -> Task:
+        """What a slot does in a round, from 0, with its part of the samples, the mean of all controls, and the global weights of now."""
         progress = self.progress
         return Task(
             slot=slot,
@@ -270,6 +272,8 @@ class Run:
             indices=indices,
             weights=progress.weights,
             version=progress.merges,
+            local=str(self.facts.local),
+            control=control,
             before=progress.preceding(slot, number),
         )
 

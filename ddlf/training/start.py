@@ -228,6 +228,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
             f"optimizer_state is {app.optimizer_state!r}, but the optimizer keeps averages of the weights over the run (use_ema)",
             hint="use optimizer_state='kept', or an optimizer without use_ema",
         )
+    settings["local_rule"].check_optimizer(app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
     trainable = [id(weight) in trained for weight in app.model.weights]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
@@ -259,6 +260,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         batch_size=settings["batch_size"],
         seed=settings["seed"],
         update_policy=settings["update_policy"],
+        local=settings["local_rule"],
         grows=not fixed and order is None,
     )
     states = SlotStates(
@@ -271,6 +273,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         stays=settings["optimizer_state"] == "stays",
         differences=weights_out.differences,
         fragments=fragments,
+        controls=settings["local_rule"].steers,
     )
     reporter = Reporter(app, progress.records, settings["batch_size"])
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)

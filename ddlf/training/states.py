@@ -16,7 +16,7 @@ from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
-from ddlf.roles.task import HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
+from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 
 FETCH_S = 30.0
@@ -36,6 +36,7 @@ class SlotStates:
         averages: Whether each round begins with the mean of them.
         differences: Whether weights travel as differences.
         fragments: Whether they do in fragments.
+        controls: Whether slots have controls, by the local rule.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
@@ -55,6 +56,7 @@ class SlotStates:
         stays: bool = False,
         averages: bool = False,
         fragments: bool = False,
+        controls: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
@@ -62,9 +64,10 @@ class SlotStates:
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
-        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments}
+        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments, CONTROL: controls}
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        self.back = (OPTIMIZER,) if optimizers and not stays else ()
+        back = {OPTIMIZER: optimizers and not stays, CONTROL: controls}
+        self.back = tuple(name for name, wanted in back.items() if wanted)
         self._averages = averages
         self.shared: SlotState = {}
         if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):

@@ -14,6 +14,7 @@ from pathlib import Path
 from ddlf import errors
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC, Outward
+from ddlf.algorithms.local import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
@@ -256,6 +257,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         "How much an update counts whose weights others have changed meanwhile. For asynchronous training.",
         STALENESS,
     ),
+    "local_rule": ("What local training adds to its gradients, so that slots do not drift apart.", LOCAL),
     "codec": ("Updates are made smaller on their way to the master.", CODEC),
     "weights_codec": (
         "So are weights on their way to the workers: by a codec that is not biased, or by any after `delta:`.",

@@ -18,6 +18,7 @@ from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.arrived import Arrived
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.local import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER, Nesterov, Streaming
 from ddlf.algorithms.partition import shuffled
@@ -36,13 +37,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAMILIES = (
     (MERGE, "merge"),
     (OUTER, "outer"),
+    (LOCAL, "local_rule"),
     (ARRIVAL, "arrival"),
     (STALENESS, "staleness"),
     (CODEC, "codec"),
     (PARTITION, "partition"),
 )
 BOTH = ("sync", "async")
-USUAL = {"outer": "subtract", "update_policy": "stop", "codec": "float32", "partition": "equal"}
+USUAL = {"local_rule": "plain", "outer": "subtract", "update_policy": "stop", "codec": "float32", "partition": "equal"}
 ROWS = {
     "usual": (("async",), {"arrival": "published", "staleness": "constant", **USUAL}),
     "fedasync": (("async",), {"arrival": "fedasync", "staleness": "polynomial"}),
@@ -79,6 +81,8 @@ ROWS = {
     "streaming few bytes": (("sync",), {"outer": "streaming:3", "codec": "int8", "weights_codec": "delta:int8"}),
     "reject": (BOTH, {"update_policy": "reject"}),
     "clip": (BOTH, {"update_policy": "clip"}),
+    "fedprox": (BOTH, {"local_rule": "fedprox:0.5"}),
+    "scaffold": (("sync",), {"local_rule": "scaffold"}),
     "fresh": (BOTH, {"optimizer_state": "fresh", "weights_codec": "delta:float32"}),
     "averaged": (("sync",), {"optimizer_state": "averaged", "codec": "int8"}),
     "stays": (BOTH, {"optimizer_state": "stays"}),
@@ -259,9 +263,14 @@ def alone(run):
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
         begin = arrival.begin(state, weights, 0)
-        update, momentum = run.cluster.workers[0].fit(task, begin, kept.get("momentum"))
+        worker, control = run.cluster.workers[0], kept.get("control")
+        task.local, task.control = str(LOCAL.read(run.local_rule)), control
+        update, momentum = worker.fit(task, begin, kept.get("momentum"))
+        update, control = worker.corrected(task, begin, update, control)
         encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
-        kept = {"residual": residual} | ({"momentum": momentum} if run.optimizer_state != "fresh" else {})
+        kept = {"residual": residual, "control": control} | (
+            {"momentum": momentum} if run.optimizer_state != "fresh" else {}
+        )
         arrived = Arrived(
             update=decode_update(encoded, weights),
             start=begin,

@@ -123,6 +123,12 @@ WRONG = [
     ),
     (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both say how long a round is"),
     (dict(exchange="gradients"), "exchange must be 'star' or 'gradient', got 'gradients'; did you mean 'gradient'?"),
+    (dict(local_rule="scafold"), "unknown local rule 'scafold', did you mean 'scaffold'?"),
+    (dict(local_rule=3), "local_rule must be a name, got 3"),
+    (
+        dict(local_rule="scaffold", mode="async"),
+        "local_rule='scaffold' is for synchronous training: asynchronous training has nothing like it; choose another local_rule",
+    ),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
 ]
@@ -213,6 +219,7 @@ OTHERS = {
     "master_epochs": 2,
     "worker_epochs": 2,
     "worker_steps": 1,
+    "local_rule": "fedprox:0.5",
     "batch_size": 8,
     "seed": 1,
     "slots": 3,
