@@ -16,6 +16,7 @@ from ddlf.checks import (
     CALLBACKS,
     CLASS_WEIGHTS,
     CODEC,
+    CONVERGE,
     FOLDER,
     LOCAL_RULE,
     MERGE,
@@ -233,6 +234,11 @@ class Settings:
         int, Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE
     ] = 0
     """Updates, in asynchronous training. The workers compute the next meanwhile."""
+
+    converge: Annotated[
+        str, CONVERGE, "when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5", "RULE"
+    ] = "never"
+    """Beside ``is_convergent`` of the app: whichever says so first ends it."""
 
     class_weight: Annotated[Mapping[int, float] | None, CLASS_WEIGHTS, "weights of classes, as in fit", None, FACT] = (
         None

@@ -86,7 +86,7 @@ class Family(Generic[R]):
 
     @staticmethod
     def _spelled(name: str, values: dict[str, Any]) -> str:
-        return name + ":" * bool(values) + ",".join(f"{field}={value!r}" for field, value in values.items())
+        return name + ":" * bool(values) + ",".join(f"{field}={value}" for field, value in values.items())
 
     def _parameters(self, name: str, text: str) -> dict[str, Any]:
         defaults = self._defaults[name]

@@ -49,6 +49,12 @@ def check_together(settings: Mapping[str, Any]) -> None:
             "optimizer_state='averaged' is for synchronous training: asynchronous slots end no round together",
             hint="use 'kept' or 'fresh', or train in mode 'sync'",
         )
+    converge = settings["converge"]
+    if converge.metric.startswith("test_") and not settings["evaluate_every"]:
+        raise ConfigError(
+            f"converge={str(converge)!r} looks at {converge.metric!r}, but test data is evaluated at the end only",
+            hint="set evaluate_every=1, or look at validation data (x_val)",
+        )
     if isinstance(outer, Streaming) and not weights.delta and str(weights) != "float32":
         raise ConfigError(
             f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",

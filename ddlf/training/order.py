@@ -281,7 +281,11 @@ def _order(source: Path, records: list[RoundRecord], weights: str, **facts: Any)
     for number, record in enumerate(records, 1):
         if record.version != number:
             raise order.wrong(f"before update {number} some are missing")
-    owed = CODEC.read(order.settings["codec"]).biased or order.settings["weights_codec"].startswith("delta:")
+    owed = (
+        CODEC.read(order.settings["codec"]).biased
+        or order.settings["weights_codec"].startswith("delta:")
+        or order.settings.get("optimizer_state") == "stays"
+    )
     if owed and (order.dropped or any(record.recomputed for record in records)):
-        raise order.wrong("a slot began a round twice, and what its codec owed then is not recorded")
+        raise order.wrong("a slot began a round twice, and what was left of it on its worker then is not recorded")
     return order

@@ -12,15 +12,33 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
+from ddlf.errors import AppError, ConfigError
 from ddlf.events import Committed, Event
+from ddlf.history import metrics
 from ddlf.iworker import awaited
 from ddlf.record import RoundRecord
+from ddlf.settings import SETTINGS
 from ddlf.training.evaluation import evaluate, measured, validate
+
+
+def check_convergence(app: Any) -> None:
+    """Refuse a target of validation data that is not there.
+
+    Raises:
+        AppError: Says what it looks at.
+    """
+    rule = SETTINGS["converge"].check("converge", app.converge)
+    if rule.metric.startswith("val_") and not has(app, "val"):
+        raise AppError(
+            f"converge={str(rule)!r} looks at {rule.metric!r}, but there is no x_val",
+            hint="set x_val, y_val in load_dataset",
+        )
 
 
 class Reporter:
@@ -90,8 +108,25 @@ class Reporter:
             app.history.append(record)
             app._tell(Committed(record=record))
             await awaited(app.on_round(record))
-            self.converged = self.converged or bool(await awaited(app.is_convergent(record)))
+            self.converged = (
+                self.converged or bool(await awaited(app.is_convergent(record))) or self._is_reached(record)
+            )
             return self.converged or bool(app._stop)
+
+    def _is_reached(self, record: RoundRecord) -> bool:
+        """Whether the setting ``converge`` says, of the last record's history, that training can stop."""
+        rule = SETTINGS["converge"].check("converge", self._app.converge)
+        kind = next((prefix for prefix in ("val_", "test_") if rule.metric.startswith(prefix)), "")
+        now = metrics(record)
+        if not rule.metric or (kind and not any(name.startswith(kind) for name in now)):
+            return False  # this round has no such test
+        if rule.metric not in now:
+            raise ConfigError(
+                f"converge={str(rule)!r} looks at {rule.metric!r}, which is no metric of this run",
+                hint=f"name one of {', '.join(now) or 'those that train returns'}",
+            )
+        found = (metrics(before).get(rule.metric) for before in reversed(self._app.history))
+        return bool(rule.reached(list(itertools.islice((one for one in found if one is not None), rule.last))))
 
 
 @contextlib.asynccontextmanager

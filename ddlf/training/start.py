@@ -32,7 +32,7 @@ from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
-from ddlf.training.reporting import Reporter
+from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
@@ -109,6 +109,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             )
             app._tell(Warned(about="model", why=why))
         check_test_data(app)
+        check_convergence(app)
         run = await _run(app, samples, crew, settings, fresh, order)
         progress = app._progress = run.progress
         before = len(progress.records)

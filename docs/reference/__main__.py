@@ -14,6 +14,7 @@ from pathlib import Path
 from ddlf import errors
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC, Outward
+from ddlf.algorithms.convergence import CONVERGE
 from ddlf.algorithms.local import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
@@ -267,6 +268,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         "Whose each sample is. All but `equal` say it for the whole run, for studies of data that differ.",
         PARTITION,
     ),
+    "converge": ("When training has come far enough to stop.", CONVERGE),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }
 PAGES = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddlf.errors import ConfigError, WorkerLost
+from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -110,6 +110,33 @@ async def test_a_bound_of_0_does_not_hold_up_the_end_of_a_run():
 async def test_an_order_that_the_bound_does_not_allow_is_refused():
     with pytest.raises(ConfigError, match="with max_staleness=1 slot 1 cannot be so far ahead as arrivals say"):
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
+
+
+# -- convergence -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_training_ends_when_the_mean_of_the_last_values_has_reached_the_target(mode):
+    whole = await trained(mode=mode, slots=1, master_epochs=12)
+    found = [record.accuracy for record in whole.history]
+    means = [sum(found[n - 3 : n]) / 3 for n in range(3, 13)]
+    assert means[0] != means[4]
+    metric, value = ("accuracy", means[4]) if means[4] > means[0] else ("accuracy", max(means[4:]))
+    first = next(n for n, mean in enumerate(means) if mean >= value) + 3
+    run = await trained(mode=mode, slots=1, master_epochs=12, converge=f"target:{metric},{value!r},last=3")
+    assert first <= len(run.history) <= first + (mode == "async")
+    assert run._progress.converged
+
+
+async def test_a_target_that_no_round_can_reach_is_refused_by_name():
+    for settings, what in (
+        ({"converge": "target:acc,0.9"}, "looks at 'acc', which is no metric of this run; name one of loss, accuracy"),
+        ({"converge": "target:test_loss,0.1"}, "looks at 'test_loss', but test data is evaluated at the end only"),
+        ({"converge": "target:val_loss,0.1"}, "looks at 'val_loss', but there is no x_val; set x_val, y_val"),
+    ):
+        with pytest.raises((AppError, ConfigError)) as refused:
+            await trained(mode="sync", **settings)
+        assert what in str(refused.value)
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

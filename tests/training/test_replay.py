@@ -100,6 +100,7 @@ RULES = [
     {"worker_steps": 3, "master_epochs": 2, "batch_size": 20},
     {"max_staleness": 1, "optimizer_state": "fresh"},
     {"codec": "int8", "weights_codec": "delta:int8"},
+    {"optimizer_state": "stays"},
 ]
 
 
@@ -280,7 +281,12 @@ async def test_an_app_that_was_trained_before_is_not_where_the_order_begins(done
         await run.train_model()
 
 
-async def test_what_a_codec_owed_when_a_worker_was_lost_is_not_there_again(tmp_path):
-    run = await run_of(seed=1, cluster=losing(FakeCluster(3), (0, 1)), slots=2, out=tmp_path, codec="topk:0.1")
-    with pytest.raises(ConfigError, match="a slot began a round twice, and what its codec owed then is not recorded"):
-        await run_of(slots=2, replay=run.folder, codec="topk:0.1")
+@pytest.mark.parametrize(
+    "settings", [{"codec": "topk:0.1"}, {"weights_codec": "delta:int8"}, {"optimizer_state": "stays"}], ids=str
+)
+async def test_what_went_with_a_lost_worker_is_not_there_again(settings, tmp_path):
+    run = await run_of(seed=1, cluster=losing(FakeCluster(3), (0, 1)), slots=2, out=tmp_path, **settings)
+    with pytest.raises(
+        ConfigError, match="a slot began a round twice, and what was left of it on its worker then is not"
+    ):
+        await run_of(slots=2, replay=run.folder, **settings)

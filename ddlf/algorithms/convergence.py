@@ -1,0 +1,84 @@
+"""When training has come far enough: the values of the setting ``converge``. Runs on the master."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.errors import ConfigError
+
+
+class Convergence(Protocol):
+    """What every rule in this file is."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that is looked at; "" for none."""
+
+    @property
+    def last(self) -> int:
+        """How many of its last values are."""
+
+    def reached(self, values: Sequence[float]) -> bool:
+        """Return whether training can stop.
+
+        Args:
+            values: The last values of the metric, as many as there are up to ``last``.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Never(Named):
+    """Train all epochs, unless ``is_convergent`` of the app says otherwise."""
+
+    @property
+    def metric(self) -> str:
+        return ""
+
+    @property
+    def last(self) -> int:
+        return 0
+
+    def reached(self, values: Sequence[float]) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target(Named):
+    """Stop when the mean of the last values of a metric reaches a target.
+
+    A metric whose name has ``loss`` or ``error`` in it is to be at most ``value``, any other at least. Only rounds that have it count: those in which
+    ``x_val`` was evaluated for ``val_accuracy``, ``evaluate_every`` for ``test_accuracy``.
+
+    Args:
+        metric: Name, as in ``history``.
+        value: Target, in units of the metric.
+        last: Values to take the mean of, 1 or more; before there are as many nothing is reached.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN: the mean of the last 5 validations.
+    """
+
+    metric: str = "val_accuracy"
+    value: float = 0.97
+    last: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.metric or not isfinite(self.value) or self.last < 1:
+            raise ConfigError(
+                f"a target needs a metric, a finite value and last of 1 or more, got {self.metric!r}, {self.value} and {self.last}"
+            )
+
+    def reached(self, values: Sequence[float]) -> bool:
+        if len(values) < self.last:
+            return False
+        mean = sum(values) / len(values)
+        return mean <= self.value if "loss" in self.metric or "error" in self.metric else mean >= self.value
+
+
+CONVERGE: Family[Convergence] = Family("convergence", never=Never, target=Target)
+"""Every rule of convergence by name."""
