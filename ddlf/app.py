@@ -15,7 +15,7 @@ from ddlf.errors import AppError, RemoteError
 from ddlf.events import Event
 from ddlf.history import History
 from ddlf.observe.lines import line_without_hook, training_event
-from ddlf.record import RoundRecord, TrainingEvent, fitted
+from ddlf.record import RoundRecord, TrainingEvent, put
 from ddlf.roles import PRELOADED
 from ddlf.settings import SETTINGS, Settings
 from ddlf.sinks import Events, Sink
@@ -193,7 +193,7 @@ class IApp(Settings):
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
         if self.verbose and (self._shown is None or self._shown.prints):
-            print(fitted(text), flush=True)
+            put(text)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
         """Have ``sink(event)`` called on the master for all that happens, with the events of ``ddlf.events``; as many as you like.

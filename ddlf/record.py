@@ -164,6 +164,20 @@ def fitted(text: str) -> str:
     return "\n".join(line for broken in lines for line in broken)
 
 
+def put(text: str) -> None:
+    """Print text, as ``fitted`` has it, at once. On a full disk the line is lost, and no training.
+
+    Raises:
+        BrokenPipeError: Nobody reads it any more.
+    """
+    try:
+        print(fitted(text), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
 def accuracy(metrics: dict[str, float]) -> float:
     """The accuracy among metrics, whatever the model calls it; NaN when there is none."""
     return next((value for name, value in metrics.items() if "acc" in name), float("nan"))

@@ -1,9 +1,13 @@
 """Records: what is printed and what is reported."""
 
+import errno
+import io
 import math
 import sys
 
-from ddlf.record import RoundRecord, accuracy, fitted, size
+import pytest
+
+from ddlf.record import RoundRecord, accuracy, fitted, put, size
 
 
 def record(**facts):
@@ -59,3 +63,22 @@ def test_sizes_are_for_people():
     counts = (0, 999, 1000, 2_060_000, 20_600_000, 412 * 10**6, 3 * 10**9, 5 * 10**15)
     texts = ["0 B", "999 B", "1.00 kB", "2.06 MB", "20.6 MB", "412 MB", "3.00 GB", "5000 TB"]
     assert [size(count) for count in counts] == texts
+
+
+class Broken(io.StringIO):
+    """Standard output that cannot be written to."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def flush(self):
+        raise self.error
+
+
+def test_a_line_that_has_no_room_is_lost_and_one_that_nobody_reads_is_told(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Broken(OSError(errno.ENOSPC, "full")))
+    put("x")
+    monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError()))
+    with pytest.raises(BrokenPipeError):
+        put("x")

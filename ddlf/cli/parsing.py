@@ -83,11 +83,27 @@ def reader_may_leave() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            _flush()
     except BrokenPipeError:
-        # Python flushes once more at its end, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         sys.exit(141)
+
+
+def _flush() -> None:
+    """Write what is left of the output, or end with 1 where it has no room."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _write_no_more()
+        sys.stderr.write(f"error  the output could not be written: {error.strerror}\n")
+        sys.exit(1)
+
+
+def _write_no_more() -> None:
+    """Python flushes once more at its end, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def number(name: str, low: int, high: int | None = None) -> Any:

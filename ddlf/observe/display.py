@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddlf import events as e
 from ddlf.observe.state import Phase, State
-from ddlf.record import RoundRecord, fitted
+from ddlf.record import RoundRecord, put
 
 
 class Display:
@@ -33,7 +33,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line, if lines are printed."""
         if self.prints:
-            print(fitted(text), flush=True)
+            put(text)
 
     def is_due(self, record: RoundRecord) -> bool:
         """Whether a record gets a line now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
 import weakref
@@ -80,8 +81,9 @@ def show(held: list[Line]) -> None:
     held.clear()
     if shown and sys.stderr is not None:
         colours = sys.stderr.isatty()
-        sys.stderr.write("".join(f"{harmless(line, colours=colours)}\n" for line in shown))
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk, or nobody reads it: they are told to other sinks all the same
+            sys.stderr.write("".join(f"{harmless(line, colours=colours)}\n" for line in shown))
+            sys.stderr.flush()
 
 
 def harmless(text: str, *, colours: bool) -> str:

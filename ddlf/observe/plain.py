@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -9,7 +10,7 @@ from ddlf import events as e
 from ddlf.observe.display import Display
 from ddlf.observe.lines import line
 from ddlf.observe.phrases import waiting
-from ddlf.record import RoundRecord
+from ddlf.record import RoundRecord, put
 
 APART_S = 2.0
 """Between two lines about what a worker, or all of them together, have come to."""
@@ -39,7 +40,7 @@ class Lines(Display):
         """Take an event in; at the end of a run, print the last record if it was held back."""
         super().tell(event)
         if isinstance(event, e.RunEnded) and self._held is not None:
-            print(self._held, flush=True)
+            put(str(self._held))
             self._held = None
         if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):
             self._has_said()
@@ -63,11 +64,12 @@ class Lines(Display):
         self._said, self._quiet_s = time.monotonic(), QUIET_S
 
     def _watch(self) -> None:
-        while not self._done.wait(LOOK_S):
-            self.look(time.monotonic())
+        with contextlib.suppress(BrokenPipeError):  # who trains hears of that when it prints
+            while not self._done.wait(LOOK_S):
+                self.look(time.monotonic())
 
     def look(self, now: float) -> None:
         """Say what takes so long, if nothing was said for long."""
         if now - self._said >= self._quiet_s and (text := waiting(self.state, now)):
-            print(f"{'training' if self.state.is_training else 'waiting':<9} {text}", flush=True)
+            put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
             self._said, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

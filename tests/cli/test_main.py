@@ -94,6 +94,14 @@ def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port
     assert worker.name == "worker 1 (pc03)"
 
 
+def test_output_that_has_no_room_ends_with_a_sentence_and_is_no_success():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "ddlf", "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error  the output could not be written: No space left on device\n")
+
+
 def test_python_m_ddlf_is_the_same_command():
     ended = command("ddlf", "--version")
     assert (ended.returncode, ended.stdout) == (0, ddlf("--version").stdout)

@@ -1,11 +1,14 @@
 """Lines about a run: few enough for files, and one whenever nothing is said for long."""
 
+import threading
+
 import pytest
 
 from ddlf import events as e
 from ddlf.observe import plain
 from ddlf.observe.plain import Lines
 from tests.observe.told import record
+from tests.patience import PATIENCE_S
 
 IMPORTING = e.PhaseBegan(phase=1, what="importing", worker=2)
 
@@ -83,3 +86,18 @@ def test_nothing_is_said_while_nothing_is_waited_for(lines, clock, capsys):
     clock.now += 1000
     lines.look(clock.now)
     assert capsys.readouterr().out == ""
+
+
+def test_the_thread_that_looks_ends_quietly_when_nobody_reads_any_more(monkeypatch, capsys):
+    looked = threading.Event()
+
+    def look(self, now):
+        looked.set()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(plain, "LOOK_S", 0.001)
+    monkeypatch.setattr(Lines, "look", look)
+    lines = Lines()
+    assert looked.wait(PATIENCE_S)
+    lines.close()
+    assert capsys.readouterr() == ("", "")
