@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field
 from typing import Literal
+
+log = logging.getLogger(__name__)
 
 COLUMNS = 80
 INDENT = " " * 10
@@ -165,7 +168,7 @@ def fitted(text: str) -> str:
 
 
 def put(text: str) -> None:
-    """Print text, as ``fitted`` has it, at once. On a full disk the line is lost, and no training.
+    """Print text, as ``fitted`` has it, at once. On a full disk the line is lost, which is told on standard error, and no training.
 
     Raises:
         BrokenPipeError: Nobody reads it any more.
@@ -174,8 +177,8 @@ def put(text: str) -> None:
         print(fitted(text), flush=True)
     except BrokenPipeError:
         raise
-    except OSError:
-        pass
+    except OSError as error:
+        log.warning("a line could not be printed: %s", error.strerror)
 
 
 def accuracy(metrics: dict[str, float]) -> float:

@@ -18,13 +18,13 @@ from ddlf.cli.dashboard import shown
 from ddlf.cli.needs import check_needs
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
 from ddlf.cli.output import native_output_to_log, show_error
-from ddlf.cli.stopping import Stop, interruptible, run_until_signal, swallowed_quietly
+from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.observe.display import Display
 from ddlf.observe.lines import line
-from ddlf.roles import PRELOADED, import_keras
+from ddlf.roles import PRELOADED, begin_import
 from ddlf.runs.behind import reason
 from ddlf.runs.folder import MODEL, STATE
 from ddlf.sinks import Sink
@@ -83,9 +83,13 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
             importing = f"importing {getattr(options, 'app', 'the app')}"
             with opened(asked_ui(options)) as display, display.busy(importing):
                 target = interruptible(find)
-            return run_until_signal(lambda stop: then(target, options, stop))
+            code = run_until_signal(lambda stop: then(target, options, stop))
+            if code == 143:
+                leave_an_import(code)
+            return code
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
+            leave_an_import(130)
             return 130
         except BrokenPipeError:
             raise  # nobody reads the output any more
@@ -164,7 +168,7 @@ async def _run_app(
         stop.say = display.note
         display.say(f"cluster   {described}")
         if new_workers(options):  # the workers' template imports it now, too
-            asyncio.get_running_loop().run_in_executor(None, import_keras)
+            begin_import()
         async with shown(cluster, app, options, display, stop, described):
             await _connect(cluster, options.wait, display, app._tell, PRELOADED)
             try:

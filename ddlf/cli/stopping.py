@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from ddlf.observe.display import Display
+from ddlf.roles import is_importing
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
@@ -151,3 +153,16 @@ def run_until_signal(make: Callable[[Stop], Coroutine[Any, Any, int]]) -> int:
             raise
 
     return asyncio.run(supervised())
+
+
+def leave_an_import(code: int) -> None:
+    """End the process now if a thread still imports Keras: nothing can end that, it takes seconds, and all else is closed.
+
+    Args:
+        code: Exit code.
+    """
+    if is_importing():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)

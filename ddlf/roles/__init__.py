@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
 import gc
 import importlib
 import sys
+import threading
+from collections.abc import Callable
 
 PRELOADED = ("keras", "ddlf.roles.replica")
 """What executors that train are to come with, imported once for all of a machine."""
+
+IMPORT = "ddlf import"
+"""Name of the threads that do it on the master."""
+
+
+def begin_import(then: Callable[[], object] = lambda: None) -> None:
+    """Import Keras on a thread of its own. Nobody can end that, so the program's end waits for it.
+
+    Args:
+        then: Is called there when it is done.
+    """
+
+    def work() -> None:
+        import_keras()
+        with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+            then()
+
+    thread = threading.Thread(target=work, name=IMPORT, daemon=True)
+    thread.start()
+    atexit.register(thread.join)
+
+
+async def have_keras() -> None:
+    """Wait until Keras is imported, on a thread that goes on when this is cancelled."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    begin_import(lambda: loop.call_soon_threadsafe(done.set))
+    await done.wait()
+
+
+def is_importing() -> bool:
+    """Whether such a thread is at work."""
+    return any(thread.name == IMPORT for thread in threading.enumerate())
 
 
 def import_keras() -> None:

@@ -21,7 +21,7 @@ from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.iworker import awaited
 from ddlf.phases import Phase, PhasesInTurn
-from ddlf.roles import PRELOADED, import_keras
+from ddlf.roles import PRELOADED, have_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.roles.replica import REPLICA, Replica
 from ddlf.training.crew import Crew
@@ -124,7 +124,7 @@ class Opening:
         app = self.app
         # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
         with Phase(app._tell, "importing"):
-            await asyncio.gather(self._have_asked(app.cluster.workers), asyncio.to_thread(import_keras))
+            await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
         if not hasattr(app, "x_train"):
             before = dict(vars(app))
             with Phase(app._tell, "loading"):

@@ -22,7 +22,7 @@ from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents
 from ddlf.data.trees import tree_map
-from ddlf.roles import import_keras
+from ddlf.roles import have_keras
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe_optimizer
 from ddlf.roles.keras_model import KerasModel
@@ -100,7 +100,7 @@ async def compare(app: Any, batches: int) -> Compared:
         RemoteError: The app raised on the worker.
     """
     settings = start.check(app, "sync")
-    await asyncio.to_thread(import_keras)
+    await have_keras()
     set_precision(app.precision)
     with ThreadPoolExecutor(1) as thread:  # what Keras keeps by thread stays the same
         async with crew_of(app, settings["seed"], backups=False) as (crew, samples):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.processes import command
 
 # Rounds that take no Keras: the second waits until it is told to go on, the third for ever.
@@ -213,3 +214,32 @@ def test_a_signal_while_the_model_is_saved_lets_it_be_saved(train, tmp_path, num
     assert (output, process.returncode) == ("", code)
     assert errors.startswith("\nstopped")
     assert (tmp_path / "m.keras").read_text() == "3"
+
+
+IMPORTS = """
+import time
+from ddlf import roles
+from ddlf.cli.stopping import leave_an_import, run_until_signal
+
+async def run(stop):
+    roles.importlib.import_module = lambda name: print("imports", flush=True) or time.sleep(1000)
+    await roles.have_keras()
+
+try:
+    code = run_until_signal(run)
+except KeyboardInterrupt:
+    code = 130
+leave_an_import(code)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nobody_waits_for_an_import_that_nothing_can_end(number, code):
+    process = subprocess.Popen([sys.executable, "-c", IMPORTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout.readline() == b"imports\n"
+    process.send_signal(number)
+    try:
+        assert process.wait(PATIENCE_S) == code
+    finally:
+        process.kill()
+        process.stdout.close()
