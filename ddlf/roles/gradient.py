@@ -63,7 +63,6 @@ class Gradients:
         model.optimizer = self._keeper = _keeper()
         self._keeper.build(model.trainable_variables)
         model.train_function = None  # one may have been made for the other optimizer
-        self._compiled: Callable[[Any], Any] | None = None
         kept = {id(weight): kept for weight, kept in zip(model.trainable_variables, self._keeper.kept, strict=True)}
         self._kept = [kept.get(id(weight)) for weight in model.weights]
 
@@ -100,15 +99,16 @@ class Gradients:
         model = self._model
         if keras.backend.backend() != "tensorflow" or model.run_eagerly:
             return model.train_on_batch(*batch, return_dict=True)
-        if self._compiled is None:
+        if model.train_function is None:
             import tensorflow as tf
 
             # For any number of samples. Keras would compile for that of the first batch, with other bits than for any: a result must not depend
             # on what the worker has done before.
             spec = tree_map(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), batch)
-            self._compiled = tf.function(model.train_step, input_signature=[spec], jit_compile=model.jit_compile)
+            compiled = tf.function(model.train_step, input_signature=[spec], jit_compile=model.jit_compile)
+            model.train_function = lambda batches: compiled(next(batches))
         model.reset_metrics()
-        return self._compiled(batch)
+        return model.train_function(iter([batch]))
 
     def _check_step(self, weights: Weights) -> None:
         import keras

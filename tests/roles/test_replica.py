@@ -119,10 +119,12 @@ def test_rounds_trace_the_model_once(make_replica):
 def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatever_was_done_before(make_replica):
     fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
     weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
+    from tests.roles.test_feed import _traces
+
     traces = []
     for number in range(4):
         used.carry(task(used, round=number, weights=weights, indices=rows[: 9 - number]))
-        traces.append(used._model.gradients._compiled.experimental_get_tracing_count())
+        traces.append(_traces(used.app.model))
     assert traces == traces[:1] * 4
     one, other = (replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used))
     assert equal(arrays(one, weights), arrays(other, weights))
@@ -346,8 +348,11 @@ def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_t
     assert max(np.abs(a - b).max() for a, b in zip(final, plain.get_weights(), strict=True)) < 1e-6
 
 
+@pytest.mark.parametrize("exchange", ["star", "gradient"])
 @pytest.mark.parametrize("library", ["keras", "tensorflow"])
-def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(make_replica, library):
+def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(
+    make_replica, library, exchange
+):
     class Noisy(Blobs):
         async def create_model(self):
             import keras
@@ -360,7 +365,7 @@ def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries
             self.model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, activation="softmax")])
             self.model.compile("sgd", "categorical_crossentropy")
 
-    fresh, used = make_replica(Noisy), make_replica(Noisy)
+    fresh, used = (make_replica(Noisy, exchange=exchange) for _ in range(2))
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
     one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
