@@ -98,7 +98,7 @@ def make(out: Path, name: str) -> Path:
     Raises:
         OSError: It cannot be made.
     """
-    if not out.exists():
+    with contextlib.suppress(FileExistsError):  # also when another run makes it in this moment
         out.mkdir(parents=True)
         (out / ".gitignore").write_text(
             "*\n", encoding="utf-8"

@@ -29,6 +29,12 @@ def test_runs_of_the_same_second_get_different_folders(tmp_path):
     assert (tmp_path / "runs" / ".gitignore").read_text() == "*\n"
 
 
+def test_two_runs_may_make_the_first_folder_in_the_same_moment(tmp_path, monkeypatch):
+    first = folder.make(tmp_path / "runs", "a")
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)  # as the second one has seen it
+    assert folder.make(tmp_path / "runs", "b").parent == first.parent
+
+
 @pytest.mark.parametrize(
     ("name", "end"),
     [
