@@ -1,0 +1,102 @@
+"""Every synchronous rule on MNIST whose labels are dealt out unevenly: test accuracy after some rounds, mean and spread over seeds.
+
+    python -m benchmarks.uneven [--partition dirichlet:0.1] [--slots 8] [--rounds 20] [--seeds 3] [--samples 60000] [--rules NAME,NAME]
+    python -m benchmarks.uneven --samples 4000 --seeds 1        # the short form
+
+A small dense network, one local epoch a round with plain SGD. All runs of one seed have the same first weights and the same parts; rules take turns.
+The result depends on the slots alone, so two workers carry them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from typing import Any
+
+import ddlf
+from ddlf import Cluster
+
+RULES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "median": {"merge": "median"},
+    "trimmed:0.2": {"merge": "trimmed:0.2"},
+    "krum": {"merge": "krum:bad=1,keep=5"},
+    "geometric": {"merge": "geometric"},
+    "clipped": {"merge": "clipped"},
+    "fedavgm 0.9": {"outer": "fedavgm:1.0,momentum=0.9"},
+    "fedavgm 0.7": {"outer": "fedavgm:1.0,momentum=0.7"},
+    "nesterov (DiLoCo)": {"outer": "nesterov"},
+    "fedadagrad": {"outer": "fedadagrad:learning_rate=0.03"},
+    "fedadam": {"outer": "fedadam:learning_rate=0.01"},
+    "fedyogi": {"outer": "fedyogi:learning_rate=0.01"},
+}
+
+
+class Uneven(ddlf.IApp):
+    """A dense network of 50,890 parameters on MNIST."""
+
+    verbose = False
+    samples = 60_000
+    learning_rate = 0.05
+
+    async def load_dataset(self) -> None:
+        """Load MNIST and keep the first samples."""
+        (self.x_train, self.y_train), (self.x_test, self.y_test) = ddlf.load_mnist()
+        self.x_train, self.y_train = self.x_train[: self.samples], self.y_train[: self.samples]
+
+    async def create_model(self) -> None:
+        """One hidden layer of 64 units."""
+        import keras
+        from keras import layers
+
+        shape = self.x_train.shape[1:]
+        hidden = [layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10, activation="softmax")]
+        self.model = keras.Sequential([keras.Input(shape), *hidden])
+        self.model.compile(keras.optimizers.SGD(self.learning_rate), "categorical_crossentropy", metrics=["accuracy"])
+
+
+async def accuracy(cluster: Cluster, options: argparse.Namespace, seed: int, rule: dict[str, Any]) -> float:
+    """The test accuracy after all rounds."""
+    app = Uneven(cluster)
+    app.samples, app.partition, app.slots = options.samples, options.partition, options.slots
+    for name, value in rule.items():
+        setattr(app, name, value)
+    await app.train_sync(master_epochs=options.rounds, worker_epochs=1, batch_size=32, seed=seed)
+    return (await app.evaluate_model())["accuracy"]
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Train with every rule and seed, in turns, and print a table."""
+    found: dict[str, list[float]] = {name: [] for name in options.rules}
+    async with Cluster.local(2) as cluster:
+        for seed in range(options.seeds):
+            for name, values in found.items():
+                values.append(await accuracy(cluster, options, seed, RULES[name]))
+                print(f"seed {seed}  {name:<18} {values[-1]:.4f}", flush=True)
+    usual = statistics.mean(found["mean"]) if "mean" in found else 0.0
+    print(
+        f"\n{options.partition}, {options.slots} slots, {options.rounds} rounds, {options.samples} samples, {options.seeds} seeds"
+    )
+    print(f"{'rule':<18} {'accuracy':>8} {'spread':>7} {'points to the mean':>19}")
+    for name, values in found.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(
+            f"{name:<18} {statistics.mean(values):8.4f} {spread:7.4f} {100 * (statistics.mean(values) - usual):+19.1f}"
+        )
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partition", default="dirichlet:0.1")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=60_000)
+    parser.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES))
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
