@@ -161,6 +161,17 @@ class Settings:
     """So that slots do not drift apart in long rounds, or with uneven data. It acts on the gradients that ``model.optimizer`` is given: in ``fit``,
     in an own ``train_step``, in an own ``train``."""
 
+    batchnorm: Annotated[
+        str,
+        OneOf("averaged", "local"),
+        "weights of batch normalization: their mean for all (averaged), or of each slot its own (local)",
+        "",
+        FACT,
+        "sync",
+    ] = "averaged"
+    """With ``local`` moving statistics, scale and offset of ``BatchNormalization`` stay apart in each slot for the whole run, and the model that is
+    tested and saved has their mean (FedBN, arXiv:2102.07623). For slots whose data differ."""
+
     codec: Annotated[
         str,
         CODEC,
@@ -311,7 +322,7 @@ class Settings:
     it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
-LOCAL = ("worker_epochs", "local_rule", "balance", "partition", "optimizer_state", "outer", "callbacks")
+LOCAL = ("worker_epochs", "local_rule", "balance", "partition", "optimizer_state", "batchnorm", "outer", "callbacks")
 """Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
 
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from ddlf.data.trees import leaves
 
 KEPT_USES = 2
@@ -76,3 +78,10 @@ def _quarter_of_memory() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     except (AttributeError, ValueError, OSError):  # not every system says
         return 4 << 30
+
+
+def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory as an array that cannot be written to: it is found by its content later."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

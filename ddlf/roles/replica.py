@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.data.held import HeldData
+from ddlf.data.held import HeldData, unchanging
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError
 from ddlf.iworker import awaited
-from ddlf.roles import fragments
+from ddlf.roles import apart, fragments
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, gathered, make_feed
@@ -28,7 +28,7 @@ from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
+from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ class Replica:
         self._model.begin(task, state.get(OPTIMIZER))
         self.app.indices = task.indices
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
-        exact = self._model.lossless
-        begun = fragments.begin(task, weights, state.get(OWN), exact)
+        exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
+        begun = apart.begin(fragments.begin(task, weights, state.get(OWN), exact), state.get(APART))
         control = state.get(CONTROL)
         if self._model.gradients is None:
             self._local.begin(task.local, begun, control, task.control)
@@ -223,10 +223,17 @@ class Replica:
                 control = self._local.left(update)
         else:
             update, metrics = self._model.gradient(self._batch(task), begun)
+        update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
         encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
-        left: SlotState = {RESIDUAL: residual, HELD: weights, OWN: own, CONTROL: control or [None] * len(update)}
+        left: SlotState = {
+            RESIDUAL: residual,
+            HELD: weights,
+            OWN: own,
+            APART: aside,
+            CONTROL: control or [None] * len(update),
+        }
         if OPTIMIZER in task.keep:
             left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)
@@ -386,10 +393,3 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
     # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
-
-
-def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory as an array that cannot be written to: it is found by its content later."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

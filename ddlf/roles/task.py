@@ -31,6 +31,8 @@ OWN = "own"
 """What a slot has of its own, where weights are exchanged in fragments: ``ddlf.roles.fragments`` says what."""
 CONTROL = "control"
 """Control of the slot, for each trained weight, of local rules that have one (``algorithms/local.py``)."""
+APART = "apart"
+"""Weights that the slot keeps apart from the others' (``Task.apart``); None in the place of each of the others."""
 HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
@@ -57,6 +59,7 @@ class Task:
         shared: Groups of state that every slot begins with, in the place of its own.
         local: The local rule, as text.
         control: Mean of the controls of all slots; None for zeros, and where the rule has none.
+        apart: Places of the weights that each slot keeps apart: ``ddlf.roles.apart`` says how.
         before: Number of that round; None for the one before this.
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.
@@ -80,6 +83,7 @@ class Task:
     shared: SlotState = field(default_factory=dict)
     local: str = "plain"
     control: list[Any] | None = None
+    apart: tuple[int, ...] = ()
     before: int | None = None
     merged: tuple[int, ...] = ()
     wanted: tuple[int, ...] = ()

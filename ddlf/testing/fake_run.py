@@ -21,10 +21,10 @@ from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.history import History
-from ddlf.roles import fragments
+from ddlf.roles import apart, fragments
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -43,6 +43,7 @@ class FakeRun(IApp):
         learning_rate: Step size of local training; 0 makes updates of zeros.
         start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
         frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
+        norms: Paths of the weights that belong to a layer that normalizes by batches.
         arrivals: Slots, from 1, in the order in which their updates arrive, in asynchronous training: each waits for its turn. None: as they come.
         events: What ``on_event`` was given.
 
@@ -64,6 +65,7 @@ class FakeRun(IApp):
         "layer/1": np.zeros(7, np.float32),
     }
     frozen: frozenset[str] = frozenset()
+    norms: frozenset[str] = frozenset()
     arrivals: Sequence[int] | None = None
 
     def __init__(self, cluster: FakeCluster | None = None, **settings: Any) -> None:
@@ -71,7 +73,7 @@ class FakeRun(IApp):
         workers: FakeCluster = cluster or FakeCluster(max(order) if order else 2)
         super().__init__(workers)  # type: ignore[arg-type]
         vars(self).update(settings)
-        self.model = FakeModel(self.start, self.frozen, self.learning_rate)
+        self.model = FakeModel(self.start, self.frozen, self.learning_rate, self.norms)
         self.events: list[Any] = []
         if order:
             if max(order) > workers.N:
@@ -94,21 +96,38 @@ class FakeRun(IApp):
         return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
 
 
+class BatchNormalization:
+    """Called as that of Keras, by which it is found, with nothing but weights."""
+
+    def __init__(self, weights: list[Any]) -> None:
+        self.weights = weights
+        self._non_trainable_variables = weights
+
+
 class FakeModel:
     """Weights, and what the master asks of a Keras model."""
 
     built = True
     name = "fake"
 
-    def __init__(self, start: dict[str, np.ndarray[Any, Any]], frozen: frozenset[str], learning_rate: float) -> None:
+    def __init__(
+        self,
+        start: dict[str, np.ndarray[Any, Any]],
+        frozen: frozenset[str],
+        learning_rate: float,
+        norms: frozenset[str] = frozenset(),
+    ) -> None:
         self.weights = [SimpleNamespace(path=p, shape=a.shape, dtype=str(a.dtype)) for p, a in start.items()]
         self.trainable_weights = [weight for weight in self.weights if weight.path not in frozen]
         self.non_trainable_weights = [weight for weight in self.weights if weight.path in frozen]
         self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
+        self._norms = norms
         self.set_weights(list(start.values()))
 
-    def _flatten_layers(self) -> tuple[()]:
-        return ()
+    def _flatten_layers(self) -> list[BatchNormalization]:
+        return [BatchNormalization([weight for weight in self.weights if weight.path in self._norms])] * bool(
+            self._norms
+        )
 
     def get_weights(self) -> Weights:
         """Copies, as Keras gives them."""
@@ -175,14 +194,15 @@ class FakeWorker:
         """One round of one slot."""
         before = self.kept.begin(task)
         weights = read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
-        exact = [path in self._app.frozen for path in self._app.start]
-        begun = fragments.begin(task, weights, before.get(OWN), exact)
+        exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
+        begun = apart.begin(fragments.begin(task, weights, before.get(OWN), exact), before.get(APART))
         update, momentum = self.fit(task, begun, before.get(OPTIMIZER))
         update, control = self.corrected(task, begun, update, before.get(CONTROL))
+        update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
         encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL), tensors)
-        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights, OWN: own}
+        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights, OWN: own, APART: aside}
         left[CONTROL] = control
         self.kept.leave(task, left)
         return Reply(

@@ -55,6 +55,11 @@ def check_together(settings: Mapping[str, Any]) -> None:
             f"converge={str(converge)!r} looks at {converge.metric!r}, but test data is evaluated at the end only",
             hint="set evaluate_every=1, or look at validation data (x_val)",
         )
+    if isinstance(outer, Streaming) and settings["batchnorm"] != "averaged":
+        raise ConfigError(
+            f"batchnorm={settings['batchnorm']!r} and outer={str(outer)!r} both say which weights a slot keeps",
+            hint="leave one of them out",
+        )
     if isinstance(outer, Streaming) and not weights.delta and str(weights) != "float32":
         raise ConfigError(
             f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",

@@ -23,7 +23,7 @@ from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
-from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN
+from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN
 from ddlf.settings import SETTINGS, Use
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
@@ -224,7 +224,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
         )
     same = all(before.settings.get(rule) == now[rule] for rule in ("exchange", "outer", "arrival"))
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
-    kept = {OPTIMIZER: now["optimizer_state"] != "fresh", HELD: held, OWN: same}
+    kept = {OPTIMIZER: now["optimizer_state"] != "fresh", HELD: held, OWN: same, APART: now["batchnorm"] == "local"}
     kept[CONTROL] = before.settings.get("local_rule") == now["local_rule"]
     gone = [name for name, wanted in kept.items() if not wanted]
     return dataclasses.replace(

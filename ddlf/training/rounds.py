@@ -24,6 +24,7 @@ class Facts:
         seed: Seed of the partitions and of everything random on the workers.
         update_policy: What to do with an update that looks wrong.
         local: What local training adds to its gradients.
+        apart: Places of the weights that each slot keeps apart.
         grows: Whether workers that come meanwhile get slots of their own.
     """
 
@@ -35,6 +36,7 @@ class Facts:
     update_policy: str
     local: LocalRule
     grows: bool
+    apart: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

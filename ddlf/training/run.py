@@ -274,6 +274,7 @@ class Run:
             version=progress.merges,
             local=str(self.facts.local),
             control=control,
+            apart=self.facts.apart,
             before=progress.preceding(slot, number),
         )
 

@@ -19,6 +19,7 @@ from ddlf.errors import AppError, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
 from ddlf.roles import callbacks
+from ddlf.roles.apart import batch_norms, warning
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
@@ -217,6 +218,23 @@ def _interrupted(app: Any) -> str:
     return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
 
 
+def _apart(app: Any, settings: dict[str, Any]) -> tuple[int, ...]:
+    """Places of the weights that each slot keeps apart.
+
+    Raises:
+        ConfigError: There would be none of those that are to be.
+    """
+    if settings["batchnorm"] == "averaged":
+        return ()
+    found = batch_norms(app.model)
+    if not found:
+        raise ConfigError(
+            f"batchnorm={settings['batchnorm']!r} has no effect: the model has no layer that normalizes by batches",
+            hint="leave batchnorm at 'averaged'",
+        )
+    return found
+
+
 async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool, order: Order | None) -> Run:
     for weight in app.model.trainable_weights:
         if not is_float_type(np.dtype(weight.dtype)):
@@ -231,7 +249,8 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         )
     settings["local_rule"].check_optimizer(app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
-    trainable = [id(weight) in trained for weight in app.model.weights]
+    apart = _apart(app, settings)
+    trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
     fragments = isinstance(settings["outer"], Streaming)
     weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable], fragments=fragments)
@@ -254,6 +273,11 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
     )
     if progress.owners is not None:
         app._tell(partitioned(app, settings["partition"], progress.owners, len(progress.states)))
+    if batch_norms(app.model):
+        least = samples // len(progress.states) if progress.owners is None else int(np.bincount(progress.owners).min())
+        differ = progress.owners is not None and settings["partition"].goes_by_labels
+        if why := warning(min(least, settings["batch_size"]), differ, settings["batchnorm"]):
+            app._tell(Warned(about="model", why=why))
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],
@@ -263,6 +287,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         update_policy=settings["update_policy"],
         local=settings["local_rule"],
         grows=not fixed and order is None,
+        apart=apart,
     )
     states = SlotStates(
         app._run,
@@ -270,6 +295,7 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         progress.states,
         settings["codec"],
         optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient",
+        apart=bool(apart),
         averages=settings["optimizer_state"] == "averaged",
         stays=settings["optimizer_state"] == "stays",
         differences=weights_out.differences,

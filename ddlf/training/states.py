@@ -16,7 +16,7 @@ from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
-from ddlf.roles.task import CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
+from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 
 FETCH_S = 30.0
@@ -33,6 +33,7 @@ class SlotStates:
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.
         stays: Whether they stay on the workers: they do not come back with each reply.
+        apart: Whether slots keep some weights apart.
         averages: Whether each round begins with the mean of them.
         differences: Whether weights travel as differences.
         fragments: Whether they do in fragments.
@@ -54,6 +55,7 @@ class SlotStates:
         optimizers: bool,
         differences: bool,
         stays: bool = False,
+        apart: bool = False,
         averages: bool = False,
         fragments: bool = False,
         controls: bool = False,
@@ -64,9 +66,16 @@ class SlotStates:
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
-        kept = {OPTIMIZER: optimizers, RESIDUAL: codec.biased, HELD: differences, OWN: fragments, CONTROL: controls}
+        kept = {
+            OPTIMIZER: optimizers,
+            RESIDUAL: codec.biased,
+            HELD: differences,
+            OWN: fragments,
+            APART: apart,
+            CONTROL: controls,
+        }
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        back = {OPTIMIZER: optimizers and not stays, CONTROL: controls}
+        back = {OPTIMIZER: optimizers and not stays, APART: apart, CONTROL: controls}
         self.back = tuple(name for name, wanted in back.items() if wanted)
         self._averages = averages
         self.shared: SlotState = {}

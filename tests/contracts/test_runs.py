@@ -86,6 +86,10 @@ ROWS = {
     "fresh": (BOTH, {"optimizer_state": "fresh", "weights_codec": "delta:float32"}),
     "averaged": (("sync",), {"optimizer_state": "averaged", "codec": "int8"}),
     "stays": (BOTH, {"optimizer_state": "stays"}),
+    "local": (
+        ("sync",),
+        {"batchnorm": "local", "norms": frozenset(["norm/variance", "dense/bias"]), "weights_codec": "delta:int8"},
+    ),
     "float16": (BOTH, {"codec": "float16", "weights_codec": "float16"}),
     "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
     "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),

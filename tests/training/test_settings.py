@@ -74,6 +74,9 @@ WRONG = [
         dict(partition="power:1", exchange="gradient"),
         "is for local training: with exchange='gradient' there is none; leave partition at",
     ),
+    (dict(batchnorm="lokal"), "batchnorm must be 'averaged' or 'local', got 'lokal'; did you mean 'local'?"),
+    (dict(batchnorm="local", outer="streaming"), "both say which weights a slot keeps; leave one of them out"),
+    (dict(batchnorm="local", exchange="gradient"), "batchnorm='local' is for local training"),
     (dict(precision="bfloat16"), "got 'bfloat16'; did you mean 'mixed_bfloat16'?"),
     (
         dict(update_policy="rejct"),
@@ -244,6 +247,7 @@ USED_IN = {
     "exchange": "roles/keras_model.py",
     "class_weight": "data/parts.py",
     "callbacks": "app.py",
+    "batchnorm": "training/start.py",
     "partition": "training/resume.py",
     "wait_for_workers_s": "training/opening.py",
     "ui": "ui.py",

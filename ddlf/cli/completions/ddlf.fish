@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --checkpoint --checkpoint-every --codec --config --converge --evaluate-every --exchange --hosts --keep --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --config --converge --evaluate-every --exchange --hosts --keep --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -83,6 +83,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l balance -xka "equal speed" -d 'pa
 complete -c ddlf -n '_shtab_ddlf_using run' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using run' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
+complete -c ddlf -n '_shtab_ddlf_using run' -l batchnorm -xka "averaged local" -d 'weights of batch normalization: their mean for all (averaged), or of each slot its own (local)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using run' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using run' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
@@ -145,6 +146,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l balance -xka "equal speed" -d 'p
 complete -c ddlf -n '_shtab_ddlf_using demo' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l batchnorm -xka "averaged local" -d 'weights of batch normalization: their mean for all (averaged), or of each slot its own (local)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
@@ -284,6 +286,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l balance -xka "equal speed" -d 'pa
 complete -c ddlf -n '_shtab_ddlf_using env' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using env' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
+complete -c ddlf -n '_shtab_ddlf_using env' -l batchnorm -xka "averaged local" -d 'weights of batch normalization: their mean for all (averaged), or of each slot its own (local)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using env' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using env' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
@@ -338,6 +341,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l balance -xka "equal speed
 complete -c ddlf -n '_shtab_ddlf_using config show' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l batchnorm -xka "averaged local" -d 'weights of batch normalization: their mean for all (averaged), or of each slot its own (local)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l codec -x -d 'codec of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l weights-codec -x -d 'codec of weights: float32, float16, bfloat16, delta:CODEC'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l merge -x -d 'merge of updates: mean, median, trimmed:0.2, krum, geometric, clipped'
