@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MASTER_ONLY = frozenset(
     {"cluster", "model", "worker", "replica", "indices", "history", "ledger", "outer"}
     | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
-    | {"on_round", "on_event", "is_convergent"}
+    | {"on_round", "on_event", "is_convergent", "callbacks"}
 )
 """Attributes that do not travel from the master to the workers; nor do ``IApp``'s own private ones, nor does what ``load_dataset`` and
 ``create_model`` set here."""
@@ -165,7 +165,7 @@ class IApp(Settings):
         from ddlf.algorithms.weights import difference
 
         self.model.set_weights(weights)
-        metrics = self.replica.fit(worker_epochs, batch_size, list(self.callbacks))
+        metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
         return difference(weights, self.model.get_weights()), metrics
 
     def is_convergent(self, record: RoundRecord) -> Any:

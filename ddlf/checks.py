@@ -171,3 +171,44 @@ TRACKERS = Several("tensorboard", "mlflow", hint="metrics.csv is in the folder o
 SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
 CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")
+
+
+LOCAL = (
+    "worker_epochs",
+    "local_rule",
+    "balance",
+    "partition",
+    "optimizer_state",
+    "batchnorm",
+    "outer",
+    "worker_callbacks",
+)
+"""Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
+
+
+def check_gradient(values: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """Refuse what is for local training, where there is none.
+
+    Args:
+        values: Every setting as it is used, by name.
+        usual: Defaults of those in ``LOCAL``.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    for name in LOCAL:
+        if values[name] and values[name] != usual[name]:
+            raise ConfigError(
+                f"{name}={values[name]!r} is for local training: with exchange='gradient' there is none",
+                hint=f"leave out {name}, or use exchange='star'",
+            )
+    if values["worker_steps"] not in (None, 1):
+        raise ConfigError(
+            f"worker_steps={values['worker_steps']} is for local training: with exchange='gradient' a round is one step",
+            hint="leave out worker_steps, or use exchange='star'",
+        )
+    if values["precision"] == "mixed_float16":
+        raise ConfigError(
+            "precision='mixed_float16' scales the loss by what each worker sees: with exchange='gradient' they take one step",
+            hint="use precision='mixed_bfloat16', or exchange='star'",
+        )

@@ -5,7 +5,7 @@ its JSON Schema, what a checkpoint compares, ``ddlf config show`` and docs/refer
 nobody trains a day with a median that was never taken.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from pathlib import Path
@@ -18,6 +18,7 @@ from ddlf.checks import (
     CODEC,
     CONVERGE,
     FOLDER,
+    LOCAL,
     LOCAL_RULE,
     MERGE,
     NAME,
@@ -29,6 +30,7 @@ from ddlf.checks import (
     TRACKERS,
     OneOf,
     Whole,
+    check_gradient,
     page,
     seconds,
 )
@@ -256,10 +258,17 @@ class Settings:
     )
     """Classes that are not in it weigh 1. Or give ``w_train``."""
 
-    callbacks: Annotated[tuple[Any, ...] | list[Any], CALLBACKS, "Keras callbacks for fit on the workers"] = ()
-    """Make them in ``create_model``. Epochs are counted over the whole run, so that a ``LearningRateScheduler`` works; what looks at whole epochs
-    (``EarlyStopping``, ``ModelCheckpoint``) sees one worker's part and begins anew in each round: it is warned of. What they do cannot be compared
-    with a checkpoint's."""
+    callbacks: Annotated[
+        Sequence[Any], CALLBACKS, "Keras callbacks, which run on the master once an epoch, as in fit"
+    ] = ()
+    """Make them in ``create_model``. They get the metrics of all slots and of the validation data. A learning rate that they set is every slot's from
+    the next round on; ``stop_training`` ends the run. What looks at batches is for ``worker_callbacks``."""
+
+    worker_callbacks: Annotated[
+        Sequence[Any], CALLBACKS, "Keras callbacks for fit on the workers, which see batches"
+    ] = ()
+    """Make them in ``create_model``. Each round is a ``fit``, with epochs counted over the whole run. What they keep in attributes as data is the
+    slot's: it goes on from round to round, moves to another worker with the slot, and is in checkpoints."""
 
     checkpoint: Annotated[str | Path | None, FOLDER, "folder to write a checkpoint to after every round", "DIR"] = None
     """None for none, or for that of ``resume``."""
@@ -322,9 +331,6 @@ class Settings:
     it. In your own code, ``cluster.dashboard(app)`` shows the page."""
 
 
-LOCAL = ("worker_epochs", "local_rule", "balance", "partition", "optimizer_state", "batchnorm", "outer", "callbacks")
-"""Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
-
 SETTINGS: Mapping[str, Setting] = {name: Setting(*hint.__metadata__) for name, hint in Settings.__annotations__.items()}
 """Each setting by its name, in the order in which they are listed everywhere."""
 
@@ -369,7 +375,7 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                     hint=f"leave {other} out, or choose another {name}",
                 )
     if values["exchange"] == "gradient":
-        _check_gradient(values)
+        check_gradient(values, {name: SETTINGS[name].check(name, getattr(Settings, name)) for name in LOCAL})
         values["worker_steps"] = 1
     if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
         raise ConfigError(
@@ -377,28 +383,3 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
             hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
         )
     return {**values, "mode": mode}
-
-
-def _check_gradient(values: Mapping[str, Any]) -> None:
-    """Refuse what is for local training, where there is none.
-
-    Raises:
-        ConfigError: Names the setting.
-    """
-    for name in LOCAL:
-        usual = getattr(Settings, name)
-        if values[name] and values[name] != SETTINGS[name].check(name, usual):
-            raise ConfigError(
-                f"{name}={values[name]!r} is for local training: with exchange='gradient' there is none",
-                hint=f"leave {name} at {usual!r}, or use exchange='star'",
-            )
-    if values["worker_steps"] not in (None, 1):
-        raise ConfigError(
-            f"worker_steps={values['worker_steps']} is for local training: with exchange='gradient' a round is one step",
-            hint="leave out worker_steps, or use exchange='star'",
-        )
-    if values["precision"] == "mixed_float16":
-        raise ConfigError(
-            "precision='mixed_float16' scales the loss by what each worker sees: with exchange='gradient' they take one step",
-            hint="use precision='mixed_bfloat16', or exchange='star'",
-        )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlf.data.trees import leaves
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KEPT_USES = 2
 """Data sets of so many runs stay: that of this run and of the one before."""

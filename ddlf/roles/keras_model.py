@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ddlf.algorithms.weights import Weights
@@ -11,7 +11,7 @@ from ddlf.roles.callbacks import look_at_batches
 from ddlf.roles.describe import describe_optimizer
 from ddlf.roles.gradient import Gradients
 from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
-from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer
+from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
 from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.roles.task import Task
 
@@ -63,6 +63,8 @@ class KerasModel:
             model.optimizer.build(model.trainable_variables)
         self._fresh = read_optimizer(model)
         self._slot: int | None = None  # whose optimizer is in the model
+        self._rates: Sequence[Sequence[float]] = ()
+        self._first_epoch = 0
         self._told: dict[str, float] = {}
         self._names: list[str | None] | None = None
         self._step: Any = None
@@ -91,12 +93,19 @@ class KerasModel:
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
         if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
+        self._rates, self._first_epoch = task.rates, task.first_epoch
+        self._set_rates(task.first_epoch)
         reseed(model, (task.seed, task.round, task.slot))
         # A step that keeps the seed that it was compiled with is compiled again.
         if self._step is not model.train_function:
             self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
         if self._step_keeps_a_seed:
             model.train_function = None
+
+    def _set_rates(self, epoch: int) -> None:
+        """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more epochs than the round."""
+        if self._rates:
+            write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
     def left(self, task: Task) -> Weights:
         """The state of the slot's optimizer after its round."""
@@ -110,6 +119,7 @@ class KerasModel:
         callbacks: Iterable[Any],
         begin_epoch: Callable[[int], None],
         end_batch: Callable[[int, int, Any], bool],
+        begun: Callable[[], None],
     ) -> dict[str, float]:
         """Run ``Model.fit``.
 
@@ -119,20 +129,28 @@ class KerasModel:
             callbacks: Callbacks of the user.
             begin_epoch: Called with the number of each.
             end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the compiled step; whether to end.
+            begun: Called when ``on_train_begin`` of all callbacks was.
 
         Returns:
             Keras's metrics of the last epoch.
         """
         import keras
 
+        set_rates = self._set_rates
+
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch
+                set_rates(epoch)
                 begin_epoch(epoch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if end_batch(self.epoch, batch, logs):
                     self.model.stop_training = True
+
+        class Last(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_begin(self, logs: Any = None) -> None:
+                begun()
 
         model, callbacks = self._app.model, list(callbacks)
         use_fast_steps(model, callbacks, self._steps)
@@ -143,7 +161,7 @@ class KerasModel:
                 initial_epoch=epochs.start,
                 verbose=0,
                 shuffle=False,
-                callbacks=[Round(), *callbacks],
+                callbacks=[Round(), *callbacks, Last()],
             ).history
         self._told = scalars({name: values[-1] for name, values in history.items()})
         return dict(self._told)

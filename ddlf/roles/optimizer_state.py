@@ -43,6 +43,33 @@ def write_optimizer(model: Any, state: Weights) -> None:
         variable.assign(array)
 
 
+def rate_variables(model: Any) -> list[Any]:
+    """The learning rates that can be set, of the model's optimizer or of each of several; none of one that follows a schedule."""
+    return _rates_of(model.optimizer)
+
+
+def _rates_of(optimizer: Any) -> list[Any]:
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:  # of one that scales the loss
+        return _rates_of(inner)
+    if several := getattr(optimizer, "optimizers", ()):
+        return [rate for one in several for rate in _rates_of(one)]
+    rate = getattr(optimizer, "_learning_rate", None)
+    return [rate] if hasattr(rate, "assign") else []
+
+
+def read_rates(model: Any) -> list[float]:
+    """The learning rates of a model's optimizer."""
+    import keras
+
+    return [float(keras.ops.convert_to_numpy(rate)) for rate in rate_variables(model)]
+
+
+def write_rates(model: Any, rates: Sequence[float]) -> None:
+    """Set what ``read_rates`` read, of an equal model."""
+    for variable, rate in zip(rate_variables(model), rates, strict=True):
+        variable.assign(rate)
+
+
 def keeps_averages(model: Any) -> bool:
     """Whether the optimizer keeps averages of the weights, which take their place when training ends (``use_ema``)."""
     optimizer = model.optimizer

@@ -6,7 +6,6 @@ Keras lives on the worker's one compute thread: imported, built and trained ther
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import Iterable
@@ -14,21 +13,33 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ddlf.algorithms.weights import Weights, is_float
 from ddlf.data.held import HeldData, unchanging
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
 from ddlf.errors import AppError
-from ddlf.iworker import awaited
 from ddlf.roles import apart, fragments
 from ddlf.roles.build import fresh_names, ready_model
+from ddlf.roles.callbacks import CallbackStates
+from ddlf.roles.called import call, run_train
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, SlotState, Task
+from ddlf.roles.task import (
+    APART,
+    CALLBACKS,
+    CONTROL,
+    HELD,
+    OPTIMIZER,
+    OWN,
+    RESIDUAL,
+    KeptStates,
+    Reply,
+    SlotState,
+    Task,
+)
 from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
@@ -48,7 +59,7 @@ class App(Protocol):
 
     precision: str
     exchange: str
-    callbacks: Any
+    worker_callbacks: Any
     model: Any
     x_train: Any
     y_train: Any
@@ -92,6 +103,7 @@ class Replica:
         self._kept = KeptStates()
         self._model: KerasModel
         self._local: LocalSteps
+        self._callbacks: CallbackStates
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -157,6 +169,7 @@ class Replica:
             call(self.app.create_model)
         ready_model(self.app)
         self._model, self._local = KerasModel(self.app), LocalSteps(self.app.model)
+        self._callbacks = CallbackStates(self.app.worker_callbacks).checked()
         return {
             **self._model.facts(),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
@@ -211,6 +224,7 @@ class Replica:
         self._told = time.monotonic()
         state = self._kept.begin(task)
         self._model.begin(task, state.get(OPTIMIZER))
+        self._callbacks.begin(state.get(CALLBACKS))
         self.app.indices = task.indices
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
         exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
@@ -233,6 +247,7 @@ class Replica:
             OWN: own,
             APART: aside,
             CONTROL: control or [None] * len(update),
+            CALLBACKS: self._callbacks.read(),
         }
         if OPTIMIZER in task.keep:
             left[OPTIMIZER] = self._model.left(task)
@@ -304,7 +319,9 @@ class Replica:
             return self.stopping
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        return self._model.fit(feed.dataset, range(first, first + epochs), callbacks, begin_epoch, end_batch)
+        return self._model.fit(
+            feed.dataset, range(first, first + epochs), callbacks, begin_epoch, end_batch, self._callbacks.go_on()
+        )
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
         """Tell the master how far this round is.
@@ -349,47 +366,3 @@ class Replica:
     def round(self) -> int:
         """Which round this is, from 1."""
         return self._task.round + 1
-
-
-def call(function: Any, *args: Any) -> Any:
-    """Call a method of the user's app, plain or async, on this thread."""
-    result = function(*args)
-    return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
-
-
-def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
-    """Call the app's ``train``, and check what it returns.
-
-    Returns:
-        The update, and the metrics.
-
-    Raises:
-        AppError: It returned something else.
-    """
-    outcome = call(app.train, weights, epochs, batch_size)
-    with_metrics = isinstance(outcome, tuple) and len(outcome) == 2 and not isinstance(outcome[1], np.ndarray)
-    update, metrics = outcome if with_metrics else (outcome, {})
-    try:
-        if not isinstance(update, list | tuple):
-            raise TypeError
-        arrays = [np.asarray(array) for array in update]
-    except (TypeError, ValueError):
-        raise AppError(
-            f"train returned a {type(outcome).__name__}" + (f" with a {type(update).__name__} first" * with_metrics),
-            hint="return the update, weights before minus weights after, as a list of arrays; or (update, metrics)",
-        ) from None
-    told = scalars(metrics)
-    for place, weight in enumerate(weights if len(arrays) == len(weights) else ()):
-        if arrays[place].shape != weight.shape:
-            raise AppError(
-                f"{type(app).__name__}.train returned an array of shape {arrays[place].shape} for weight {place + 1} of shape {weight.shape}",
-                hint="return weights before minus weights after, in the order of model.weights",
-            )
-    if len(arrays) != len(weights):
-        raise AppError(
-            f"{type(app).__name__}.train returned {len(arrays)} arrays for {len(weights)} weights",
-            hint="return weights before minus weights after, one array for each of model.weights",
-        )
-    # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
-    pairs = zip(arrays, weights, strict=True)
-    return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told

@@ -33,6 +33,8 @@ CONTROL = "control"
 """Control of the slot, for each trained weight, of local rules that have one (``algorithms/local.py``)."""
 APART = "apart"
 """Weights that the slot keeps apart from the others' (``Task.apart``); None in the place of each of the others."""
+CALLBACKS = "callbacks"
+"""What the slot's ``worker_callbacks`` keep in themselves."""
 HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
@@ -53,6 +55,7 @@ class Task:
         weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
         version: Merges that they are the result of.
         codec: Name of the codec of the update.
+        rates: For each local epoch the learning rates of the optimizer, or of each of several; empty if nothing on the master has set them.
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
@@ -77,6 +80,7 @@ class Task:
     weights: Any
     version: int
     codec: str = "float32"
+    rates: Sequence[Sequence[float]] = ()
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None

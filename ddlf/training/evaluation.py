@@ -39,6 +39,7 @@ def evaluate(
     batch_size: int = EVALUATION_BATCH,
     *,
     moved: Moved | None = None,
+    callbacks: Any = None,
 ) -> dict[str, float]:
     """Evaluate the app's model on its test data, with the given weights or those that it has.
 
@@ -48,12 +49,13 @@ def evaluate(
         part: ``"test"`` or ``"val"``.
         batch_size: Samples in a batch.
         moved: Told a few times a second, on any thread.
+        callbacks: Keras's ``CallbackList`` of ``fit``, which is told instead, if there is one.
     """
     if weights is not None:
         app.model.set_weights(weights)
     feed = _feed(app, part, batch_size)
-    callbacks = [] if moved is None else [_telling(moved, batch_size)]
-    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks))
+    telling = [] if moved is None else [_telling(moved, batch_size)]
+    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
 
 
 def _telling(moved: Moved, batch_size: int) -> Any:
@@ -75,18 +77,22 @@ def _telling(moved: Moved, batch_size: int) -> Any:
     return Telling()
 
 
-def validate(app: Any, weights: list[Any], batch_size: int, *, moved: Moved | None = None) -> dict[str, float]:
+def validate(
+    app: Any, weights: list[Any], batch_size: int, callbacks: Any = None, *, moved: Moved | None = None
+) -> dict[str, float]:
     """What ``fit`` would say of its validation data after an epoch: metrics that begin with ``val_``; none without such data.
 
     Args:
         app: The user's ``IApp``.
         weights: After the round.
         batch_size: As in training, which is what ``fit`` takes.
+        callbacks: As in ``evaluate``.
         moved: As in ``evaluate``.
     """
     if not has(app, "val"):
         return {}
-    return {f"val_{name}": value for name, value in evaluate(app, weights, "val", batch_size, moved=moved).items()}
+    found = evaluate(app, weights, "val", batch_size, moved=moved, callbacks=callbacks)
+    return {f"val_{name}": value for name, value in found.items()}
 
 
 def _feed(app: Any, part: str, batch_size: int) -> Feed:

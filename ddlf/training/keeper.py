@@ -62,11 +62,16 @@ class Keeper:
         """
         return asyncio.ensure_future(self._keep(progress, states.all())) if self.is_due(progress.version) else None
 
-    async def last(self, progress: Progress) -> None:
-        """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go."""
+    async def last(self, progress: Progress, *, again: bool = False) -> None:
+        """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go.
+
+        Args:
+            progress: Progress as it is now.
+            again: Whether the weights have changed since the last merge.
+        """
         try:
             await self.finish()
-            if self._saved != (progress.version, progress.converged) or self._changed(progress.records):
+            if again or self._saved != (progress.version, progress.converged) or self._changed(progress.records):
                 await self._keep(progress)
                 await self.finish()
         finally:

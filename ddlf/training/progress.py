@@ -8,6 +8,7 @@ into slots after that, so every epoch has every sample once, and a round of one 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -71,6 +72,10 @@ class Progress:
         settings: Settings of the run that has come to this.
         compiled: The optimizer of the master's model, described; not stored.
         owners: Whose each sample is in the whole run; None if parts are cut anew in each round. Not stored: it follows from the settings.
+        rates: Learning rates of the optimizer for each local epoch of the round that begins, if callbacks have set them; behind it those of now.
+        callbacks: What callbacks on the master keep, as ``CallbackStates`` gives it; None if they begin anew.
+        begun: Epochs of which callbacks were told that they begin.
+        told: Records that were among the metrics of an epoch that callbacks were told of; None if that does not matter.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
         dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
         records: Records of all rounds so far.
@@ -96,6 +101,10 @@ class Progress:
     settings: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
     owners: Owners | None = None
+    rates: list[list[float]] = field(default_factory=list)
+    callbacks: list[Any] | None = None
+    begun: int = 0
+    told: int | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
@@ -216,6 +225,19 @@ class Progress:
         return max(self.slot_rounds, default=self.round)
 
     @property
+    def epochs_done(self) -> int:
+        """Local epochs that are over: how often all samples were trained on, in asynchronous training by all slots together."""
+        rounds = self.slot_rounds or [self.round]
+        done = sum(self.starts[number] * self.samples + self.offsets[number] for number in rounds)
+        return done // (self.samples * len(rounds))
+
+    @property
+    def next_epochs(self) -> range:
+        """The numbers of the epochs that come next: those of a round."""
+        done = self.epochs_done
+        return range(done, self.starts[min(bisect.bisect_right(self.starts, done), len(self.epochs))])
+
+    @property
     def is_complete(self) -> bool:
         """Whether every slot has done all that is planned."""
         return min(self.slot_rounds, default=self.round) >= len(self.epochs)
@@ -241,6 +263,7 @@ class Progress:
             },
             "ledger": {"counts": self.ledger.counts},
             **{KEPT + name: _numbered(group) for name, group in self.state.items()},
+            **({} if self.callbacks is None else {"callbacks": _numbered(self.callbacks)}),
         }
         facts = {
             "settings": dict(self.settings),
@@ -254,6 +277,7 @@ class Progress:
             "converged": self.converged,
             "speeds": list(self.speeds),
             "dropped": [[*which, worker] for which, worker in self.dropped.items()],
+            **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
         }
         return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
 
@@ -293,6 +317,10 @@ class Progress:
                 }
                 for slot, groups in enumerate(facts["states"])
             ],
+            rates=facts.get("rates", []),
+            callbacks=list(arrays["callbacks"].values()) if "callbacks" in arrays else None,
+            begun=facts.get("begun", 0),
+            told=facts.get("told"),
             speeds=list(facts["speeds"]) or [None] * len(facts["states"]),
             settings=dict(facts["settings"]),
             dropped={(slot, number): worker for slot, number, worker in facts.get("dropped", ())},

@@ -24,6 +24,7 @@ from ddlf.history import metrics
 from ddlf.iworker import awaited
 from ddlf.record import RoundRecord
 from ddlf.settings import SETTINGS
+from ddlf.training.callbacks import Callbacks
 from ddlf.training.evaluation import evaluate, measured, validate
 
 
@@ -48,27 +49,31 @@ class Reporter:
         app: The user's ``IApp``.
         records: Records of the run; the one that is reported is in it, and gets its test there.
         batch_size: Batch size of the evaluation of validation data, as in ``fit``.
+        callbacks: The user's Keras callbacks on the master, if there are any.
 
     Attributes:
         is_testing: Whether a record waits for its test.
         converged: Whether ``is_convergent`` has said so.
     """
 
-    def __init__(self, app: Any, records: list[RoundRecord], batch_size: int) -> None:
+    def __init__(
+        self, app: Any, records: list[RoundRecord], batch_size: int, callbacks: Callbacks | None = None
+    ) -> None:
         self._app = app
         self._records = records
         self._batch_size = batch_size
+        self._callbacks = callbacks
         self._turn = asyncio.Lock()  # fair: first come, first served
         self._tasks: set[asyncio.Task[bool]] = set()
         self.is_testing = False
         self.converged = False
 
-    def report(self, weights: Weights, *, validate: bool, last: bool) -> asyncio.Task[bool]:
-        """Begin to report the newest record.
+    async def report(self, weights: Weights, *, validate: bool, last: bool) -> asyncio.Task[bool]:
+        """Begin to report the newest record; at the end of an epoch that callbacks are told of, report it.
 
         Args:
             weights: Global ones after it.
-            validate: Whether validation data is evaluated, if there is any.
+            validate: Whether an epoch is over, so that validation data is evaluated, if there is any.
             last: Whether it is the run's last one, whose weights are tested whatever its number.
 
         Returns:
@@ -79,9 +84,12 @@ class Reporter:
         tested = bool(every) and (last or self._records[place].version % every == 0)
         validated = validate and has(self._app, "val")
         self.is_testing = self.is_testing or tested or validated
-        task = asyncio.get_running_loop().create_task(self._report(place, weights, validated, tested))
+        callbacks = self._callbacks if validate else None
+        task = asyncio.get_running_loop().create_task(self._report(place, weights, validated, tested, callbacks))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if callbacks is not None:
+            await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
         return task
 
     async def close(self) -> None:
@@ -91,15 +99,23 @@ class Reporter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _report(self, place: int, weights: Weights, validated: bool, tested: bool) -> bool:
+    async def _report(
+        self, place: int, weights: Weights, validated: bool, tested: bool, callbacks: Callbacks | None
+    ) -> bool:
         app = self._app
         async with self._turn:
             record = self._records[place]
-            if validated or tested:
+            if validated or tested or callbacks is not None:
                 app._weights = None  # nobody sets others meanwhile
+                if callbacks is not None:
+                    await callbacks.show()
                 if validated:
-                    more = await measured(validate, app, weights, self._batch_size)
-                    record = dataclasses.replace(record, metrics=record.metrics | more)
+                    told = None if callbacks is None else callbacks.for_tests()
+                    more = await measured(validate, app, weights, self._batch_size, told)
+                    self._records[place] = record = dataclasses.replace(record, metrics=record.metrics | more)
+                if callbacks is not None:
+                    self._records[place] = record = await callbacks.end_epoch()
+                    weights = callbacks.weights
                 if tested:
                     record = dataclasses.replace(record, test=await measured(evaluate, app, weights))
                 self._records[place] = record
@@ -111,7 +127,11 @@ class Reporter:
             self.converged = (
                 self.converged or bool(await awaited(app.is_convergent(record))) or self._is_reached(record)
             )
-            return self.converged or bool(app._stop)
+            self.converged = self.converged or (callbacks is not None and callbacks.stopped)
+            is_over = self.converged or bool(app._stop)
+            if callbacks is not None and not is_over:
+                await callbacks.begin_epoch()
+            return is_over
 
     def _is_reached(self, record: RoundRecord) -> bool:
         """Whether the setting ``converge`` says, of the last record's history, that training can stop."""

@@ -232,6 +232,8 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
         weights=app.model.get_weights(),  # the user may have set others
         converged=False,
         state=before.state if same else {},
+        callbacks=None,  # they begin anew, as in another fit
+        begun=0,
         states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
     )
 

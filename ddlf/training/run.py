@@ -203,7 +203,7 @@ class Run:
             if self._arrivals is None
             else progress.version % progress.updates_of_epoch(last) == 0
         )
-        reporting = self._reporter.report(
+        reporting = await self._reporter.report(
             weights,
             validate=validate,
             last=progress.is_complete,
@@ -241,8 +241,8 @@ class Run:
         finally:
             await self._reporter.close()
 
-    async def keep_last(self) -> None:
-        """Fetch what workers still hold of slots, and write what is not written yet."""
+    async def keep_last(self, *, again: bool = False) -> None:
+        """Fetch what workers still hold of slots, and write what is not written yet, or all of it again."""
         try:
             self.progress.states = await self._exchange.states.all()
         finally:
@@ -250,7 +250,7 @@ class Run:
                 await self._exchange.states.close()
             finally:
                 if self._keeper is not None:
-                    await self._keeper.last(self.progress)
+                    await self._keeper.last(self.progress, again=again)
 
     # -- for its parts ---------------------------------------------------------------------------------------------------
 
@@ -276,6 +276,7 @@ class Run:
             control=control,
             apart=self.facts.apart,
             before=progress.preceding(slot, number),
+            rates=progress.rates,
         )
 
     async def carry(

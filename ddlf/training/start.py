@@ -15,17 +15,18 @@ import numpy as np
 
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.weights import digest, is_float_type
-from ddlf.errors import AppError, ConfigError, LeaseError
+from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
-from ddlf.roles import callbacks
 from ddlf.roles.apart import batch_norms, warning
+from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
+from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_exchange, check_slots, check_together
 from ddlf.training.evaluation import check_test_data, to_its_end
@@ -101,7 +102,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         if settings["exchange"] == "gradient":
             check_model(app)
             algorithm = dataclasses.replace(algorithm, outer=Step(app.model))
-        for sentence in callbacks.warnings(app.callbacks):
+        callbacks = Callbacks(app, settings) if app.callbacks else None
+        for sentence in warnings(app.worker_callbacks):
             app._tell(Warned(about="callback", why=sentence))
         for weight in may_count(app.model):
             why = (
@@ -111,7 +113,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             app._tell(Warned(about="model", why=why))
         check_test_data(app)
         check_convergence(app)
-        run = await _run(app, samples, crew, settings, fresh, order)
+        run = await _run(app, samples, crew, settings, fresh, order, callbacks)
         progress = app._progress = run.progress
         before = len(progress.records)
         app.ledger = progress.ledger
@@ -122,9 +124,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 asked = progress.asked if progress.converged else progress.starts[-1]
                 app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
-                with contextlib.suppress(Ended):
-                    await algorithm.train(run)
-                await run.finish()
+                await _train(run, algorithm, callbacks)
             if run.replay is not None and run.replay.next is None:
                 same = digest(progress.weights) == order.weights if order and order.weights else None
                 app._tell(Replayed(path=str(settings["replay"]), updates=run.replay.place, same=same))
@@ -136,9 +136,28 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app._stop = app._weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
+                final = callbacks.final if callbacks is not None else None
                 stepped = [progress.state.get("outer")] if settings["exchange"] == "gradient" else progress.optimizers
-                app.model.set_weights(final_weights(app.model, progress.weights, stepped))
-                await to_its_end(run.keep_last())
+                app.model.set_weights(final or final_weights(app.model, progress.weights, stepped))
+                await to_its_end(run.keep_last(again=final is not None))
+
+
+async def _train(run: Run, algorithm: Any, callbacks: Callbacks | None) -> None:
+    """Let the algorithm go, between the beginning and the end of the callbacks."""
+    if callbacks is not None:
+        run.state.setdefault("outer", algorithm.outer.init(run.weights))  # what they set is to be found in it
+        await callbacks.begin(run.progress)
+    try:
+        await algorithm.train(run)
+    except Ended:
+        pass
+    except BadUpdate as error:
+        if callbacks is None or not callbacks.terminate(error):
+            raise
+        run.progress.converged = True
+    await run.finish()
+    if callbacks is not None:
+        await callbacks.end(whole=run.converged or run.progress.converged or run.progress.is_complete)
 
 
 def order_of(app: Any, settings: dict[str, Any]) -> Order:
@@ -235,7 +254,15 @@ def _apart(app: Any, settings: dict[str, Any]) -> tuple[int, ...]:
     return found
 
 
-async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fresh: bool, order: Order | None) -> Run:
+async def _run(
+    app: Any,
+    samples: int,
+    crew: Crew,
+    settings: dict[str, Any],
+    fresh: bool,
+    order: Order | None,
+    callbacks: Callbacks | None,
+) -> Run:
     for weight in app.model.trainable_weights:
         if not is_float_type(np.dtype(weight.dtype)):
             raise AppError(
@@ -301,8 +328,9 @@ async def _run(app: Any, samples: int, crew: Crew, settings: dict[str, Any], fre
         differences=weights_out.differences,
         fragments=fragments,
         controls=settings["local_rule"].steers,
+        callbacks=bool(app.worker_callbacks),
     )
-    reporter = Reporter(app, progress.records, settings["batch_size"])
+    reporter = Reporter(app, progress.records, settings["batch_size"], callbacks)
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
     run = Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)
     run.replay = None if order is None else Replay(order=order)

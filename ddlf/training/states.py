@@ -16,7 +16,7 @@ from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
-from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
+from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 
 FETCH_S = 30.0
@@ -38,6 +38,7 @@ class SlotStates:
         differences: Whether weights travel as differences.
         fragments: Whether they do in fragments.
         controls: Whether slots have controls, by the local rule.
+        callbacks: Whether there are callbacks on the workers.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
@@ -59,6 +60,7 @@ class SlotStates:
         averages: bool = False,
         fragments: bool = False,
         controls: bool = False,
+        callbacks: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
@@ -68,6 +70,7 @@ class SlotStates:
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
         kept = {
             OPTIMIZER: optimizers,
+            CALLBACKS: callbacks,
             RESIDUAL: codec.biased,
             HELD: differences,
             OWN: fragments,
@@ -75,7 +78,7 @@ class SlotStates:
             CONTROL: controls,
         }
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        back = {OPTIMIZER: optimizers and not stays, APART: apart, CONTROL: controls}
+        back = {OPTIMIZER: optimizers and not stays, APART: apart, CALLBACKS: callbacks, CONTROL: controls}
         self.back = tuple(name for name, wanted in back.items() if wanted)
         self._averages = averages
         self.shared: SlotState = {}

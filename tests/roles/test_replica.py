@@ -1,6 +1,7 @@
 """The worker's side of a round: still plain ``fit``, and nothing that depends on who carries a slot."""
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,7 +214,7 @@ def test_stop_ends_local_training_at_the_next_batch(make_replica):
                 replica.stopping = True
 
     seen = []
-    replica = make_replica(callbacks=[StopAtThird()])
+    replica = make_replica(worker_callbacks=[StopAtThird()])
     reply = replica.carry(task(replica, epochs=50))
     assert reply.stopped is True
     assert len(seen) <= 4
@@ -229,9 +230,45 @@ def test_callbacks_of_the_app_see_every_batch(make_replica):
             self.batches += 1
 
     count = Count()
-    replica = make_replica(callbacks=[count])
+    replica = make_replica(worker_callbacks=[count])
     replica.carry(task(replica))
     assert count.batches == 13
+
+
+def test_callbacks_on_a_worker_keep_what_is_the_slots_over_rounds_and_moves(make_replica):
+    import keras
+
+    class Counts(keras.callbacks.Callback):
+        epochs = 0
+
+        def on_train_begin(self, logs=None):
+            self.epochs = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += 1
+            told.append((epoch, self.epochs))
+
+    told = []
+    here, there = make_replica(worker_callbacks=[Counts()]), make_replica(worker_callbacks=[Counts()])
+    keeps = {"keep": ("callbacks",), "back": ("callbacks",)}
+    first = here.carry(replace(task(here, epochs=2), **keeps))
+    here.carry(replace(task(here, slot=1), **keeps))  # another slot begins with nothing
+    here.carry(replace(task(here, round=1, epochs=2), **keeps))
+    there.carry(replace(task(there, round=1, epochs=2), state=first.state, **keeps))
+    assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
+
+
+def test_learning_rates_that_the_master_has_set_are_those_of_the_epochs(make_replica):
+    replica = make_replica()
+    weights = replica.app.model.get_weights()
+
+    def trained(epochs, rates):
+        reply = replica.carry(replace(task(replica, weights=weights, epochs=epochs), rates=rates))
+        return arrays(reply, weights)
+
+    assert max(np.abs(array).max() for array in trained(2, [[0.0], [0.0]])) == 0
+    assert equal(trained(2, [[0.05], [0.0]]), trained(1, [[0.05]]))
+    assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.05)
 
 
 def test_a_custom_train_step_runs(make_replica):
@@ -299,7 +336,7 @@ def test_epochs_are_counted_over_the_whole_run_so_that_a_schedule_of_the_rate_is
         seen.append((epoch, round(float(rate), 6)))
         return 0.1 * 0.5**epoch
 
-    replica = make_replica(callbacks=[keras.callbacks.LearningRateScheduler(halved)])
+    replica = make_replica(worker_callbacks=[keras.callbacks.LearningRateScheduler(halved)])
     for number in range(3):
         replica.carry(task(replica, round=number, epochs=2))
     assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]

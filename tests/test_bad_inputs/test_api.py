@@ -479,7 +479,7 @@ async def test_B58_a_callback_that_raises_ends_training_with_its_own_line_and_th
                     raise ArithmeticError("my callback")
 
             await super().create_model()
-            self.callbacks = [Callback()]
+            self.worker_callbacks = [Callback()]
 
     with pytest.raises(DDLFError, match="ArithmeticError: my callback") as refused:
         await Raising(two_workers).train_sync(master_epochs=1)

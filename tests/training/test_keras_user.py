@@ -97,12 +97,12 @@ async def test_callbacks_that_mean_something_else_on_a_worker_are_warned_of_by_n
             import keras
 
             await super().create_model()
-            self.callbacks = [keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.TerminateOnNaN()]
+            self.worker_callbacks = [keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.TerminateOnNaN()]
 
     await Stops(one_worker).train_sync(1)
     warned = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert warned == [
-        "callback  WARNING EarlyStopping sees one worker's part only, and begins anew in each round; instead, write is_convergent"
+        "callback  WARNING EarlyStopping sees one worker's part only; put it into callbacks, which run on the master"
     ]
 
 

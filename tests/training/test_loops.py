@@ -375,7 +375,7 @@ async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
             import keras
 
             await super().create_model()
-            self.callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.stop(epoch))]
+            self.worker_callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.stop(epoch))]
 
         def stop(self, epoch):
             self.model.stop_training = epoch == 1

@@ -96,6 +96,7 @@ WRONG = [
     (dict(wait_for_workers_s=float("nan")), "wait_for_workers_s must be a number of seconds, 0 or more, got nan"),
     (dict(wait_for_workers_s="60"), "wait_for_workers_s must be a number of seconds, 0 or more, got '60'"),
     (dict(callbacks=None), "callbacks must be a list of Keras callbacks, got None"),
+    (dict(worker_callbacks=len), "worker_callbacks must be a list of Keras callbacks, got <built-in function len>"),
     (
         dict(class_weight=[1.0, 2.0]),
         "class_weight must be a dict of a weight for each class's number, or None, got [1.0",
@@ -173,7 +174,7 @@ async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
     "attributes",
     [
         *(dict(worker_epochs=2), dict(worker_steps=2), dict(optimizer_state="fresh"), dict(balance="speed")),
-        *(dict(outer="nesterov"), dict(callbacks=["one"]), dict(precision="mixed_float16")),
+        *(dict(outer="nesterov"), dict(worker_callbacks=["one"]), dict(precision="mixed_float16")),
     ],
     ids=str,
 )
@@ -246,9 +247,10 @@ USED_IN = {
     "precision": "roles/replica.py",
     "exchange": "roles/keras_model.py",
     "class_weight": "data/parts.py",
-    "callbacks": "app.py",
     "batchnorm": "training/start.py",
     "partition": "training/resume.py",
+    "callbacks": "training/callbacks.py",
+    "worker_callbacks": "app.py",
     "wait_for_workers_s": "training/opening.py",
     "ui": "ui.py",
     "echo": "app.py",

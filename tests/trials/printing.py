@@ -50,7 +50,7 @@ class Printing(ddlf.IApp):
         app, batches = self, -(-self.samples // BATCH)
         self.model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(1, activation="sigmoid")])
         self.model.compile("sgd", "binary_crossentropy")
-        self.callbacks = [Lines()]
+        self.worker_callbacks = [Lines()]
         self.own = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w", closefd=False)), line_buffering=True)
 
     def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:

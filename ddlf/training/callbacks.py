@@ -1,0 +1,274 @@
+"""The user's Keras callbacks on the master, where they see all slots together. Runs on the master, Keras's part on a thread.
+
+What ``fit`` would call is called here: ``on_epoch_end`` as often as all samples were trained on, before the hooks, with the metrics of the record and
+those of the validation data, and ``on_epoch_begin`` behind the hooks. Nothing that depends on it begins before: neither the next round nor the
+checkpoint. The model has the merged weights then, and its optimizer the state of the first slot's.
+
+A round of several epochs has one ``on_epoch_end``, that of its last; ``on_epoch_begin`` is called for each of them before the round, since it may
+set the learning rate of each.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import BadUpdate
+from ddlf.events import Warned
+from ddlf.record import RoundRecord
+from ddlf.roles.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
+from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.metrics import scalars
+from ddlf.roles.optimizer_state import (
+    final_weights,
+    rate_variables,
+    read_optimizer,
+    read_rates,
+    write_optimizer,
+    write_rates,
+)
+from ddlf.roles.task import OPTIMIZER
+from ddlf.training.evaluation import compute
+from ddlf.training.progress import Progress
+
+
+class Callbacks:
+    """The callbacks of one run.
+
+    Args:
+        app: The user's ``IApp``, with its model.
+        settings: Every setting as it is used, by name.
+
+    Attributes:
+        final: The weights that ``on_train_end`` has put in the place of the last ones; None if it has not.
+
+    Raises:
+        AppError: One of them cannot do on the master what it is to do.
+    """
+
+    def __init__(self, app: Any, settings: dict[str, Any]) -> None:
+        check(app)
+        for why in warnings_of_master(app):
+            app._tell(Warned(about="callback", why=why))
+        self.final: Weights | None = None
+        self._app = app
+        self._batch_size = settings["batch_size"]
+        self._steps = settings["exchange"] == "gradient"  # with the optimizer here
+        self._model = app.model  # not asked for later: it would be given each round's weights
+        self._keeps = app.checkpoint is not None or app.resume is not None
+        self._logs: dict[str, Any] = {}
+        self._progress: Progress
+        self._list: Any
+        self._states: CallbackStates
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one of them has set ``stop_training``."""
+        return bool(self._model.stop_training)
+
+    @property
+    def weights(self) -> Weights:
+        """The global weights, as they have left them."""
+        return self._progress.weights
+
+    def for_tests(self) -> Any:
+        """What ``evaluate`` takes as callbacks, if one of them looks at how validation data is evaluated."""
+        return self._list if look_at_tests(self._list.callbacks) else None
+
+    async def begin(self, progress: Progress) -> None:
+        """Call ``on_train_begin``, and have them keep what a checkpoint says that they kept.
+
+        Args:
+            progress: Progress that the run goes on from; weights and learning rates in it become what they set.
+        """
+        self._progress = progress
+        for name in await compute(self._begin):
+            why = f"the checkpoint has what a {name} kept, but none is in callbacks now"
+            self._app._tell(Warned(about="callback", why=why))
+
+    async def show(self) -> None:
+        """Give the model, for who looks at it, the weights of now and the state of the first slot's optimizer."""
+        await compute(self._show)
+
+    async def end_epoch(self) -> RoundRecord:
+        """Call ``on_epoch_end`` for what was trained since the last one.
+
+        Returns:
+            The newest record, with what they have added to its metrics.
+        """
+        record: RoundRecord = await compute(self._end_epoch)
+        return record
+
+    async def begin_epoch(self) -> None:
+        """Call ``on_epoch_begin`` for each epoch of the next round, or of that which is to come next in asynchronous training."""
+        await compute(self._begin_epoch)
+
+    async def end(self, *, whole: bool) -> None:
+        """Call ``on_train_end``.
+
+        Args:
+            whole: Whether the run has come to its end, and not been stopped: then the weights that they set are what a longer one goes on from.
+        """
+        await compute(self._end, whole)
+
+    def terminate(self, error: BadUpdate) -> bool:
+        """Whether an update that cannot be used ends the run as a loss that is NaN does in ``fit``."""
+        import keras
+
+        kinds = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
+        if not kinds or any(getattr(one, "raise_error", False) for one in kinds) or not error.count:
+            return False
+        self._app._tell(Warned(about="callback", why=f"TerminateOnNaN ends the run: {error.message}"))
+        return True
+
+    # -- on the thread of Keras -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> list[str]:
+        import keras
+
+        model, progress, app = self._model, self._progress, self._app
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if progress.rates:
+            write_rates(model, progress.rates[-1])
+        elif rate_variables(model) and app._optimizer.items() - describe_optimizer(model.optimizer).items():
+            progress.rates = [read_rates(model)]  # set since the model was made, as by a training before
+        resumed = progress.callbacks is not None
+        callbacks = list(app.callbacks)
+        for callback in callbacks:
+            if resumed and isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True  # its file goes on, too
+        self._list = keras.callbacks.CallbackList(
+            callbacks,
+            model=model,
+            verbose=int(app.verbose),
+            epochs=progress.starts[-1],
+            steps=-(-len(progress.ledger.counts) // len(progress.states) // self._batch_size),
+        )
+        self._show()
+        model.stop_training, model._initial_epoch = False, None
+        before = self._now()
+        self._list.on_train_begin()
+        self._states = CallbackStates(callbacks)
+        missing = [] if progress.callbacks is None else self._states.write(progress.callbacks)
+        self._go_on_from(model._initial_epoch or 0)
+        self._take(before)
+        if progress.told is None:
+            progress.told = len(progress.records)
+        if progress.begun <= progress.epochs_done:
+            self._begin_epoch()
+        model.stop_training = False
+        return missing
+
+    def _go_on_from(self, epoch: int) -> None:
+        """Leave out the rounds before an epoch, if ``BackupAndRestore`` has brought the model back to where it begins."""
+        progress, model = self._progress, self._model
+        model._initial_epoch = None
+        if not epoch or progress.version:
+            return
+        # The first round of the epoch, or that which the epoch is in.
+        begun = progress.starts[bisect.bisect_right(progress.starts, epoch) - 1]
+        progress.round = bisect.bisect_left(progress.starts, begun)
+        progress.version = progress.merges = progress.round * (
+            1 if progress.settings["mode"] == "sync" else len(progress.states)
+        )
+        if self._app.optimizer_state != "fresh" and not self._steps and (state := read_optimizer(model)):
+            progress.states[:] = [{OPTIMIZER: state} for _ in progress.states]
+
+    def _begin_epoch(self) -> None:
+        progress, before = self._progress, self._now()
+        rates = []
+        for epoch in progress.next_epochs:
+            self._list.on_epoch_begin(epoch)
+            rates.append(read_rates(self._model))
+        progress.begun = progress.next_epochs.stop
+        self._take(before, rates)
+
+    def _show(self) -> None:
+        model, progress = self._model, self._progress
+        model.set_weights(progress.weights)
+        shapes = [] if model.optimizer is None else [tuple(variable.shape) for variable in model.optimizer.variables]
+        state = next((state for state in self._optimizers if state), None)
+        # The workers' has more variables than this one where it scales the loss, for mixed_float16.
+        if state is not None and [np.shape(array) for array in state] == shapes:
+            write_optimizer(model, state)
+        if progress.rates:
+            write_rates(model, progress.rates[-1])
+
+    def _end_epoch(self) -> RoundRecord:
+        import keras
+
+        progress = self._progress
+        self._show()
+        before, record = self._now(), progress.records[-1]
+        merged = merged_metrics(progress.records[progress.told :] or [record])
+        logs = self._logs = dict(merged)
+        for callback in self._list.callbacks:
+            if isinstance(callback, keras.callbacks.TerminateOnNaN):
+                callback.on_batch_end(self._list.params["steps"] - 1, logs)
+        for callback in self._list.callbacks:
+            callback.on_epoch_end(progress.epochs_done - 1, logs)
+        progress.told = len(progress.records)
+        self._take(before)
+        added = {name: value for name, value in logs.items() if name not in merged and isinstance(value, int | float)}
+        return dataclasses.replace(record, metrics={**record.metrics, **scalars(added)})
+
+    def _end(self, whole: bool) -> None:
+        import keras
+
+        model, progress = self._model, self._progress
+        self._show()
+        before = final_weights(model, progress.weights, self._optimizers)
+        model.set_weights(before)
+        for callback in self._list.callbacks:
+            if not whole and isinstance(callback, keras.callbacks.BackupAndRestore):
+                callback.delete_checkpoint = False  # what was stopped goes on from it
+        self._list.on_train_end(self._logs)
+        after = model.get_weights()
+        if differ(before, after):
+            self.final = after
+            progress.weights = after if whole else progress.weights
+        progress.compiled = describe_optimizer(model.optimizer)
+
+    @property
+    def _optimizers(self) -> Sequence[Weights | None]:
+        return [self._progress.state.get("outer")] if self._steps else self._progress.optimizers
+
+    def _now(self) -> tuple[Weights, list[float]]:
+        return self._model.get_weights(), read_rates(self._model)
+
+    def _take(self, before: tuple[Weights, list[float]], rates: Sequence[list[float]] = ()) -> None:
+        """Have the run go on with what they have changed, and keep what a checkpoint is to have of them."""
+        progress, (weights, rate) = self._progress, before
+        after, now = self._now()
+        if differ(weights, after):
+            progress.weights = after
+        rates = rates or [now]
+        if progress.rates or any(one != rate for one in rates):
+            progress.rates = list(rates)
+        if self._steps:
+            progress.state["outer"] = read_optimizer(self._model)
+        if self._keeps:
+            progress.callbacks = self._states.read()
+        progress.compiled = describe_optimizer(self._model.optimizer)
+
+
+def merged_metrics(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """The metrics of several records as one, weighted by samples; of one as they are."""
+    if len(records) == 1:
+        return dict(records[0].metrics)
+    found = {}
+    for name in dict.fromkeys(name for record in records for name in record.metrics):
+        told = [(record.metrics[name], record.samples) for record in records if name in record.metrics]
+        found[name] = sum(value * samples for value, samples in told) / sum(samples for _, samples in told)
+    return found
+
+
+def differ(one: Weights, other: Weights) -> bool:
+    """Whether any of the weights have changed; NaN is equal to itself."""
+    return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
