@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import ddlf
+from ddlf.algorithms.named import Family
 from ddlf.cli import main, worker
 from ddlf.config.models import ClusterConfig
 from ddlf.settings import SETTINGS
@@ -66,6 +68,26 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
     }
     wanted = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
     assert wanted - named == set()
+
+
+def rows(page, heading):
+    """The names in the first column of the tables below a heading."""
+    part = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return {name for cell in re.findall(r"^\| (`.*?) \|", part, re.M) for name in re.findall(r"`([\w-]+)`", cell)}
+
+
+def test_the_page_of_the_algorithms_has_every_rule_and_its_files_and_tests():
+    page = (ROOT / "docs/algorithms.md").read_text()
+    families = runpy.run_path(str(ROOT / "docs/reference"))["FAMILIES"]
+    wanted = {name: set(family.names) for name, (_, family) in families.items() if isinstance(family, Family)}
+    assert {name: rows(page, name) for name in wanted} == wanted
+    below = {path.name for path in [*(ROOT / "ddlf").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]}
+    assert {file.rpartition("/")[2] for file in re.findall(r"`([\w/]+\.py)`", page)} <= below
+    for name, (_, family) in families.items():
+        if isinstance(family, Family):
+            part = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
+            homes = {type(family.read(rule)).__module__.rpartition(".")[2] + ".py" for rule in family.names}
+            assert homes <= {file.rpartition("/")[2] for file in re.findall(r"`([\w/]+\.py)`", part)}, name
 
 
 CELLS = """

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ddlf.algorithms.codec import TopK
+from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import Streaming
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.settings import SETTINGS
@@ -20,6 +22,9 @@ from ddlf.settings import SETTINGS
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
 """How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
+
+FEW = 0.2
+"""Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
 
 
 def check_app(app: Any) -> None:
@@ -43,6 +48,12 @@ def check_together(settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: Two do not.
     """
+    merge, codec = settings["merge"], settings["codec"]
+    if isinstance(merge, Median | TrimmedMean) and isinstance(codec, TopK) and codec.fraction < FEW:
+        raise ConfigError(
+            f"merge={str(merge)!r} looks at each coordinate, and codec={codec.name!r} sends so few that most slots send nothing there",
+            hint=f"use topk:{FEW} or more, another codec such as int4-block, or a merge of whole updates such as geometric",
+        )
     outer, weights = settings["outer"], settings["weights_codec"]
     if settings["optimizer_state"] == "averaged" and settings["mode"] == "async":
         raise ConfigError(

@@ -134,6 +134,23 @@ async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
     assert len(run.history) == run.master_epochs
 
 
+# --- codecs that leave most values out ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", ["median", "trimmed:0.1"])
+async def test_a_merge_by_coordinates_is_refused_with_a_codec_that_sends_few(merge):
+    run = FakeRun(merge=merge, codec="topk:0.1")
+    with pytest.raises(
+        ConfigError, match=r"looks at each coordinate, and codec='topk:0.1' sends so few .* use topk:0.2 or more"
+    ):
+        await run.train_model()
+    for codec in ("topk:0.2", "int4-block", "powersgd"):
+        run.codec = codec
+        await run.train_model(fresh=True)
+    whole = FakeRun(merge="geometric", codec="topk:0.1")
+    assert len(await whole.train_model()) == whole.master_epochs
+
+
 # --- what they are for ------------------------------------------------------------------------------------------------
 
 

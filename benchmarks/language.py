@@ -1,0 +1,172 @@
+"""DiLoCo on a small language model: the loss after equal samples, and how many bytes were exchanged for it.
+
+    python -m benchmarks.language [--epochs 3] [--steps 64] [--width 64] [--only diloco streaming]
+
+A transformer of two blocks reads the help texts that come with Python, byte by byte. What all are held against is per-step averaging of
+gradients over four slots, computed by what it equals: one process with the batches of all slots together. Its bytes are those of an exchange of
+all weights in each step. The others are runs with four slots, all carried by one worker, with AdamW that stays with its slot and a rate that
+falls by a cosine, with bytes as counted on the connection. *Peak* is the largest exchange but the first, which brings all weights, and the last,
+with which all fragments come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import table
+from ddlf import Cluster, IApp
+
+SLOTS, LENGTH, VOCABULARY = 4, 48, 128
+INT4 = {"codec": "int4-block", "weights_codec": "delta:int4-block"}
+
+
+class Language(IApp):
+    """Predicts the next byte of a text.
+
+    Attributes:
+        width: Units of each position.
+        sequences: Training sequences; fewer if the text has fewer, and a multiple of what all slots read in a step.
+        steps_in_all: Steps of each slot, for the schedule.
+    """
+
+    batch_size = 8
+    optimizer_state = "stays"
+    slots = SLOTS
+    verbose = False
+    width = 64
+    sequences = 8192
+    steps_in_all = 1
+
+    async def load_dataset(self) -> None:
+        from pydoc_data import topics
+
+        text = np.frombuffer("\n".join(topics.topics.values()).encode("ascii", "replace"), np.uint8)
+        rows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1).astype(np.int32)
+        rows = np.random.default_rng(0).permutation(rows)
+        test, train = rows[:512], rows[512:]
+        train = train[: min(self.sequences, len(train)) // (SLOTS * self.batch_size) * SLOTS * self.batch_size]
+        self.x_train, self.y_train = train[:, :-1], train[:, 1:]
+        self.x_test, self.y_test = test[:, :-1], test[:, 1:]
+
+    async def create_model(self) -> None:
+        import keras
+        from keras import layers
+
+        text = keras.Input((LENGTH,), dtype="int32")
+        places = layers.Embedding(LENGTH, self.width, name="places")(keras.ops.arange(LENGTH))
+        x = layers.Embedding(VOCABULARY, self.width)(text) + places
+        for _ in range(2):
+            y = layers.LayerNormalization()(x)
+            x = x + layers.MultiHeadAttention(4, self.width // 4)(y, y, use_causal_mask=True)
+            y = layers.Dense(4 * self.width, activation="gelu")(layers.LayerNormalization()(x))
+            x = x + layers.Dense(self.width)(y)
+        scores = layers.Dense(VOCABULARY)(layers.LayerNormalization()(x))
+        self.model = keras.Model(text, scores)
+        rate = keras.optimizers.schedules.CosineDecay(
+            0.0, self.steps_in_all, alpha=0.05, warmup_target=3e-3, warmup_steps=max(1, self.steps_in_all // 20)
+        )
+        self.model.compile(
+            keras.optimizers.AdamW(rate, weight_decay=0.1, beta_2=0.95, clipnorm=1.0),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a way of training has come to.
+
+    Args:
+        loss: On the test sequences, in nats a byte.
+        bytes: Exchanged in all.
+        peak: Of the largest exchange but the first and the last.
+    """
+
+    loss: float
+    bytes: float
+    peak: float
+
+
+async def main(options: argparse.Namespace) -> dict[str, Result]:
+    """Train in each way and print a table; returns it by the names of the ways."""
+    fragments = {"outer": "streaming:fragments=4", "worker_steps": options.steps // 4}
+    ways: dict[str, dict[str, Any]] = {
+        "diloco": {"outer": "diloco"},
+        "streaming": fragments,
+        "diloco, int4": {"outer": "diloco", **INT4},
+        "streaming, int4": fragments | INT4,
+    }
+    found: dict[str, Result] = {}
+    async with Cluster.local(1) as cluster:
+        app = await _app(cluster, options)
+        steps = app.steps_in_all
+        for name, settings in ways.items():
+            if options.only and name not in options.only:
+                continue
+            one = await _app(cluster, options)
+            vars(one).update(
+                {"worker_steps": options.steps, "master_epochs": options.epochs, "seed": options.seed, **settings}
+            )
+            records = await one.train_model()
+            moved = [record.bytes_out + record.bytes_back for record in records]
+            loss = (await one.evaluate_model())["loss"]
+            found[name] = Result(loss=loss, bytes=sum(moved), peak=max(moved[1:-1], default=0))
+            whole = 2 * SLOTS * sum(weight.nbytes for weight in one.model.get_weights())
+    import keras
+
+    keras.utils.set_random_seed(options.seed)
+    await app.create_model()
+    app.model.fit(app.x_train, app.y_train, SLOTS * app.batch_size, options.epochs, verbose=0)
+    loss = app.model.evaluate(app.x_test, app.y_test, SLOTS * app.batch_size, verbose=0)
+    found = {"averaged in each step": Result(loss=loss, bytes=steps * whole, peak=whole), **found}
+    rows = [["", "loss", "beside it", "bytes", "1/", "peak bytes", "1/"]]
+    first = found["averaged in each step"]
+    for name, result in found.items():
+        less, lower = first.bytes / result.bytes, first.peak / result.peak if result.peak else math.nan
+        change = f"{result.loss / first.loss - 1:+.1%}"
+        rows.append(
+            [
+                name,
+                f"{result.loss:.4f}",
+                change,
+                f"{result.bytes:,.0f}",
+                f"{less:.0f}",
+                f"{result.peak:,.0f}",
+                f"{lower:.1f}",
+            ]
+        )
+    counts = (
+        f"{app.model.count_params():,} weights, {len(app.x_train):,} sequences, {options.epochs} epochs, {steps} steps"
+    )
+    print(f"{counts}, an exchange after {options.steps}")
+    print(table(rows))
+    return found
+
+
+async def _app(cluster: Cluster, options: argparse.Namespace) -> Language:
+    app = Language(cluster)
+    app.width, app.sequences = options.width, options.sequences
+    await app.load_dataset()
+    app.steps_in_all = len(app.x_train) // (SLOTS * app.batch_size) * options.epochs
+    return app
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=64, help="batches of each slot between two exchanges of a weight")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--sequences", type=int, default=8192)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", metavar="NAME")
+    return parser
+
+
+if __name__ == "__main__":
+    asyncio.run(main(arguments().parse_args()))
