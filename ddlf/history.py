@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
@@ -36,6 +37,11 @@ class History(list[RoundRecord]):
     def epoch(self) -> list[int]:
         """The numbers of the rounds, in the place of Keras's epochs; in asynchronous training of the updates."""
         return [_place(record) for record in self]
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many updates of asynchronous training had each staleness, in its order."""
+        return dict(sorted(Counter(record.staleness for record in self if record.slot is not None).items()))
 
     def to_keras(self) -> dict[str, list[float]]:
         """``history``, ready for a ``DataFrame``: with the numbers of the rounds as ``"round"``."""

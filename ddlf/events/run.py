@@ -164,6 +164,7 @@ class RunEnded(Event):
         how: ``"complete"``, ``"converged"``, ``"stopped"`` (by ``stop_training``), ``"cancelled"`` or ``"failed"``.
         version: Merges that the run has come to, those that it went on from included; 0 if it has ended before training began.
         why: The error's text if it has failed.
+        staleness: How many updates of asynchronous training had a staleness of 0, of 1 and so on.
         weights: Digest of the weights that asynchronous training has come to; "" in other runs, and before training began.
     """
 
@@ -171,6 +172,7 @@ class RunEnded(Event):
     how: How
     version: int
     why: str = ""
+    staleness: tuple[int, ...] = ()
     weights: str = ""
 
 

@@ -25,6 +25,8 @@ KINDS: dict[type[e.Event], Any] = {
 """Of those events that ``IApp.on_event`` gets: ``TrainingEvent.kind``."""
 PARTS, LABELS = 10, 10
 """So many slots of a partition are told, and of each so many labels, the most frequent ones."""
+MOST_SHOWN = 6
+"""Of the values of staleness in a line; the report has all."""
 GAIN_WORTH_SAYING = 1.3
 """Of bfloat16; less is lost again in what is not matrix products."""
 
@@ -127,6 +129,10 @@ def _line(event: e.Event) -> str:
             return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
         case e.NothingToTrain():
             return f"nothing   to train: all {event.epochs} epochs are done; to go on, ask for more"
+        case e.RunEnded() if len(event.staleness) > 1:
+            few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
+            found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
+            return f"staleness {', '.join(found)} of {sum(event.staleness)} updates"
         case e.Replayed(same=False):
             return (
                 f"replay    OTHER BITS than those of {event.path}, after the same {event.updates} updates: "
@@ -146,9 +152,10 @@ def _line(event: e.Event) -> str:
 
 def _parts(event: e.DataPartitioned) -> list[str]:
     found = [f"slot {number}: {count:,} samples" for number, count in enumerate(event.samples, 1)]
-    for slot, labels in enumerate(event.labels):
-        most = sorted(labels, key=lambda label: (-labels[label], int(label)))[:LABELS]
-        shown = " ".join(f"{label}:{labels[label]}" for label in sorted(most, key=int))
+    for slot, labels in enumerate(event.labels[: len(found)]):
+        in_order = sorted(labels, key=lambda label: (len(label), label))  # numbers, as texts
+        most = sorted(in_order, key=lambda label: -labels[label])[:LABELS]
+        shown = " ".join(f"{label}:{labels[label]}" for label in in_order if label in most)
         more = f" and {len(labels) - LABELS} labels more" if len(labels) > LABELS else ""
         found[slot] += f", {shown}{more}"
     if len(found) > PARTS:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
+from ddlf.events import RunEnded
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -110,6 +111,17 @@ async def test_a_bound_of_0_does_not_hold_up_the_end_of_a_run():
 async def test_an_order_that_the_bound_does_not_allow_is_refused():
     with pytest.raises(ConfigError, match="with max_staleness=1 slot 1 cannot be so far ahead as arrivals say"):
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
+
+
+async def test_how_stale_updates_were_is_told_at_the_end(capsys):
+    told = []
+    run = FakeRun(mode="async", slots=2, arrivals=[1, 1, 2, 2], master_epochs=2, verbose=True)
+    run.subscribe(told.append)
+    await run.train_model()
+    assert run.history.staleness == {0: 3, 2: 1}
+    (ended,) = [event for event in told if isinstance(event, RunEnded)]
+    assert ended.staleness == (3, 0, 1)
+    assert "staleness 0 in 3, 2 in 1 of 4 updates" in capsys.readouterr().out
 
 
 # -- convergence -------------------------------------------------------------------------------------------------------
