@@ -1,6 +1,7 @@
 """Tutorial, guides and the page of the API: what they show runs, and what there is is shown."""
 
 import ast
+import contextlib
 import inspect
 import itertools
 import json
@@ -34,7 +35,8 @@ def blocks(page, language):
 
 
 def commands():
-    lines = [line for page in PAGES for block in blocks(page, "") for line in block.splitlines()]
+    shown = [block for page in PAGES for language in ("", "console") for block in blocks(page, language)]
+    lines = [line.removeprefix("$ ") for block in shown for line in block.splitlines()]
     return [line for line in lines if line.startswith(("ddlf ", "ddlf-worker "))]
 
 
@@ -50,6 +52,22 @@ def test_a_command_that_is_shown_has_options_that_there_are(line):
             parser.parse_args(words[1:])
     else:
         assert parser.parse_args(words[1:])
+
+
+def modules_that_are_run():
+    """Programs of this repository that pages tell to run, as whoever doubts a figure does: the page, the module, its options."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for module, rest in re.findall(r"python -m ((?:benchmarks|tests)\.[\w.]+)([^`\n]*)", path.read_text()):
+            yield pytest.param(module, re.findall(r"(?<!\S)--[\w-]+", rest), id=f"{path.name}-{module}{rest}")
+
+
+@pytest.mark.parametrize(("module", "options"), list(modules_that_are_run()))
+def test_a_program_behind_a_figure_is_there_with_its_options(module, options):
+    place = ROOT / module.replace(".", "/")
+    files = list(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py"), ROOT / "benchmarks/measure.py"]
+    source = "".join(file.read_text() for file in files)
+    assert "__main__" in source or (place / "__main__.py").exists()
+    assert [option for option in options if f'"{option}"' not in source] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -176,3 +194,38 @@ def test_a_converted_script_trains_as_the_one_before(tmp_path):
     assert "val_loss" in run(tmp_path, "plain.py")
     assert "val_loss" in run(tmp_path, *command)
     assert (tmp_path / "model.keras").exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch):
+    """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
+    page, ports = "docs/howto/three_machines.md", []
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    token, daemon, *on_the_cluster = [
+        shlex.split(line) for block in blocks(page, "") for line in block.splitlines() if line.startswith("ddlf")
+    ]
+    assert "Copy it to each of the other machines" in run(tmp_path, *token)
+    with contextlib.ExitStack() as workers:
+        for _ in range(3):
+            where = ["--host", "127.0.0.1", "--port", "0"]
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "ddlf.cli.worker", *where], cwd=tmp_path, text=True, stdout=subprocess.PIPE
+            )
+            workers.enter_context(worker)  # which closes the pipe, and waits
+            workers.callback(worker.terminate)
+            ports.append(re.search(r"ready on 127.0.0.1:(\d+)", worker.stdout.readline())[1])
+        (listed,) = blocks(page, "yaml")
+        for number, port in enumerate(ports, 1):
+            listed = listed.replace(f"10.0.0.1{number}, port: 9000", f"127.0.0.1, port: {port}")
+        (tmp_path / "cluster.yaml").write_text(listed)
+        run(tmp_path, "ddlf", "new", "lab")
+        (tmp_path / "app.py").write_text((tmp_path / "lab" / "app.py").read_text())
+        assert daemon == ["ddlf-worker", "--port", "9000"]
+        doctor, bench, first, *other_runs = on_the_cluster
+        assert "pc03" in run(tmp_path, *doctor)
+        assert run(tmp_path, *bench).count("MB/s") == 6
+        assert "round 1/1" in run(tmp_path, *first, "--master-epochs", "2")
+        assert (tmp_path / "model.keras").exists()
+        # One training shows that the page is right; that the others could begin takes no minute to see.
+        for command in [*other_runs, *written("docs/howto/troubles.md", tmp_path)]:
+            assert "lab" in run(tmp_path, *command, *["--dry-run"] * (command[1] == "run")) or command[1] != "run"
