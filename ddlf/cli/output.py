@@ -46,16 +46,19 @@ MORE = "-v shows the lines of the libraries, too"
 
 
 def _told(error: DDLFError, whole: bool) -> str:
-    """What happened, what to do, where there is more, and at the end the lines of the worker; in one sentence where no person reads along."""
+    """What happened, what to do, where there is more, and at the end the lines of the worker; without rows where no person reads along."""
     sentence, hint, rest = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
         rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
     shown = (sentence, rest) if whole else (frames.in_text(sentence), frames.in_text(rest))
     hidden = shown != (sentence, rest)
     sentence, rest = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
+    more = (
+        [] if isinstance(error, SELF_EXPLAINING) or type(error) is DDLFError else [f"ddlf help {type(error).__name__}"]
+    )
     if not sys.stderr.isatty():
-        return f"error  {sentence}; {hint}{rest}\n" if hint else f"error  {sentence}{rest}\n"
-    more = [] if isinstance(error, SELF_EXPLAINING) else [f"ddlf help {type(error).__name__}"]
+        said = f"error  {sentence}; {hint}{rest}\n" if hint else f"error  {sentence}{rest}\n"
+        return said + "".join(f"more   {where}\n" for where in more)
     rows = {"error": sentence, "why": _why(error), "try": hint, "more": ", ".join([*more, *[MORE] * hidden])}
     lines = f"{rest}\n".removeprefix("\n") if rest else ""
     return "".join(_row(label, text) for label, text in rows.items() if text) + lines

@@ -297,7 +297,10 @@ def test_stop_ends_nothing_that_is_in_use_and_says_who_uses_it(standing, tmp_pat
             assert ended.returncode == 3
             me = f"in use by {getpass.getuser()}@{platform.node()} pid {user.pid} (loop.py) since "
             assert all(me in line for line in ended.stdout.splitlines())
-            assert ended.stderr == f"error  2 of 2 workers are in use, so none was {done}; --force ends those runs\n"
+            assert (
+                ended.stderr
+                == f"error  2 of 2 workers are in use, so none was {done}; --force ends those runs\nmore   ddlf help LeaseError\n"
+            )
         assert all(worker.process.poll() is None for worker in both)
         assert ddlf("status", *options).stdout.count("busy with 'run_code'") == 2
 
@@ -439,7 +442,7 @@ def test_a_token_can_be_pasted_and_is_never_an_argument(tmp_path, pasted, code, 
 def test_without_a_token_there_is_none_to_show(tmp_path):
     ended = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (4, "")
-    assert ended.stderr == "error  there is no token; make one with: ddlf token new\n"
+    assert ended.stderr == "error  there is no token; make one with: ddlf token new\nmore   ddlf help AuthError\n"
 
 
 # -- output -------------------------------------------------------------------------------------------------------------

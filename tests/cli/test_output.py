@@ -79,11 +79,15 @@ def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a
     assert on_a_terminal(error, whole=True).endswith(f"\n{LINES}")
 
 
-def test_a_file_gets_one_sentence(capsys):
+def test_a_file_gets_a_sentence_and_where_there_is_more(capsys):
     show_error(WorkerLost("it is gone", hint="look at it"), whole=False)
-    assert capsys.readouterr().err == "error  it is gone; look at it\n"
+    assert capsys.readouterr().err == "error  it is gone; look at it\nmore   ddlf help WorkerLost\n"
     show_error(ExecutorCrashed("it ended", stderr_tail="Killed", hint="use less"), whole=False)
-    assert capsys.readouterr().err == "error  it ended; use less\nits last words:\nKilled\n"
+    assert capsys.readouterr().err == (
+        "error  it ended; use less\nits last words:\nKilled\nmore   ddlf help ExecutorCrashed\n"
+    )
+    show_error(ConfigError("it is no number", hint="write one"), whole=False)
+    assert capsys.readouterr().err == "error  it is no number; write one\n", "there is no more to say"
 
 
 def test_the_same_error_of_several_workers_is_told_once(capsys):
