@@ -164,12 +164,7 @@ class Settings:
     in an own ``train_step``, in an own ``train``."""
 
     batchnorm: Annotated[
-        str,
-        OneOf("averaged", "local"),
-        "weights of batch normalization: their mean for all (averaged), or of each slot its own (local)",
-        "",
-        FACT,
-        "sync",
+        str, OneOf("averaged", "local"), "batch normalization: averaged, or each slot's own (local)", "", FACT, "sync"
     ] = "averaged"
     """With ``local`` moving statistics, scale and offset of ``BatchNormalization`` stay apart in each slot for the whole run, and the model that is
     tested and saved has their mean (FedBN, arXiv:2102.07623). For slots whose data differ."""
