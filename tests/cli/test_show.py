@@ -61,7 +61,7 @@ def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
     )
     lines, errors, code = show("app.py", *arguments)
     assert (errors, code) == ("", 0)
-    assert {name: words for name, words in lines.items() if words[1:] != ["default"]} == {
+    assert {name: words for name, words in lines.items() if words[1:2] != ["default"]} == {
         "worker_epochs": ["3", "cluster.yaml:3"],
         "batch_size": ["64", "class", "Base"],
         "seed": ["5", "--seed"],

@@ -290,3 +290,12 @@ async def test_what_went_with_a_lost_worker_is_not_there_again(settings, tmp_pat
         ConfigError, match="a slot began a round twice, and what was left of it on its worker then is not"
     ):
         await run_of(slots=2, replay=run.folder, **settings)
+
+
+async def test_rounds_of_some_batches_are_replayed_too(tmp_path):
+    """At the end of an epoch some slots have no task."""
+    settings = {"worker_steps": 2, "samples": 98, "master_epochs": 3, "slots": 3, "out": tmp_path}
+    run = await run_of(seed=1, **settings)
+    again = await run_of(seed=2, replay=run.folder, **settings)
+    assert bits(again) == bits(run)
+    assert run.ledger.is_exact(3)
