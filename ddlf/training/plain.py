@@ -196,7 +196,7 @@ class Both:
         self._model.begin(task, None)
         data = tree_map(lambda array: array[task.indices], data_of(self._app, "train"))
         given = dict(zip(("x", "y", "sample_weight"), data, strict=False))
-        callbacks = list(self._app.callbacks)
+        callbacks = list(self._app.worker_callbacks)
         model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
 
