@@ -104,7 +104,7 @@ class KerasModel:
 
     def _set_rates(self, epoch: int) -> None:
         """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more epochs than the round."""
-        if self._rates:
+        if self._rates and self.gradients is None:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
     def left(self, task: Task) -> Weights:
