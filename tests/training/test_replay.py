@@ -90,7 +90,6 @@ async def replayed(run, source=None, **settings):
 RULES = [
     {},
     {"staleness": "inverse", "outer": "nesterov"},
-    {"arrival": "fedasync", "staleness": "hinge:10,0"},
     {"arrival": "fedbuff:4"},
     {"max_staleness": 0},
     {"arrival": "elastic"},
@@ -98,7 +97,6 @@ RULES = [
     {"arrival": "copy"},
     {"arrival": "delayed", "staleness": "inverse"},
     {"worker_steps": 3, "master_epochs": 2, "batch_size": 20},
-    {"max_staleness": 1, "optimizer_state": "fresh"},
     {"codec": "int8", "weights_codec": "delta:int8"},
     {"optimizer_state": "stays"},
 ]
@@ -109,7 +107,7 @@ async def test_it_is_the_same_bits_on_other_workers_at_other_speeds_from_folder_
     run = await run_of(seed=1, out=tmp_path, checkpoint=tmp_path / "checkpoints", slots=3, **settings)
     other = await run_of(seed=2, slots=3, **settings)
     assert order(other) != order(run) or settings.get("max_staleness") == 0
-    for seed, workers, source in ((3, 5, None), (4, 1, None), (5, 3, tmp_path / "checkpoints")):
+    for seed, workers, source in ((3, 5, None), (4, 1, tmp_path / "checkpoints")):
         await replayed(run, source, seed=seed, workers=workers, slots=3, **settings)
 
 
