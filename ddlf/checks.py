@@ -186,21 +186,22 @@ LOCAL = (
 """Settings that say something of local training, or of what becomes of it. Parts of a batch are equal: a step is compiled anew for other sizes."""
 
 
-def check_gradient(values: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+def check_gradient(values: Mapping[str, Any], usual: Mapping[str, tuple[Any, Any]]) -> None:
     """Refuse what is for local training, where there is none.
 
     Args:
         values: Every setting as it is used, by name.
-        usual: Defaults of those in ``LOCAL``.
+        usual: Defaults of those in ``LOCAL``, as they are declared and as they are used.
 
     Raises:
         ConfigError: Names the setting.
     """
     for name in LOCAL:
-        if values[name] and values[name] != usual[name]:
+        default, used = usual[name]
+        if values[name] and values[name] != used:
             raise ConfigError(
                 f"{name}={values[name]!r} is for local training: with exchange='gradient' there is none",
-                hint=f"leave out {name}, or use exchange='star'",
+                hint=f"leave {name} at {default!r}, or use exchange='star'",
             )
     if values["worker_steps"] not in (None, 1):
         raise ConfigError(

@@ -370,7 +370,8 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                     hint=f"leave {other} out, or choose another {name}",
                 )
     if values["exchange"] == "gradient":
-        check_gradient(values, {name: SETTINGS[name].check(name, getattr(Settings, name)) for name in LOCAL})
+        usual = {name: getattr(Settings, name) for name in LOCAL}
+        check_gradient(values, {name: (value, SETTINGS[name].check(name, value)) for name, value in usual.items()})
         values["worker_steps"] = 1
     if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
         raise ConfigError(
