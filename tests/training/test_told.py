@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -35,8 +36,11 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
     places = [(event.round, event.slot) for event in of(SlotStarted, told)]
     assert sorted(places) == [(number, slot) for number in range(1, 5) for slot in (1, 2)]
     assert sorted(places) == sorted((event.round, event.slot) for event in of(SlotFinished, told))
-    came_to = digest(app._progress.weights) if mode == "async" else ""
-    assert told[-1] == RunEnded(run=told[0].run, how="complete", version=records[-1].version, weights=came_to)
+    ended = told[-1]
+    assert (ended.run, ended.how, ended.version) == (told[0].run, "complete", records[-1].version)
+    counted = Counter(record.staleness for record in records)
+    assert ended.staleness == (tuple(counted[tau] for tau in range(max(counted) + 1)) if mode == "async" else ())
+    assert ended.weights == (digest(app._progress.weights) if mode == "async" else "")
     for event in told:
         assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
 
