@@ -72,7 +72,7 @@ WRONG = [
     ),
     (
         dict(partition="power:1", exchange="gradient"),
-        "is for local training: with exchange='gradient' there is none; leave out partition",
+        "is for local training: with exchange='gradient' there is none; leave partition at",
     ),
     (dict(batchnorm="lokal"), "batchnorm must be 'averaged' or 'local', got 'lokal'; did you mean 'local'?"),
     (dict(batchnorm="local", outer="streaming"), "both say which weights a slot keeps; leave one of them out"),
