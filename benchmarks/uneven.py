@@ -30,6 +30,8 @@ RULES: dict[str, dict[str, Any]] = {
     "fedadagrad": {"outer": "fedadagrad:learning_rate=0.03"},
     "fedadam": {"outer": "fedadam:learning_rate=0.01"},
     "fedyogi": {"outer": "fedyogi:learning_rate=0.01"},
+    "fedprox 0.1": {"local_rule": "fedprox:0.1"},
+    "scaffold": {"local_rule": "scaffold"},
 }
 
 
