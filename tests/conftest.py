@@ -29,6 +29,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
+from ddlf import tokens
 from ddlf.cluster.cluster import Cluster
 from ddlf.tokens import new_token
 from tests.daemons import RunningDaemon
@@ -118,6 +119,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(
             f"{config.stash[LEFT]} slow tests, trials and tests of benchmarks are left to scripts/test --all"
         )
+
+
+@pytest.fixture(autouse=True)
+def own_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that one test puts into the environment, which the program takes out and remembers, is not that of the next."""
+    monkeypatch.setattr(tokens, "_FROM_ENVIRONMENT", dict(tokens._FROM_ENVIRONMENT))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -83,10 +83,13 @@ def test_a_full_file_is_read_as_written():
         "mode": "async",
         "master_epochs": 100,
         "worker_epochs": 10,
+        "worker_steps": None,
         "batch_size": 32,
         "seed": 0,
         "slots": 4,
         "optimizer_state": "fresh",
+        "exchange": None,
+        "local_rule": None,
         "evaluate_every": 0,
     }
 

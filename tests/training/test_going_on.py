@@ -502,9 +502,9 @@ async def test_a_checkpoint_of_0_1_is_gone_on_from(tmp_path, mode):
         ({}, {"outer": "None"}, {"outer": Nesterov()}),
         ({"outer": "subtract"}, {"outer": "Subtract(learning_rate=1.0)"}, {"outer": "subtract:0.5"}),
         (
-            {**ALL, "merge": "trimmed:0.2"},
-            {**ALL, "merge": "trimmed:0.2", "outer": "Nesterov(learning_rate=0.7, momentum=0.9)"},
-            {**ALL, "merge": "trimmed:0.3"},
+            {**ALL, "codec": "int8", "merge": "trimmed:0.2"},
+            {**ALL, "codec": "int8", "merge": "trimmed:0.2", "outer": "Nesterov(learning_rate=0.7, momentum=0.9)"},
+            {**ALL, "codec": "int8", "merge": "trimmed:0.3"},
         ),
     ],
     ids=["none", "subtract", "all"],
