@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
 
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.streaming import Streaming, tensors_of
+from ddlf.events import Warned
+from ddlf.training.rounds import Ended
 from ddlf.training.run import Run
 
 
@@ -28,16 +31,24 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
     """
     run.state.setdefault("outer", rule.init(run.weights))
     run.state.setdefault("merged", [np.full(rule.fragments, -1)])
-    async for round in run.rounds(balance):
-        parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
-        tensors = tensors_of(parts, run.weights, run.facts.trainable, rule.fragments)
-        merged = run.state["merged"][0]
-        into = merge.start(len(round.tasks), run.weights, run.facts.names)
-        wanted, known = tuple(parts), tuple(merged.tolist())
-        tasks = [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
-        replies = await run.all(tasks, into=into)
-        run.state["outer"], weights = rule.update(
-            run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
+    with contextlib.suppress(Ended):
+        async for round in run.rounds(balance):
+            parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
+            tensors = tensors_of(parts, run.weights, run.facts.trainable, rule.fragments)
+            merged = run.state["merged"][0]
+            into = merge.start(len(round.tasks), run.weights, run.facts.names)
+            wanted, known = tuple(parts), tuple(merged.tolist())
+            tasks = [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
+            replies = await run.all(tasks, into=into)
+            run.state["outer"], weights = rule.update(
+                run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
+            )
+            run.state["merged"] = [np.where(np.isin(np.arange(rule.fragments), parts), round.number, merged)]
+            await run.commit(weights, replies)
+    merged = run.state["merged"][0]
+    if late := int(np.count_nonzero(merged < merged.max())):
+        why = (
+            f"what slots have learned since {late} of {rule.fragments} fragments were merged is not in the model: "
+            "training that goes on to its last round merges it"
         )
-        run.state["merged"] = [np.where(np.isin(np.arange(rule.fragments), parts), round.number, merged)]
-        await run.commit(weights, replies)
+        run.crew.emit(Warned(about="streaming", why=why))

@@ -9,6 +9,7 @@ from ddlf.algorithms.merge import Mean, merged
 from ddlf.algorithms.outer import OUTER, Streaming
 from ddlf.algorithms.streaming import deal, tensors_of
 from ddlf.errors import ConfigError
+from ddlf.events import Warned
 from ddlf.roles.fragments import begin, end, exchanged
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.exchange import WeightsOut
@@ -210,3 +211,13 @@ async def test_what_does_not_go_with_it_is_refused_before_any_round(settings, se
     with pytest.raises(ConfigError, match=sentence):
         await run.train_model()
     assert not run.history
+
+
+@pytest.mark.parametrize(("rounds", "late"), [(1, 2), (2, 2), (4, 2), (9, 0)])
+async def test_what_is_not_in_the_model_when_training_is_stopped_is_said(rounds, late):
+    run, warned = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=9), []
+    run.subscribe(lambda event: warned.append(event.why) if isinstance(event, Warned) else None)
+    run.on_round = lambda record: run.stop_training() if record.round == rounds else None
+    await run.train_sync()
+    sentence = f"what slots have learned since {late} of 3 fragments were merged is not in the model"
+    assert [why.partition(":")[0] for why in warned] == [sentence] * bool(late)
