@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -66,9 +67,11 @@ def loop_and_say_so(self):
         self.data["state"] = "ended"
 
 
-def loop_stubbornly():
+def loop_stubbornly(begun=""):
     while True:
         try:
+            if begun:
+                Path(begun).touch()
             while True:
                 pass
         except BaseException:
@@ -85,9 +88,10 @@ async def await_then_loop():
         pass
 
 
-async def await_stubbornly():
+async def await_stubbornly(begun):
     while True:
         try:
+            Path(begun).touch()  # noqa: ASYNC240
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             continue
@@ -303,10 +307,13 @@ async def test_a_concurrent_method_that_loops_is_ended_too(cluster):
 
 
 @pytest.mark.parametrize("method", [loop_stubbornly, await_stubbornly])
-async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_over(cluster, method):
+async def test_a_method_that_will_not_end_is_killed_and_a_new_executor_takes_over(cluster, method, tmp_path):
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
-    running = asyncio.ensure_future(worker.run_method(method))
+    running = asyncio.ensure_future(worker.run_method(method, begun=str(tmp_path / "begun")))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (tmp_path / "begun").exists():  # one that is ended before it has begun, ends
+            await worker.status()
     id = (await busy(worker))["id"]
     assert await worker.ask("cancel", id, 0.2) == "killed"
     with pytest.raises(ExecutorCrashed):
