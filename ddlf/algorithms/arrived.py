@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,7 +48,7 @@ class Arrived:
         return {"outer": outer}, weights
 
 
-class Arrival(Named):
+class Arrival(Named, ABC):
     """What every arrival rule is, and what most of them have in common."""
 
     __slots__ = ()
@@ -62,6 +63,6 @@ class Arrival(Named):
         """Return the weights that a slot is to begin its round with: the global ones."""
         return weights
 
+    @abstractmethod
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
         """Return the groups of the state that have changed, and the weights; ``weights`` itself if nothing was merged."""
-        raise NotImplementedError

@@ -57,6 +57,16 @@ def add_options(parser: Parser) -> None:
     )
     parser.may_stand_alone["--dashboard"] = "on"
     shown.add_argument("--no-dashboard", dest="dashboard", action="store_const", const=False, help="show no page")
+    add_parameters(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and train nothing")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
+    parser.add_argument(
+        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
+    )
+
+
+def add_parameters(parser: Parser) -> None:
+    """The option that sets attributes of the app."""
     parser.add_argument(
         "-p",
         dest="parameters",
@@ -64,11 +74,6 @@ def add_options(parser: Parser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="set an attribute of the app; may be repeated",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and train nothing")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
-    parser.add_argument(
-        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
     )
 
 

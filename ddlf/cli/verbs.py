@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlf.cli import look_back
-from ddlf.cli.options import add_options
+from ddlf.cli.options import add_options, add_parameters
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.version import __version__
 
@@ -106,14 +106,7 @@ def _train(verbs: Verbs) -> None:
     check.add_argument(
         "--batches", type=number("batches", 1), default=20, metavar="N", help="of the first epoch (default: 20)"
     )
-    check.add_argument(
-        "-p",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set an attribute of the app; may be repeated",
-    )
+    add_parameters(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
