@@ -44,16 +44,18 @@ class WeightsOut:
         self.lossless = lossless
         self.held: dict[int, Weights] = {}
         self._last: tuple[Weights, dict[str, Any]] | None = None
-        self._sent: dict[int, tuple[Weights, dict[str, Any] | None]] = {}
+        self._sent: dict[int, tuple[int, Weights, dict[str, Any] | None]] = {}
 
     def encode(
-        self, slot: int, weights: Weights, *, holds: bool = True, tensors: Sequence[int] | None = None
+        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """What to send to the worker of a slot; without deltas it is encoded once for all of them.
 
         Args:
             slot: Which.
-            weights: The global ones. The same list again means the same round: another worker is given what the first one got.
+            weights: The global ones.
+            number: Number of the slot's round. The same list in it again is not sent anew: another worker is given what the first one got. In a later
+                round the same list, where nothing was merged meanwhile, is a difference to what the worker was brought to by the first.
             holds: Whether the worker has what was sent for this slot before.
             tensors: Numbers of those that are others than the slot holds; None if all may be.
         """
@@ -62,9 +64,10 @@ class WeightsOut:
                 encoded, _ = encode_update(self._codec, weights, self.lossless)
                 self._last = weights, {"delta": False, "encoded": encoded}
             return self._last[1]
-        if slot not in self._sent or self._sent[slot][0] is not weights:
-            self._sent[slot] = weights, self._difference(slot, weights, tensors)
-        difference = self._sent[slot][1]
+        before = self._sent.get(slot)
+        if before is None or before[0] != number or before[1] is not weights:
+            self._sent[slot] = number, weights, self._difference(slot, weights, tensors)
+        difference = self._sent[slot][2]
         if difference is not None and holds:
             return difference
         # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
@@ -131,7 +134,7 @@ class Exchange:
         state = await self.states.of(task.slot, holds)
         exact = self._weights_out.lossless
         fresh = changed(task, task.since, task.weights, exact) if task.merged else None
-        encoded = self._weights_out.encode(task.slot, task.weights, holds=holds, tensors=fresh)
+        encoded = self._weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         return dataclasses.replace(

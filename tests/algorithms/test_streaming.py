@@ -130,11 +130,11 @@ def test_only_a_fragment_travels_either_way():
     weights = list(START.values())
     whole = sum(w.nbytes for w in weights)
     out = WeightsOut("float32", [False] * 8, fragments=True)
-    assert not out.encode(0, weights)["delta"]
+    assert not out.encode(0, weights, 0)["delta"]
     for part in range(4):
         tensors = tensors_of([part], weights, [True] * 8, 4)
         weights = [w + 1 if i in tensors else w for i, w in enumerate(weights)]
-        message = out.encode(0, weights, tensors=tensors)
+        message = out.encode(0, weights, part + 1, tensors=tensors)
         sent = sum(array.nbytes for payload in message["encoded"]["payloads"] for array in payload.values())
         assert sent == sum(weights[i].nbytes for i in tensors) < 0.3 * whole
         assert all(np.array_equal(a, b) for a, b in zip(out.held[0], weights, strict=True))

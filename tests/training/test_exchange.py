@@ -18,15 +18,15 @@ def tensors(seed):
 def test_exact_codecs_bring_the_same_bits(name):
     out, held = WeightsOut(name, [False, False]), None
     for round in range(3):
-        held = read_weights(out.encode(0, tensors(round)), held, tensors(0))
+        held = read_weights(out.encode(0, tensors(round), round), held, tensors(0))
         assert all(np.array_equal(a, b) for a, b in zip(held, tensors(round), strict=True))
 
 
 def test_weights_for_all_workers_are_encoded_once():
     out = WeightsOut("float16", [False, False])
     weights = tensors(0)
-    assert out.encode(0, weights) is out.encode(1, weights)
-    assert out.encode(0, tensors(1)) is not out.encode(0, weights)
+    assert out.encode(0, weights, 0) is out.encode(1, weights, 0)
+    assert out.encode(0, tensors(1), 1) is not out.encode(0, weights, 1)
 
 
 def test_a_delta_is_against_what_that_worker_holds_and_its_error_does_not_add_up():
@@ -38,7 +38,7 @@ def test_a_delta_is_against_what_that_worker_holds_and_its_error_does_not_add_up
         for slot in range(2):
             if slot == 1 and round % 3:
                 continue  # this one is asked less often
-            held[slot] = read_weights(out.encode(slot, weights), held.get(slot), weights)
+            held[slot] = read_weights(out.encode(slot, weights, round), held.get(slot), weights)
             assert max(np.abs(a - b).max() for a, b in zip(held[slot], weights, strict=True)) < 0.001
 
 
@@ -46,12 +46,20 @@ def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
     out, held = WeightsOut("delta:int8", [False, False]), None
     for round in range(3):
         weights = tensors(round)
-        held = read_weights(out.encode(0, weights), held, weights)
+        held = read_weights(out.encode(0, weights, round), held, weights)
         with pytest.raises(ConfigError, match="before any weights"):
-            read_weights({**out.encode(0, weights), "delta": True}, None, weights)
-        given = read_weights(out.encode(0, weights, holds=False), None, weights)
+            read_weights({**out.encode(0, weights, round), "delta": True}, None, weights)
+        given = read_weights(out.encode(0, weights, round, holds=False), None, weights)
         assert all(np.array_equal(a, b) for a, b in zip(held, given, strict=True))
     assert not np.array_equal(held[0], weights[0]), "int8 is lossy, or this test shows nothing"
+
+
+@pytest.mark.parametrize("codec", ["float16", "int8"])
+def test_a_round_before_which_nothing_was_merged_brings_no_difference_for_the_second_time(codec):
+    out, held = WeightsOut(f"delta:{codec}", [False, False]), None
+    for round, weights in enumerate([tensors(0), *[tensors(1)] * 3]):  # the same list
+        held = read_weights(out.encode(0, weights, round), held, weights)
+    assert max(np.abs(a - b).max() for a, b in zip(held, weights, strict=True)) < 0.001
 
 
 def test_what_a_codec_loses_of_a_slots_updates_comes_back_in_its_next_ones():
