@@ -22,6 +22,7 @@ from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents
 from ddlf.data.trees import tree_map
+from ddlf.errors import ConfigError
 from ddlf.roles import have_keras
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe_optimizer
@@ -29,8 +30,9 @@ from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.precision import set_precision
 from ddlf.roles.randomness import keeps_a_seed
 from ddlf.roles.task import Reply, Task
-from ddlf.training import start
+from ddlf.settings import read
 from ddlf.training.crew import Crew
+from ddlf.training.early import check_app, check_backend, check_together
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.states import SlotStates
@@ -99,7 +101,16 @@ async def compare(app: Any, batches: int) -> Compared:
         AppError: The app lacks something.
         RemoteError: The app raised on the worker.
     """
-    settings = start.check(app, "sync")
+    # As in a run, but for what is of several slots, and of folders: one slot trains here, and nothing is written.
+    check_app(app)
+    settings = read(app, app.mode, {})
+    check_together(settings)
+    check_backend()
+    if settings["exchange"] == "gradient":
+        raise ConfigError(
+            "local training is compared, and with exchange='gradient' there is none",
+            hint="compare with exchange='star' (-p exchange=star), which has the same model, data and seeds",
+        )
     await have_keras()
     set_precision(app.precision)
     with ThreadPoolExecutor(1) as thread:  # what Keras keeps by thread stays the same

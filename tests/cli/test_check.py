@@ -22,6 +22,8 @@ class Same(ddlf.IApp):
         self.model.compile("adam", "categorical_crossentropy")
 
 class Other(Same):
+    mode, staleness, arrival, checkpoint = "async", "inverse", "fedbuff:2", "there"
+
     def train(self, weights, worker_epochs, batch_size):
         self.model.set_weights(weights)
         x, y = self.x_train[self.indices], self.y_train[self.indices]
@@ -48,6 +50,8 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):
     ended = checked(tmp_path, APP, "--target", "Same", "-p", "batch_size=0")
     assert (ended.returncode, ended.stderr) == (2, "error  batch_size must be a whole number of 1 or more, got 0\n")
     assert checked(tmp_path, APP, "--batches", "0").returncode == 2
+    ended = checked(tmp_path, APP, "--target", "Same", "-p", "exchange=gradient")
+    assert ended.stderr.startswith("error  local training is compared, and with exchange='gradient' there is none")
 
 
 @pytest.mark.slow
@@ -68,6 +72,7 @@ def test_the_first_batch_that_an_own_train_does_otherwise_is_named_with_a_weight
     ended = checked(tmp_path, APP, "--target", "Other")
     assert ended.returncode == 1, ended.stderr
     differs, where, cause = ended.stdout.splitlines()[-3:]
+    assert not (tmp_path / "there").exists()
     assert differs == "differs   Other, with one slot, from batch 3 on, of 20 batches of 32 samples"
     assert where.startswith("where     sequential/")
     assert cause == "cause     Other.train is your own, and does something else than fit"
