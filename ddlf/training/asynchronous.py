@@ -20,10 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ddlf.algorithms.arrival import Published
+from ddlf.algorithms.arrival import FedBuff, Published
 from ddlf.algorithms.arrived import Arrival, Arrived
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
+from ddlf.events import Warned
 from ddlf.record import accuracy
 from ddlf.roles.task import Reply
 from ddlf.training.run import Run
@@ -52,10 +53,21 @@ class Asynchronous:
         """Train until every slot has done its rounds or the run is to end."""
         for name, group in {"outer": self.outer.init(run.weights), **self.arrival.init(run.weights)}.items():
             run.state.setdefault(name, group)
+        if isinstance(self.arrival, FedBuff) and self.arrival.size > run.updates_left:
+            why = (
+                f"it merges when there are {self.arrival.size} updates, and {run.updates_left} are to come: they are merged at the end only, "
+                "as a small step; take a smaller size"
+            )
+            run.crew.emit(Warned(about="arrival", why=why))
         async for reply in run.arrivals(self.arrival.begin, self.max_staleness):
             changed, weights = self.arrival.arrive(run.state, run.weights, self._arrived(run, reply))
             run.state.update(changed)
             await run.commit(weights, [reply])
+        if waiting := int(run.state.get("buffered", [0])[0]):
+            why = (
+                f"{waiting} of its updates wait for others, and are not in the model: training that goes on merges them"
+            )
+            run.crew.emit(Warned(about="arrival", why=why))
 
     def _arrived(self, run: Run, reply: Reply) -> Arrived:
         return Arrived(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
-from ddlf.events import RunEnded
+from ddlf.events import RunEnded, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -15,6 +15,8 @@ EXACT = {"layer": np.linspace(-1, 1, 12).reshape(3, 4), "bias": np.zeros(5)}
 
 async def trained(**settings):
     run = FakeRun(**{"mode": "async", "start": EXACT, "samples": 204, "batch_size": 17, **settings})
+    run.told = []
+    run.subscribe(run.told.append)
     await run.train_model()
     return run
 
@@ -149,6 +151,38 @@ async def test_a_target_that_no_round_can_reach_is_refused_by_name():
         with pytest.raises((AppError, ConfigError)) as refused:
             await trained(mode="sync", **settings)
         assert what in str(refused.value)
+
+
+# -- updates that wait for others ---------------------------------------------------------------------------------------
+
+
+def warnings(run):
+    return [event.why for event in run.told if isinstance(event, Warned)]
+
+
+async def test_a_buffer_that_is_never_full_is_warned_of_and_what_is_left_in_it_is_told():
+    assert not warnings(await trained(arrival="fedbuff:3", slots=3, cluster=FakeCluster(3)))
+    (never,) = warnings(await trained(arrival="fedbuff:13", slots=3, cluster=FakeCluster(3)))
+    assert never == (
+        "it merges when there are 13 updates, and 12 are to come: they are merged at the end only, as a small step; take a smaller size"
+    )
+    (left,) = warnings(await trained(arrival="fedbuff:3", converge="target:loss,100,last=4"))
+    assert left == "1 of its updates wait for others, and are not in the model: training that goes on merges them"
+
+
+async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
+    class Bad(FakeWorker):
+        def fit(self, task, weights, momentum):
+            update, momentum = super().fit(task, weights, momentum)
+            return [u * np.nan for u in update] if task.round == 3 and task.slot == 1 else update, momentum
+
+    cluster = FakeCluster(2)
+    cluster.workers = [Bad(1), Bad(2)]
+    run = await trained(arrival="fedbuff:4", update_policy="reject", arrivals=[1, 1, 1, 1, 2, 2, 2, 2], cluster=cluster)
+    assert len(run.history) == 7
+    assert warnings(run) == [
+        "3 of its updates wait for others, and are not in the model: training that goes on merges them"
+    ]
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
