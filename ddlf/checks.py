@@ -110,11 +110,15 @@ class RuleOf:
     what: str = ""
 
     def __call__(self, name: str, value: Any) -> Any:
-        family = resolve_name(self.home)
+        family: Any = resolve_name(self.home)
         if isinstance(value, str):
             return family.read(value)
         if getattr(value, "family", None) is family:
-            return value
+            if isinstance(value, type):
+                raise ConfigError(
+                    f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()"
+                )
+            return family.same(value)
         raise ConfigError(f"{name} must be a name, got {value!r}")
 
     def __str__(self) -> str:
@@ -136,7 +140,8 @@ class OuterOf(RuleOf):
                 f"{name} must be an outer optimizer or the name of one, got {value!r}",
                 hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
             )
-        return value
+        family: Any = resolve_name(self.home)
+        return family.same(value) if getattr(value, "family", None) is family else value
 
     def __str__(self) -> str:
         return f"{super().__str__()}, or an object of your own"

@@ -8,6 +8,12 @@ from typing import Protocol
 from ddlf.algorithms.named import Family, Named
 from ddlf.errors import ConfigError
 
+FALLING = (
+    *("loss", "error", "mae", "mse", "mape", "msle", "crossentropy"),
+    *("divergence", "hinge", "huber", "cosh", "poisson", "perplexity"),
+)
+"""What there is in the names of metrics that are better the smaller they are."""
+
 
 class Convergence(Protocol):
     """What every rule in this file is."""
@@ -48,8 +54,8 @@ class Never(Named):
 class Target(Named):
     """Stop when the mean of the last values of a metric reaches a target.
 
-    A metric whose name has ``loss`` or ``error`` in it is to be at most ``value``, any other at least. Only rounds that have it count: those in which
-    ``x_val`` was evaluated for ``val_accuracy``, ``evaluate_every`` for ``test_accuracy``.
+    A loss, an error and their like (``mae``, ``mse``, a crossentropy) are to be at most ``value``, any other metric at least. Only rounds that
+    have it count: those in which ``x_val`` was evaluated for ``val_accuracy``, ``evaluate_every`` for ``test_accuracy``.
 
     Args:
         metric: Name, as in ``history``.
@@ -72,12 +78,14 @@ class Target(Named):
             raise ConfigError(
                 f"a target needs a metric, a finite value and last of 1 or more, got {self.metric!r}, {self.value} and {self.last}"
             )
+        if self.metric.replace(".", "", 1).isdigit():
+            raise ConfigError(f"a target begins with the name of its metric, got {self.metric}")
 
     def reached(self, values: Sequence[float]) -> bool:
         if len(values) < self.last:
             return False
         mean = sum(values) / len(values)
-        return mean <= self.value if "loss" in self.metric or "error" in self.metric else mean >= self.value
+        return mean <= self.value if any(part in self.metric for part in FALLING) else mean >= self.value
 
 
 CONVERGE: Family[Convergence] = Family("convergence", never=Never, target=Target)

@@ -76,6 +76,15 @@ class Family(Generic[R]):
             usual = self._spelled(name, self._defaults[name])
             raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=f"write it as {usual}") from None
 
+    def same(self, rule: R) -> R:
+        """Return a rule of this family as its text is read: parameters of their own types, so that one rule has one text.
+
+        Raises:
+            ConfigError: A parameter is of another type, such as 2.5 where a whole number belongs.
+        """
+        text = self.text(rule)
+        return rule if text == repr(rule) else self.read(text)  # repr: a class of the user's own
+
     def text(self, rule: R) -> str:
         """Return the text of a rule of this family, with all of its parameters."""
         for name, make in self._rules.items():

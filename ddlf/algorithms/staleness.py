@@ -5,12 +5,16 @@ them: 0 when nobody else came in between. Each value here maps ``tau`` to a fact
 it must never be multiplied into a lasting rate, which would then decay to zero over the rounds.
 """
 
+import sys
 from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
 
 from ddlf.algorithms.named import Family, Named
 from ddlf.errors import ConfigError
+
+LEAST = sys.float_info.min
+"""No factor is smaller: others divide by it."""
 
 
 class Staleness(Protocol):
@@ -74,7 +78,7 @@ class Polynomial(Named):
 
     def __call__(self, tau: int) -> float:
         _check(tau)
-        return float((1.0 + tau) ** -self.a)
+        return max(float((1.0 + tau) ** -self.a), LEAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Hinge(Named):
 
     def __call__(self, tau: int) -> float:
         _check(tau)
-        return 1.0 if tau <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
+        return 1.0 if tau <= self.b else max(1.0 / (self.a * (tau - self.b) + 1.0), LEAST)
 
 
 def _check(tau: int) -> None:

@@ -19,13 +19,19 @@ def test_a_loss_reaches_its_target_from_above_and_nan_never_does():
     assert not Never().reached([])
 
 
+@pytest.mark.parametrize("metric", ["mae", "val_mse", "val_root_mean_squared_error", "test_binary_crossentropy"])
+def test_so_does_every_metric_that_is_better_the_smaller_it_is(metric):
+    rule = Target(metric=metric, value=0.1, last=1)
+    assert [rule.reached([value]) for value in (5.0, 0.1)] == [False, True]
+
+
 @pytest.mark.parametrize("rule", [Never(), Target(), Target(metric="test_loss", value=1e-3, last=1)])
 def test_a_rule_is_written_as_text_and_read_again(rule):
     assert CONVERGE.read(str(rule)) == rule
 
 
 @pytest.mark.parametrize(
-    "text", ["target:last=0", "target:value=nan", "target:metric=", "target:x=1", "targt", "never:1"]
+    "text", ["target:0.97", "target:last=0", "target:value=nan", "target:metric=", "target:x=1", "targt", "never:1"]
 )
 def test_what_cannot_be_a_target_is_refused(text):
     with pytest.raises(ConfigError):

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from ddlf.algorithms.codec import CODEC, Int8, Outward, TopK
-from ddlf.algorithms.merge import MERGE, TrimmedMean
+from ddlf.algorithms.merge import MERGE, Krum, TrimmedMean
 from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.outer import OUTER, Nesterov, Subtract
 from ddlf.errors import ConfigError
@@ -50,6 +51,19 @@ def test_two_names_of_one_rule_are_the_same_value_and_the_same_text():
 def test_parameters_are_read_with_and_without_their_names_and_written_with_them(family, texts, rule):
     assert [family.read(text) for text in texts] == [rule] * len(texts)
     assert str(rule) == texts[0]
+
+
+def test_a_rule_that_was_made_with_numbers_of_another_type_is_the_one_that_its_text_says():
+    """So that a checkpoint of one is gone on from with the other."""
+    assert str(OUTER.same(Nesterov(learning_rate=1))) == "nesterov:learning_rate=1.0,momentum=0.9"
+    assert type(MERGE.same(Krum(bad=np.int64(2))).bad) is int
+    with pytest.raises(ConfigError, match=r"bad must be a whole number, got '1\.5'"):
+        MERGE.same(Krum(bad=1.5))
+
+    class Own(Nesterov):
+        pass
+
+    assert type(OUTER.same(Own())) is Own
 
 
 @pytest.mark.parametrize(

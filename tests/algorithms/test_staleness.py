@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from ddlf.algorithms.staleness import STALENESS, Constant, Hinge, Inverse, Polynomial
 from ddlf.errors import ConfigError
 
-rules = st.sampled_from([Constant(), Inverse(), Polynomial(), Polynomial(a=2.0), Hinge(), Hinge(a=0.1)])
+EXTREME = [Polynomial(a=2000.0), Polynomial(a=1e308), Hinge(a=1e308, b=0)]
+rules = st.sampled_from([Constant(), Inverse(), Polynomial(), Polynomial(a=2.0), Hinge(), Hinge(a=0.1), *EXTREME])
 
 
 @pytest.mark.parametrize(

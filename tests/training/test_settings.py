@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ddlf
+from ddlf.algorithms.arrival import FedBuff
 from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.checkpoints.checkpoint import CheckpointFolder
@@ -125,6 +126,8 @@ WRONG = [
     (dict(outer="adam"), "unknown outer optimizer 'adam', did you mean 'fedadam'?"),
     (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),
     (dict(outer=Nesterov), "outer must be an object, got the class Nesterov; write Nesterov()"),
+    (dict(merge=TrimmedMean), "merge must be an object, got the class TrimmedMean; write TrimmedMean()"),
+    (dict(arrival=FedBuff(size=2.5), mode="async"), "arrival rule 'fedbuff:size=2.5': size must be a whole number"),
     (dict(outer=NoOptimizer()), "outer must be an outer optimizer or the name of one, got <no optimizer>"),
     (
         dict(worker_steps="5"),
@@ -220,6 +223,7 @@ def test_a_rule_may_be_text_or_an_object():
     assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
     assert outer_of(None) == outer_of("subtract") == Subtract()
     assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync")["merge"] == TrimmedMean(beta=0.1)
+    assert str(outer_of(Nesterov(learning_rate=1))) == str(outer_of("nesterov:1"))  # a checkpoint has the text
 
 
 # --- Nothing is ignored: of each mode and each setting, another value is seen in what the run does, or it is refused
