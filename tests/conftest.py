@@ -49,7 +49,7 @@ USE_KERAS = (
 )
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
 the second, and they begin with them."""
-LONG = ("tests/end_to_end/", "tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/")
+LONG = ("tests/end_to_end/", "tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/", "tests/trials/")
 """Begun before the others, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()
 
