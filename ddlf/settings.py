@@ -164,10 +164,17 @@ class Settings:
     in an own ``train_step``, in an own ``train``."""
 
     batchnorm: Annotated[
-        str, OneOf("averaged", "local"), "batch normalization: averaged, or each slot's own (local)", "", FACT, "sync"
+        str,
+        OneOf("averaged", "local", "recalibrated"),
+        "batch normalization: averaged, each slot's own (local), or statistics anew after each merge (recalibrated)",
+        "",
+        FACT,
+        "sync",
     ] = "averaged"
     """With ``local`` moving statistics, scale and offset of ``BatchNormalization`` stay apart in each slot for the whole run, and the model that is
-    tested and saved has their mean (FedBN, arXiv:2102.07623). For slots whose data differ."""
+    tested and saved has their mean (FedBN, arXiv:2102.07623). For slots whose data differ. With ``recalibrated`` moving statistics are computed anew
+    after each merge: the workers are sent the merged weights and pass the samples of their round through the model once more (SWA,
+    arXiv:1803.05407). That costs a forward pass, and the weights go out twice a round; scale and offset are merged as other weights."""
 
     codec: Annotated[
         str,

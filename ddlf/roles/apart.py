@@ -47,14 +47,18 @@ def end(task: Task, weights: Weights, begun: Weights, update: Weights) -> tuple[
     return sent, own
 
 
-def batch_norms(model: Any) -> tuple[int, ...]:
-    """Places of the weights of layers that normalize by batches, moving statistics, scale and offset, among ``model.weights``."""
-    layers = [
+def norm_layers(model: Any) -> list[Any]:
+    """Layers that normalize by batches: those of Keras, and subclasses."""
+    return [
         one
         for one in model._flatten_layers()
         if any(kind.__name__ == "BatchNormalization" for kind in type(one).__mro__)
     ]
-    theirs = {id(weight) for layer in layers for weight in layer.weights}
+
+
+def batch_norms(model: Any) -> tuple[int, ...]:
+    """Places of the weights of layers that normalize by batches, moving statistics, scale and offset, among ``model.weights``."""
+    theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
     return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ddlf.algorithms.weights import Weights
 from ddlf.data.held import HeldData, unchanging
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
@@ -27,6 +28,8 @@ from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
+from ddlf.roles.randomness import reseed
+from ddlf.roles.statistics import measured
 from ddlf.roles.task import (
     APART,
     CALLBACKS,
@@ -129,14 +132,23 @@ class Replica:
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
-        computing = asyncio.ensure_future(self._worker.compute(self.carry, Task.from_message(task)))
+        reply: Reply = await self._computed(self.carry, Task.from_message(task))
+        return reply.to_message()
+
+    async def measure(self, task: dict[str, Any]) -> Weights:
+        """Moving statistics over the samples of a ``Task``, which comes as it travels, with its weights."""
+        found: Weights = await self._computed(self.statistics, Task.from_message(task))
+        return found
+
+    async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
+        """Do it on the compute thread; when this is cancelled, it ends at the next batch."""
+        computing = asyncio.ensure_future(self._worker.compute(work, task))
         try:
-            reply: Reply = await asyncio.shield(computing)
+            return await asyncio.shield(computing)
         except asyncio.CancelledError:
             self.stopping = True
             await asyncio.wait([computing])
             raise
-        return reply.to_message()
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
@@ -264,6 +276,17 @@ class Replica:
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
         )
+
+    def statistics(self, task: Task) -> Weights:
+        """What the layers that normalize by batches come to with a task's weights, over its samples: see ``roles/statistics.py``."""
+        self.stopping = False
+        self._data = self._data or batches(self.app, "train")
+        parts = (
+            task.indices[begin : begin + task.batch_size] for begin in range(0, len(task.indices), task.batch_size)
+        )
+        inputs = ((gathered(self._data, part)[0], len(part)) for part in parts if not self.stopping)
+        reseed(self.app.model, (task.seed, task.round, task.slot))
+        return measured(self.app.model, read_weights(task.weights, None, self._model.like), inputs)
 
     def _chosen(self, indices: Any) -> np.ndarray[Any, Any]:
         """What an own ``train`` has set as ``self.indices``.

@@ -24,6 +24,7 @@ from ddlf.history import History
 from ddlf.roles import apart, fragments
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import start
 from ddlf.training.crew import Crew
@@ -99,8 +100,11 @@ class FakeRun(IApp):
 class BatchNormalization:
     """Called as that of Keras, by which it is found, with nothing but weights."""
 
-    def __init__(self, weights: list[Any]) -> None:
+    trainable = True
+
+    def __init__(self, weights: list[Any], frozen: frozenset[str]) -> None:
         self.weights = weights
+        self.non_trainable_weights = [weight for weight in weights if weight.path in frozen]
         self._non_trainable_variables = weights
 
 
@@ -121,13 +125,12 @@ class FakeModel:
         self.trainable_weights = [weight for weight in self.weights if weight.path not in frozen]
         self.non_trainable_weights = [weight for weight in self.weights if weight.path in frozen]
         self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
-        self._norms = norms
+        theirs = [weight for weight in self.weights if weight.path in norms]
+        self._layers = [BatchNormalization(theirs, frozen)] if theirs else []
         self.set_weights(list(start.values()))
 
     def _flatten_layers(self) -> list[BatchNormalization]:
-        return [BatchNormalization([weight for weight in self.weights if weight.path in self._norms])] * bool(
-            self._norms
-        )
+        return self._layers
 
     def get_weights(self) -> Weights:
         """Copies, as Keras gives them."""
@@ -185,6 +188,8 @@ class FakeWorker:
             return None
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
+        if verb == "measure":
+            return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
         reply = self.train(task)
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
@@ -217,6 +222,14 @@ class FakeWorker:
             stopped=False,
             state={name: left[name] for name in task.back},
         )
+
+    def measure(self, task: Task, weights: Weights) -> Weights:
+        """Moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` what they were."""
+        found = np.mean(task.indices) / self._app.samples + np.abs(np.mean(weights[0]))
+        return [
+            np.asarray(weights[place] + self._app.learning_rate * found, weights[place].dtype)
+            for place in moving(self._app.model)
+        ]
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
         """Train locally; with ``w`` a weight, per tensor of floats::

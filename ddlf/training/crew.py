@@ -16,7 +16,7 @@ from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, DDLFError, ExecutorCrashed, LeaseError
-from ddlf.training.recovery import LOSS, Recovery
+from ddlf.training.recovery import LOSS, Recovery, first_line
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 WAIT_FOR_WORKERS_S = 60.0
@@ -64,7 +64,7 @@ class Crew:
         self._workers: dict[int, ProxyWorker] = {}
         self._opened: dict[int, int] = {}  # how often each worker was given the app: what it held before is gone
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker, its number of openings) that carried it last
-        self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int]] = {}
+        self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
@@ -140,7 +140,9 @@ class Crew:
         self._schedule.apply(RoundBegan())
         self.meet_new_workers()
 
-    async def carry(self, slot: int, number: int, work: Work, *, avoid: frozenset[int] = frozenset()) -> Any:
+    async def carry(
+        self, slot: int, number: int, work: Work, *, avoid: frozenset[int] = frozenset(), leaves: bool = True
+    ) -> Any:
         """Have a slot carried by some worker, by another one if that is lost.
 
         Args:
@@ -148,6 +150,7 @@ class Crew:
             number: Number of its round, from 0.
             work: Carries it on the worker that it is given.
             avoid: Workers that are not to carry it, as long as there is another one.
+            leaves: Whether it is the slot's round, which leaves what the next one begins with.
 
         Returns:
             What ``work`` returned.
@@ -160,7 +163,7 @@ class Crew:
         """
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._wanted[slot] = work, future, number
+        self._wanted[slot] = work, future, number, leaves
         self._round = max(self._round, number)
         self._schedule.apply(Wanted(slot, avoid))
         self._advance_soon()
@@ -235,9 +238,10 @@ class Crew:
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
         worker = self._workers[number]
-        work, future, _ = self._wanted[slot]
+        work, future, _, leaves = self._wanted[slot]
         holder = number, self._opened[number]
-        self.emit(events.SlotStarted(**self._of(slot), worker=number))
+        if leaves:
+            self.emit(events.SlotStarted(**self._of(slot), worker=number))
         try:
             result = await work(worker, self._holds.get(slot) == holder)
         except asyncio.CancelledError:
@@ -250,8 +254,9 @@ class Crew:
         else:
             self._recovery.served(number)
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
-                self._holds[slot] = holder
-                self.emit(events.SlotFinished(**self._of(slot), worker=number))
+                if leaves:
+                    self._holds[slot] = holder
+                    self.emit(events.SlotFinished(**self._of(slot), worker=number))
                 if not future.done():
                     future.set_result(result)
         self._advance_soon()
@@ -293,7 +298,7 @@ class Crew:
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        self.emit(events.WorkerLost(**self._of(slot), worker=worker.id, why=_first_line(error)))
+        self.emit(events.WorkerLost(**self._of(slot), worker=worker.id, why=first_line(error)))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
@@ -316,7 +321,7 @@ class Crew:
         self._last_loss = error
         if self._known_as[worker.id] == "opened":
             self._known_as[worker.id] = "back"
-            self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=_first_line(error)))
+            self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=first_line(error)))
             self._settle(worker)
         self.changed()
 
@@ -379,7 +384,7 @@ class Crew:
         self.end(
             ClusterTooSmall(
                 f"all workers are lost, and none came back within {self._wait_s:g} s",
-                hint="look at the workers' terminals; the last loss was: " + _first_line(self._last_loss),
+                hint="look at the workers' terminals; the last loss was: " + first_line(self._last_loss),
             )
         )
 
@@ -392,7 +397,3 @@ class Crew:
             self.emit(event)
         else:
             self._held_back.append(event)  # if all are, that is one error and no event
-
-
-def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0]

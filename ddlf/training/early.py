@@ -66,7 +66,7 @@ def check_together(settings: Mapping[str, Any]) -> None:
             f"converge={str(converge)!r} looks at {converge.metric!r}, but test data is evaluated at the end only",
             hint="set evaluate_every=1, or look at validation data (x_val)",
         )
-    if isinstance(outer, Streaming) and settings["batchnorm"] != "averaged":
+    if isinstance(outer, Streaming) and settings["batchnorm"] == "local":
         raise ConfigError(
             f"batchnorm={settings['batchnorm']!r} and outer={str(outer)!r} both say which weights a slot keeps",
             hint="leave one of them out",

@@ -74,6 +74,11 @@ class WeightsOut:
         encoded, _ = encode_update(Float32(), self.held[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
 
+    def whole(self, weights: Weights) -> dict[str, Any]:
+        """What to send to whoever need not hold anything: weights as they are, or as the codec makes them where they do not travel as differences."""
+        codec = Float32() if self.differences else self._codec
+        return {"delta": False, "encoded": encode_update(codec, weights, self.lossless)[0]}
+
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
         """What brings a slot to new weights; None where it holds nothing yet."""
         if slot not in self.held:
@@ -146,6 +151,14 @@ class Exchange:
             bytes_out=worker.bytes_sent - out,
             bytes_back=worker.bytes_received - back,
         )
+
+    async def measure(self, task: Task, worker: ProxyWorker) -> Weights:
+        """Have moving statistics computed anew with a task's weights, as ``whole`` made them, over its samples."""
+        return list(await worker.call(self._role, "measure", task.to_message()))
+
+    def whole(self, weights: Weights) -> dict[str, Any]:
+        """See ``WeightsOut``."""
+        return self._weights_out.whole(weights)
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Tell how far a worker says that it is with a task."""

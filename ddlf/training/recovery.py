@@ -144,3 +144,8 @@ def _robbed(error: AppMissing) -> AppMissing:
         hint="something else gives it apps, or restarts it",
         worker=error.worker,
     )
+
+
+def first_line(error: object) -> str:
+    """What an error says in its first line."""
+    return str(error).partition("\n")[0]

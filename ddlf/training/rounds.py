@@ -25,6 +25,7 @@ class Facts:
         update_policy: What to do with an update that looks wrong.
         local: What local training adds to its gradients.
         apart: Places of the weights that each slot keeps apart.
+        statistics: Places of the moving statistics that are computed anew after each merge.
         grows: Whether workers that come meanwhile get slots of their own.
     """
 
@@ -37,6 +38,7 @@ class Facts:
     local: LocalRule
     grows: bool
     apart: tuple[int, ...] = ()
+    statistics: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class Run:
         self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
         self.replay: Replay | None = None  # whose order asynchronous training is to follow
         self._cluster = cluster
-        self._exchange = exchange
+        self.exchange = exchange
         self._parts = Parts(facts.samples, facts.seed, progress.owners)
         self._merge_metrics = merge_metrics
         self._reporter = reporter
@@ -214,7 +214,7 @@ class Run:
             validate=validate,
             last=progress.is_complete,
         )
-        keeping = self._keeper.keep(progress, self._exchange.states) if self._keeper is not None else None
+        keeping = self._keeper.keep(progress, self.exchange.states) if self._keeper is not None else None
         if self._arrivals is not None:
             self._arrivals.committed(replies, reporting, keeping)
             return self.stopping
@@ -250,10 +250,10 @@ class Run:
     async def keep_last(self, *, again: bool = False) -> None:
         """Fetch what workers still hold of slots, and write what is not written yet, or all of it again."""
         try:
-            self.progress.states = await self._exchange.states.all()
+            self.progress.states = await self.exchange.states.all()
         finally:
             try:
-                await self._exchange.states.close()
+                await self.exchange.states.close()
             finally:
                 if self._keeper is not None:
                     await self._keeper.last(self.progress, again=again)
@@ -296,7 +296,7 @@ class Run:
             make: Makes the task, anew for each worker.
             avoid: Workers that are not to carry it, as long as there is another one.
         """
-        reply: Reply = await self.crew.carry(slot, number, partial(self._exchange.send, make), avoid=avoid)
+        reply: Reply = await self.crew.carry(slot, number, partial(self.exchange.send, make), avoid=avoid)
         self.crew.emit(
             UpdateArrived(
                 round=number + 1,
@@ -330,7 +330,7 @@ class Run:
 
     async def stop_workers(self) -> None:
         """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
-        await self._exchange.stop(self._cluster.workers, STOP_S)
+        await self.exchange.stop(self._cluster.workers, STOP_S)
 
     async def _again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
         return await self.carry(task.slot, task.round, lambda: task, avoid)
@@ -338,7 +338,7 @@ class Run:
     def _note(self, replies: Sequence[Reply]) -> None:
         """Take note of what rounds have left whose updates count."""
         progress = self.progress
-        self._exchange.count(replies, whole_round=self._arrivals is None)
+        self.exchange.count(replies, whole_round=self._arrivals is None)
         for reply in replies:
             task = reply.task
             progress.ledger.add(task.indices, task.epochs, reply.fed)

@@ -23,6 +23,7 @@ from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.roles.statistics import moving
 from ddlf.roles.task import HELD
 from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
@@ -239,21 +240,21 @@ def _interrupted(app: Any) -> str:
     return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
 
 
-def _apart(app: Any, settings: dict[str, Any]) -> tuple[int, ...]:
-    """Places of the weights that each slot keeps apart.
+def _norms(app: Any, setting: str) -> dict[str, tuple[int, ...]]:
+    """Places of the weights that each slot keeps apart, or of those that are computed anew, as a value of ``batchnorm`` says.
 
     Raises:
         ConfigError: There would be none of those that are to be.
     """
-    if settings["batchnorm"] == "averaged":
-        return ()
-    found = batch_norms(app.model)
+    if setting == "averaged":
+        return {}
+    found, kind = (batch_norms(app.model), "layer") if setting == "local" else (moving(app.model), "trained layer")
     if not found:
         raise ConfigError(
-            f"batchnorm={settings['batchnorm']!r} has no effect: the model has no layer that normalizes by batches",
+            f"batchnorm={setting!r} has no effect: the model has no {kind} that normalizes by batches",
             hint="leave batchnorm at 'averaged'",
         )
-    return found
+    return {"apart" if setting == "local" else "statistics": found}
 
 
 async def _run(
@@ -278,7 +279,8 @@ async def _run(
         )
     settings["local_rule"].check_optimizer(app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
-    apart = _apart(app, settings)
+    norms = _norms(app, settings["batchnorm"])
+    apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
     fragments = isinstance(settings["outer"], Streaming)
@@ -316,7 +318,7 @@ async def _run(
         update_policy=settings["update_policy"],
         local=settings["local_rule"],
         grows=not fixed and order is None,
-        apart=apart,
+        **norms,
     )
     states = SlotStates(
         app._run,

@@ -13,6 +13,7 @@ import numpy as np
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.streaming import Streaming, tensors_of
 from ddlf.events import Warned
+from ddlf.training.recalibration import recalibrated
 from ddlf.training.rounds import Ended
 from ddlf.training.run import Run
 
@@ -44,7 +45,7 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
                 run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
             )
             run.state["merged"] = [np.where(np.isin(np.arange(rule.fragments), parts), round.number, merged)]
-            await run.commit(weights, replies)
+            await run.commit(await recalibrated(run, weights, replies, merge), replies)
     merged = run.state["merged"][0]
     if late := int(np.count_nonzero(merged < merged.max())):
         why = (

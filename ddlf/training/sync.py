@@ -19,6 +19,7 @@ from typing import ClassVar
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
 from ddlf.training import streaming
+from ddlf.training.recalibration import recalibrated
 from ddlf.training.run import Run
 
 
@@ -51,4 +52,4 @@ class Synchronous:
             run.state["outer"], weights = self.outer.update(
                 run.state["outer"], run.weights, merge.result(), run.facts.trainable
             )
-            await run.commit(weights, replies)
+            await run.commit(await recalibrated(run, weights, replies, self.merge), replies)

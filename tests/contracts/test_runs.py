@@ -28,6 +28,7 @@ from ddlf.algorithms.uneven import PARTITION
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.roles.exchange import send_update
+from ddlf.roles.statistics import moving
 from ddlf.settings import MODES, SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_run import accuracy_of
@@ -87,6 +88,7 @@ ROWS = {
         ("sync",),
         {"batchnorm": "local", "norms": frozenset(["norm/variance", "dense/bias"]), "weights_codec": "delta:int8"},
     ),
+    "recalibrated": (("sync",), {"batchnorm": "recalibrated", "norms": frozenset(["norm/variance", "dense/bias"])}),
     "float16": (BOTH, {"codec": "float16", "weights_codec": "float16"}),
     "bfloat16": (BOTH, {"codec": "bfloat16", "weights_codec": "bfloat16"}),
     "int8": (BOTH, {"codec": "int8", "weights_codec": "delta:int8"}),
@@ -286,6 +288,9 @@ def alone(run):
         )
         changed, weights = arrival.arrive(state, weights, arrived)
         state = {**state, **changed}
+        if run.batchnorm == "recalibrated":
+            for place, one in zip(moving(run.model), worker.measure(task, weights), strict=True):
+                weights[place] = np.asarray(weights[place] - (weights[place] - one))
     return weights
 
 

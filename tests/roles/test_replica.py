@@ -560,3 +560,25 @@ def test_an_update_of_float64_becomes_one_of_the_weights_type():
     weights = [np.zeros(3, np.float32), np.zeros(1, np.int64)]
     update, _ = run_train(type("Mine", (), {"train": lambda *_: [np.ones(3), np.zeros(1, np.int64)]})(), weights, 1, 1)
     assert [array.dtype for array in update] == [np.float32, np.int64]
+
+
+def test_moving_statistics_are_those_of_the_samples_by_the_formula_and_training_goes_on_as_if_nothing_had_been(
+    make_replica,
+):
+    """Against the layer before, computed by hand: two batches of 16 and one of 8."""
+    replica = make_replica(norm=True, dropout=0.5)
+    indices = np.random.default_rng(1).permutation(203)[:40].astype(np.uint8)
+    weights = replica.app.model.get_weights()
+    weights[-4] += 7  # the moving mean of before matters to nobody
+    asked = task(replica, weights=weights, indices=indices)
+    mean, variance = replica.statistics(asked)
+    hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
+    batches = [hidden[begin : begin + 16] for begin in (0, 16, 32)]
+    wanted = [sum(len(batch) * one(batch, axis=0) for batch in batches) / 40 for one in (np.mean, np.var)]
+    assert np.allclose(mean, wanted[0], rtol=1e-5, atol=1e-6)
+    assert np.allclose(variance, wanted[1], rtol=1e-4, atol=1e-6)
+    assert not np.allclose(variance, hidden.var(axis=0), rtol=1e-3)  # which has what batches differ by, too
+    first = arrays(replica.carry(asked), weights)
+    replica.statistics(asked)
+    again = arrays(replica.carry(replace(asked, state={})), weights)
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))

@@ -75,7 +75,10 @@ WRONG = [
         dict(partition="power:1", exchange="gradient"),
         "is for local training: with exchange='gradient' there is none; leave partition at",
     ),
-    (dict(batchnorm="lokal"), "batchnorm must be 'averaged' or 'local', got 'lokal'; did you mean 'local'?"),
+    (
+        dict(batchnorm="lokal"),
+        "batchnorm must be one of averaged, local, recalibrated, got 'lokal'; did you mean 'local'?",
+    ),
     (dict(batchnorm="local", outer="streaming"), "both say which weights a slot keeps; leave one of them out"),
     (dict(batchnorm="local", exchange="gradient"), "batchnorm='local' is for local training"),
     (dict(arrival="fedasinc"), "unknown arrival rule 'fedasinc', did you mean 'fedasync'?"),
