@@ -147,6 +147,14 @@ class OuterOf(RuleOf):
         return f"{super().__str__()}, or an object of your own"
 
 
+class OutwardOf(RuleOf):
+    """As ``RuleOf``, or a codec."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        codec = resolve_name("ddlf.algorithms.codec:Codec")
+        return super().__call__(name, str(value) if isinstance(value, codec | resolve_name(self.home)) else value)
+
+
 def seconds(name: str, value: Any) -> float:
     """a number of seconds, 0 or more"""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
@@ -163,7 +171,7 @@ def page(name: str, value: Any) -> int | None:
 
 CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
 LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
-OUTWARD = RuleOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
+OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 CONVERGE = RuleOf("ddlf.algorithms.convergence:CONVERGE")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ddlf.algorithms.per_tensor import PerTensor, State, as_like, check_positive, check_shares
+from ddlf.algorithms.per_tensor import PerTensor, State, as_like, check_positive, check_shares, check_size
 from ddlf.algorithms.weights import Tensor, is_float
 
 
@@ -52,7 +52,7 @@ class FedAdagrad(Adaptive):
     Args:
         learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
-        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+        tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
     Raises:
         ConfigError: A value is out of range.
@@ -66,7 +66,8 @@ class FedAdagrad(Adaptive):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_positive(learning_rate=self.learning_rate)
+        check_size(tau=self.tau)
         check_shares(beta1=self.beta1)
 
     def squares(self, v: Tensor, g: Tensor) -> Any:
@@ -91,7 +92,7 @@ class FedAdam(Adaptive):
         learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
         beta2: Share of the previous ``v`` to keep, in [0, 1).
-        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+        tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
     Raises:
         ConfigError: A value is out of range.
@@ -106,7 +107,8 @@ class FedAdam(Adaptive):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_positive(learning_rate=self.learning_rate)
+        check_size(tau=self.tau)
         check_shares(beta1=self.beta1, beta2=self.beta2)
 
     def squares(self, v: Tensor, g: Tensor) -> Any:
@@ -130,7 +132,7 @@ class FedYogi(Adaptive):
         learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
         beta2: What of ``g**2`` does not get into ``v``, in [0, 1).
-        tau: Size of updates below which steps are smaller, in units of the weight, > 0.
+        tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
     Raises:
         ConfigError: A value is out of range.
@@ -145,7 +147,8 @@ class FedYogi(Adaptive):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive(learning_rate=self.learning_rate, tau=self.tau)
+        check_positive(learning_rate=self.learning_rate)
+        check_size(tau=self.tau)
         check_shares(beta1=self.beta1, beta2=self.beta2)
 
     def squares(self, v: Tensor, g: Tensor) -> Any:

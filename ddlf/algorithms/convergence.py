@@ -60,7 +60,7 @@ class Target(Named):
     Args:
         metric: Name, as in ``history``.
         value: Target, in units of the metric.
-        last: Values to take the mean of, 1 or more; before there are as many nothing is reached.
+        last: Values to take the mean of, 1 to 1,000,000; before there are as many nothing is reached.
 
     Raises:
         ConfigError: A value is out of range.
@@ -74,9 +74,9 @@ class Target(Named):
     last: int = 5
 
     def __post_init__(self) -> None:
-        if not self.metric or not isfinite(self.value) or self.last < 1:
+        if not self.metric or not isfinite(self.value) or not 1 <= self.last <= 1_000_000:
             raise ConfigError(
-                f"a target needs a metric, a finite value and last of 1 or more, got {self.metric!r}, {self.value} and {self.last}"
+                f"a target needs a metric, a finite value and last from 1 to 1,000,000, got {self.metric!r}, {self.value} and {self.last}"
             )
         if self.metric.replace(".", "", 1).isdigit():
             raise ConfigError(f"a target begins with the name of its metric, got {self.metric}")

@@ -157,10 +157,14 @@ class Rule(Protocol):
 
     Attributes:
         least: Slots that it needs.
+        useful: Slots from which on one bad update cannot do what it likes; with fewer it does no more than the mean.
     """
 
     @property
     def least(self) -> int: ...
+
+    @property
+    def useful(self) -> int: ...
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         """Begin the merge of one round; see ``Merge`` for the arguments."""
@@ -175,6 +179,7 @@ class Mean(Named):
     """
 
     least: ClassVar[int] = 1
+    useful: ClassVar[int] = 1
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return RunningMerge(slots, like, names)

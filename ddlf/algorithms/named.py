@@ -7,6 +7,7 @@ a hyperparameter is part of that text, never a setting of its own.
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import signature
+from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ddlf.errors import ConfigError
@@ -86,11 +87,12 @@ class Family(Generic[R]):
         return rule if text == repr(rule) else self.read(text)  # repr: a class of the user's own
 
     def text(self, rule: R) -> str:
-        """Return the text of a rule of this family, with all of its parameters."""
+        """Return the text of a rule of this family, with all of its parameters; of a class of the user's own what Python writes."""
         for name, make in self._rules.items():
             values = {field: getattr(rule, field, default) for field, default in self._defaults[name].items()}
             if type(make()) is type(rule) and make(**values) == rule:
-                return self._spelled(name, values)
+                kinds = {field: type(default) for field, default in self._defaults[name].items()}
+                return self._spelled(name, {field: _as_text_has(kinds[field], one) for field, one in values.items()})
         return repr(rule)
 
     @staticmethod
@@ -103,7 +105,7 @@ class Family(Generic[R]):
             raise ConfigError(f"{name} has no parameters")
         found: dict[str, Any] = {}
         for place, part in enumerate(text.split(",")):
-            field, equals, value = part.strip().partition("=")
+            field, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals:
                 if place >= len(defaults):
                     raise ConfigError(f"{name} has no more parameters than {', '.join(defaults)}")
@@ -120,6 +122,12 @@ class Family(Generic[R]):
         return found
 
 
+def _as_text_has(kind: type, value: Any) -> Any:
+    """1.0 for a 1 where a number is meant: a rule has one text, whichever way its numbers are written."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return float(value) if kind is float and is_number else value
+
+
 def _guess(name: str, known: Any) -> str:
-    near = get_close_matches(name, known, 1)
+    near = get_close_matches(name.strip().lower(), known, 1)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -68,7 +68,7 @@ def equal_sizes(n: int, k: int) -> list[int]:
     Raises:
         ConfigError: There are no samples, no slots, or fewer samples than slots.
     """
-    _check_split(n, k)
+    check_split(n, k)
     return [n // k + (slot < n % k) for slot in range(k)]
 
 
@@ -91,7 +91,7 @@ def sizes_by_speed(n: int, speeds: Sequence[float], minimum: int = 1) -> list[in
     Raises:
         ConfigError: There are too few samples, or a speed or ``minimum`` is out of range.
     """
-    _check_split(n, len(speeds), minimum)
+    check_split(n, len(speeds), minimum)
     if not all(isfinite(speed) and speed > 0 for speed in speeds):
         raise ConfigError(f"speeds must be finite and > 0 samples/s, got {list(speeds)}")
     sizes = [minimum] * len(speeds)
@@ -128,7 +128,7 @@ def smooth_speed(old: float | None, new: float, alpha: float = 0.5) -> float:
     return new if old is None else alpha * new + (1 - alpha) * old
 
 
-def _check_split(n: int, k: int, minimum: int = 1) -> None:
+def check_split(n: int, k: int, minimum: int = 1) -> None:
     """Raise ConfigError unless ``n`` samples give each of ``k`` slots at least ``minimum``."""
     if n <= 0:
         raise ConfigError(f"cannot split {n} samples", hint="load a data set with at least one sample")

@@ -93,6 +93,13 @@ def check_positive(**values: float) -> None:
             raise ConfigError(f"{name} must be finite and > 0, got {value}")
 
 
+def check_size(**values: float) -> None:
+    """Refuse sizes whose squares, or what is divided by them, are no float32."""
+    for name, value in values.items():
+        if not 1e-18 <= value <= 1e18:
+            raise ConfigError(f"{name} must be from 1e-18 to 1e18, got {value}")
+
+
 def check_shares(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:

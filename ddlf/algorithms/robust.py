@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
-from math import isfinite
+from math import ceil, isfinite
 from typing import ClassVar
 
 import numpy as np
@@ -111,6 +111,7 @@ class Median(Named):
     """
 
     least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return SortedMerge(slots, like, names, combine=self.combine)
@@ -145,6 +146,11 @@ class TrimmedMean(Named):
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:
             raise ConfigError(f"beta must be in [0, 0.5), got {self.beta}")
+
+    @property
+    def useful(self) -> int:
+        """Slots of which one is left out at each end; 1 where none is to be."""
+        return ceil(1 / self.beta) if self.beta > 1e-9 else 1
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return SortedMerge(slots, like, names, combine=self.combine)
@@ -187,6 +193,8 @@ class Krum(Named):
         """Slots that its source's proof is for; without bad ones there is nothing to prove."""
         return 2 * self.bad + 3 if self.bad else 1
 
+    useful = least
+
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return WholeMerge(slots, like, names, weigh=self.weigh)
 
@@ -215,7 +223,7 @@ class GeometricMedian(Named):
 
     Args:
         steps: How often; 0 is the mean.
-        smoothing: Distance below which an update counts no more, in units of the weights, > 0.
+        smoothing: Distance below which an update counts no more, in units of the weights, 1e-100 or more.
 
     Raises:
         ConfigError: A value is out of range.
@@ -228,12 +236,13 @@ class GeometricMedian(Named):
     smoothing: float = 1e-6
 
     least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 or more, got {self.steps}")
-        if not (isfinite(self.smoothing) and self.smoothing > 0):
-            raise ConfigError(f"smoothing must be finite and > 0, got {self.smoothing}")
+        if not (isfinite(self.smoothing) and self.smoothing >= 1e-100):  # below, an update's share could be infinite
+            raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return WholeMerge(slots, like, names, weigh=self.weigh)
@@ -273,6 +282,7 @@ class ClippedMean(Named):
     longest: float = 1.0
 
     least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if not (isfinite(self.longest) and self.longest > 0):

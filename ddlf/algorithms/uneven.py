@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
+from ddlf.algorithms.partition import check_split, equal_sizes, sizes_by_speed
 from ddlf.errors import ConfigError
 
 Labels = npt.NDArray[np.int64]
@@ -49,6 +49,7 @@ class Equal(Named):
     goes_by_labels: ClassVar[bool] = False
 
     def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
+        check_split(samples, slots)
         return None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.check import Verdict, fault, judge, scaled
 from ddlf.algorithms.merge import Merge
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 from ddlf.roles.task import Reply, Task
@@ -115,6 +116,22 @@ def check(run: Run, reply: Reply) -> None:
     found = fault(reply.update, reply.samples, run.weights, run.facts.names)
     if found is not None:
         raise found.error(reply.slot + 1, f"worker {reply.worker}")
+
+
+def check_weights(run: Run, weights: Weights, replies: Sequence[Reply]) -> None:
+    """Refuse new global weights that no slot could begin with. Their updates could be used, so it is the rule that took them too far.
+
+    Raises:
+        BadUpdate: Names the round, the tensor and how many of its values are wrong.
+    """
+    found = fault(weights, 1, weights, run.facts.names) if weights is not run.weights else None
+    if found is not None:
+        raise BadUpdate(
+            f"the weights after round {replies[0].task.round + 1} cannot be used: {found.reason}, and no update was",
+            hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
+            tensor=found.tensor,
+            count=found.count,
+        )
 
 
 def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:

@@ -22,11 +22,14 @@ import numpy as np
 from ddlf.algorithms.uneven import Owners
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.contents import Checkpoint
+from ddlf.errors import ConfigError
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
 from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 from ddlf.training.ledger import Ledger
 
+MOST_ROUNDS = 5_000_000
+"""They are planned one by one: these take 0.5 GB and some seconds."""
 KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
 
@@ -157,10 +160,19 @@ class Progress:
         self._lay_out()
 
     def _add(self, epochs: int, worker_epochs: int, *, begun: bool = False) -> None:
-        """Plan more epochs, of which the first has begun or not."""
+        """Plan more epochs, of which the first has begun or not.
+
+        Raises:
+            ConfigError: They have more rounds than can be planned.
+        """
         size = self.portion * len(self.states)
+        whole = math.ceil(self.samples / size) if size else 1
+        if len(self.epochs) + epochs * whole // (1 if size else worker_epochs) > MOST_ROUNDS:
+            raise ConfigError(
+                f"{epochs:,} epochs are more than the {MOST_ROUNDS:,} rounds that a training can have",
+                hint="ask for fewer epochs, or for longer rounds; a training can be gone on with",
+            )
         if size:
-            whole = math.ceil(self.samples / size)
             rest = math.ceil((self.samples - self.offsets[-1]) / size)
             new = [1] * (rest * begun + whole * (epochs - begun))
         else:

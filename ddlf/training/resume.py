@@ -169,6 +169,8 @@ async def begin(
         if order is not None:
             check_settings(order.as_given(app.slots), now, f"in {order.source}", "replay it with the same settings")
         slots = order.slots_from[0][1] if order is not None else app.slots or app.cluster.N
+        if slots > samples:  # refused before anything is made for each slot
+            owners_of(app, settings["partition"], samples, slots, settings["seed"])
         progress = Progress(
             weights=app.model.get_weights(),
             ledger=Ledger(samples),

@@ -24,7 +24,7 @@ from ddlf.roles.task import CONTROL, Reply, Task
 from ddlf.training.arrivals import Arrivals, Begin, global_weights
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
-from ddlf.training.gather import gather
+from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.order import Replay
 from ddlf.training.parts import Parts
@@ -193,8 +193,12 @@ class Run:
 
         Returns:
             Whether the run is known to end here.
+
+        Raises:
+            BadUpdate: They hold a NaN or an infinity, though no update does; those of before stay.
         """
         progress = self.progress
+        check_weights(self, weights, replies)
         staleness = progress.merges - min(reply.task.version for reply in replies)
         progress.merges += weights is not progress.weights
         progress.weights = weights

@@ -284,7 +284,7 @@ async def _run(
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
     fragments = isinstance(settings["outer"], Streaming)
-    weights_out = WeightsOut(app.weights_codec, [not flag for flag in trainable], fragments=fragments)
+    weights_out = WeightsOut(str(settings["weights_codec"]), [not flag for flag in trainable], fragments=fragments)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
     fixed = app.slots is not None or progress.owners is not None
@@ -309,6 +309,10 @@ async def _run(
         differ = progress.owners is not None and settings["partition"].goes_by_labels
         if why := warning(min(least, settings["batch_size"]), differ, settings["batchnorm"]):
             app._tell(Warned(about="model", why=why))
+    if settings["mode"] == "sync" and len(progress.states) < (useful := settings["merge"].useful):
+        said = f"merge={str(settings['merge'])!r} of {len(progress.states)} slot{'s' * (len(progress.states) > 1)}"
+        why = f"{said} cannot tell a bad update from a good one: it takes {useful} slots or more"
+        app._tell(Warned(about="merge", why=why))
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from ddlf.algorithms.merge import Rule
-from ddlf.algorithms.streaming import Streaming, tensors_of
+from ddlf.algorithms.streaming import Streaming, deal, tensors_of
 from ddlf.events import Warned
 from ddlf.training.recalibration import recalibrated
 from ddlf.training.rounds import Ended
@@ -30,6 +30,7 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
     Raises:
         ConfigError: There are more fragments than tensors.
     """
+    deal(run.weights, run.facts.trainable, rule.fragments)  # refused before anything is made as long as that
     run.state.setdefault("outer", rule.init(run.weights))
     run.state.setdefault("merged", [np.full(rule.fragments, -1)])
     with contextlib.suppress(Ended):

@@ -31,7 +31,17 @@ def test_a_rule_is_written_as_text_and_read_again(rule):
 
 
 @pytest.mark.parametrize(
-    "text", ["target:0.97", "target:last=0", "target:value=nan", "target:metric=", "target:x=1", "targt", "never:1"]
+    "text",
+    [
+        "target:0.97",
+        "target:last=0",
+        f"target:last={10**30}",
+        "target:value=nan",
+        "target:metric=",
+        "target:x=1",
+        "targt",
+        "never:1",
+    ],
 )
 def test_what_cannot_be_a_target_is_refused(text):
     with pytest.raises(ConfigError):

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import CODEC, Int8, Outward, TopK
-from ddlf.algorithms.merge import MERGE, Krum, TrimmedMean
+from ddlf.algorithms.codec import CODEC, Float16, Int8, Outward, PowerSGD, TopK
+from ddlf.algorithms.merge import MERGE, Krum, Mean, TrimmedMean
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.outer import OUTER, Nesterov, Subtract
+from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, Subtract
 from ddlf.errors import ConfigError
+from ddlf.settings import SETTINGS
 
 FAMILIES = [MERGE, OUTER, CODEC]
 OTHER_NAMES = {"diloco": "nesterov", "fedavg": "subtract"}
@@ -35,6 +36,7 @@ def test_two_names_of_one_rule_are_the_same_value_and_the_same_text():
     [
         (MERGE, ["trimmed:beta=0.3", "trimmed:0.3"], TrimmedMean(beta=0.3)),
         (OUTER, ["nesterov:learning_rate=0.7,momentum=0.5", "nesterov:momentum=0.5"], Nesterov(momentum=0.5)),
+        (OUTER, ["nesterov:learning_rate=0.7,momentum=0.5", "nesterov: momentum = 0.5 "], Nesterov(momentum=0.5)),
         (
             OUTER,
             ["nesterov:learning_rate=0.1,momentum=0.5", "nesterov:0.1,momentum=0.5"],
@@ -90,6 +92,51 @@ def test_a_text_that_is_no_rule_gets_a_sentence(family, text, sentence):
     with pytest.raises(ConfigError) as refused:
         family.read(text)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule", "text"),
+    [
+        ("outer", Nesterov(learning_rate=1, momentum=0), "nesterov:learning_rate=1.0,momentum=0.0"),
+        ("outer", Nesterov(learning_rate=np.float32(0.7)), "nesterov:learning_rate=0.699999988079071,momentum=0.9"),
+        ("merge", TrimmedMean(beta=0), "trimmed:beta=0.0"),
+        ("merge", Krum(bad=np.int64(2)), "krum:bad=2,keep=1"),
+        ("codec", TopK(fraction=1), "topk:fraction=1.0"),
+        ("codec", Int8(), "int8"),
+        ("weights_codec", Float16(), "float16"),
+        ("weights_codec", Outward(TopK(fraction=1), delta=True), "delta:topk:fraction=1.0"),
+    ],
+)
+def test_an_object_is_what_its_text_is(setting, rule, text):
+    """So a checkpoint of a run with the one is that of a run with the other."""
+    read = SETTINGS[setting].check(setting, rule)
+    assert str(rule) == str(read) == text
+    assert read == SETTINGS[setting].check(setting, text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule", "sentence"),
+    [
+        ("merge", Krum(bad=1.5), "merge 'krum:bad=1.5,keep=1': bad must be a whole number, got '1.5'"),
+        ("merge", Krum(bad=True), "bad must be a whole number, got 'True'"),
+        ("outer", Streaming(fragments=2.5), "fragments must be a whole number, got '2.5'"),
+        ("codec", PowerSGD(rank=2.0), "rank must be a whole number, got '2.0'"),
+        ("weights_codec", TopK(fraction=0.1), "weights cannot travel as 'topk:0.1'"),
+        ("weights_codec", Nesterov(), "weights_codec must be a name, got Nesterov("),
+        ("merge", Mean, "merge must be an object, got the class Mean; write Mean()"),
+        ("codec", TopK, "codec must be an object, got the class TopK; write TopK()"),
+    ],
+)
+def test_an_object_whose_text_would_be_refused_is_refused(setting, rule, sentence):
+    with pytest.raises(ConfigError) as refused:
+        SETTINGS[setting].check(setting, rule)
+    assert sentence in str(refused.value)
+
+
+def test_a_name_in_capitals_or_with_spaces_gets_a_guess():
+    for text in ("Median", "MEDIAN", " median", "median "):
+        with pytest.raises(ConfigError, match="did you mean 'median'"):
+            MERGE.read(text)
 
 
 def test_a_rule_of_somebody_else_is_written_as_python_does():

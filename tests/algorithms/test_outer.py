@@ -249,6 +249,8 @@ def test_an_update_that_only_broadcasting_would_fit_is_refused(outer, merged):
         lambda: FedAdam(beta1=1),
         lambda: FedAdam(beta2=-0.1),
         lambda: FedAdam(tau=0),
+        lambda: FedAdam(tau=1e300),
+        lambda: FedYogi(tau=1e-300),
         lambda: FedAdagrad(learning_rate=0),
         lambda: FedAdagrad(beta1=1),
         lambda: FedAdagrad(tau=-1),

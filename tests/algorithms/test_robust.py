@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from ddlf.algorithms.merge import MERGE, ClippedMean, GeometricMedian, Krum, Mean, merged
 from ddlf.data.datasets import load_digits
 from ddlf.errors import ConfigError
+from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
 
 ROBUST = ["median", "trimmed:0.2", "krum:2", "krum:2,keep=5", "geometric", "geometric:4", "clipped"]
@@ -95,7 +96,8 @@ def test_updates_that_are_as_long_as_each_other_are_only_averaged():
     [
         ("geometric:-1", "steps must be 0 or more, got -1"),
         ("geometric:1.5", "steps must be a whole number"),
-        ("geometric:smoothing=0", "smoothing must be finite and > 0"),
+        ("geometric:smoothing=0", "smoothing must be finite and 1e-100 or more"),
+        ("geometric:smoothing=1e-308", "smoothing must be finite and 1e-100 or more"),
         ("clipped:0", "longest must be finite and > 0, got 0.0"),
         ("clipped:inf", "longest must be finite and > 0"),
     ],
@@ -132,6 +134,43 @@ async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
     with pytest.raises(ConfigError, match="needs 5 slots"):
         await run.train_model()
     assert len(run.history) == run.master_epochs
+
+
+# --- others with too few slots ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["median", "trimmed", "trimmed:0.3", "geometric", "clipped:2"])
+def test_from_as_many_slots_as_a_rule_says_one_bad_update_cannot_do_what_it_likes(text):
+    rule = MERGE.read(text)
+    honest, far = np.ones((rule.useful, 5)), 1e9
+
+    def moved(slots):
+        points = honest[:slots].copy()
+        points[-1] *= -far
+        return np.abs(whole(merged(rule, in_two(points), [1] * slots))).max()
+
+    assert moved(rule.useful) < 10
+    assert moved(rule.useful - 1) > far / 20
+
+
+@pytest.mark.parametrize(
+    ("merge", "slots", "said"),
+    [
+        ("median", 2, ["merge='median' of 2 slots cannot tell a bad update from a good one: it takes 3 slots or more"]),
+        ("trimmed", 4, ["merge='trimmed:beta=0.2' of 4 slots cannot tell a bad update from a good one: it takes 5 slots or more"]),
+        ("trimmed", 5, []),
+        ("trimmed:0", 2, []),
+        ("mean", 1, []),
+        ("krum:0", 1, []),
+    ],
+)  # fmt: skip
+async def test_a_rule_that_does_nothing_with_so_few_slots_says_so(merge, slots, said):
+    run, told = FakeRun(FakeCluster(slots), merge=merge), []
+    run.subscribe(
+        lambda event: told.append(event.why) if isinstance(event, Warned) and event.about == "merge" else None
+    )
+    await run.train_model()
+    assert told == said
 
 
 # --- codecs that leave most values out ------------------------------------------------------------------------------------

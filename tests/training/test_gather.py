@@ -4,10 +4,13 @@ import asyncio
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.merge import MERGE
+from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
+from ddlf.testing import FakeRun
 from ddlf.training import gather
 
 
@@ -42,3 +45,18 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
     assert [reply.slot for reply in fit] == [1, 2]
     assert merge.result()[0].tolist() == [5.5, 5.5], "of workers 2 and 9"
     assert len(run.verdicts) == 4
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("settings", [{"outer": "subtract:1e200"}, {"mode": "async", "outer": "fedavgm:1e200"}])
+async def test_weights_that_a_rule_took_too_far_are_the_rules_fault_and_never_the_runs_result(settings):
+    """Also in the last round, behind which no worker would have noticed."""
+    run = FakeRun(master_epochs=1, **settings)
+    before = run.model.get_weights()
+    with pytest.raises(
+        BadUpdate, match=r"weights after round 1 cannot be used: 1,200 of 1,200 .* rate .* outer"
+    ) as bad:
+        await run.train_model()
+    assert (bad.value.tensor, bad.value.count, bad.value.worker) == ("layer/0", 1200, "")
+    assert not run.history
+    assert all(np.array_equal(a, b) for a, b in zip(before, run.model.get_weights(), strict=True))

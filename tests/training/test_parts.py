@@ -78,10 +78,19 @@ async def test_a_worker_that_joins_gets_no_slot_since_all_samples_are_somebodys(
         ),
         (dict(y_train=np.linspace(0, 1, 203)), "labels must be a whole number for each sample, or one-hot rows"),
         (dict(slots=204), "partition 'dirichlet:alpha=0.5': 203 samples cannot be split over 204 slots"),
+        (
+            dict(slots=204, partition="equal"),
+            "203 samples cannot be split over 204 slots; train with at most 203 slots",
+        ),
+        (dict(slots=10**12, partition="equal"), f"203 samples cannot be split over {10**12} slots"),
+        (dict(master_epochs=10**12), "1,000,000,000,000 epochs are more than the 5,000,000 rounds that a training can"),
+        (dict(master_epochs=10**6, worker_steps=1, batch_size=1, partition="equal"), "1,000,000 epochs are more than"),
         (dict(partition="classes:100"), "partition 'classes:per_slot=100': 203 samples cannot be cut into 300 shares"),
     ],
 )
-async def test_what_cannot_be_partitioned_is_refused_before_a_folder_is_taken(settings, sentence, tmp_path):
+async def test_what_cannot_be_cut_into_rounds_and_parts_is_refused_before_a_folder_is_taken(
+    settings, sentence, tmp_path
+):
     with pytest.raises(ConfigError) as refused:
         await trained(**settings, checkpoint=tmp_path / "checkpoints")
     assert sentence in str(refused.value)
