@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ddlf.algorithms.codec import Codec
-from ddlf.algorithms.weights import Weights, mean_of
+from ddlf.algorithms.weights import Weights, digest, mean_of
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
@@ -83,6 +83,8 @@ class SlotStates:
         self._averages = averages
         self.shared: SlotState = {}
         if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):
+            # Of a training that was stopped all are that mean already; the mean of equal numbers may be rounded.
+            begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
             self._share(begun, [1] * len(begun))
         self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
 
