@@ -113,7 +113,7 @@ class RuleOf:
         family: Any = resolve_name(self.home)
         if isinstance(value, str):
             return family.read(value)
-        if getattr(value, "family", None) is family:
+        if _is_of(family, value):
             if isinstance(value, type):
                 raise ConfigError(
                     f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()"
@@ -141,7 +141,7 @@ class OuterOf(RuleOf):
                 hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
             )
         family: Any = resolve_name(self.home)
-        return family.same(value) if getattr(value, "family", None) is family else value
+        return family.same(value) if _is_of(family, value) else value
 
     def __str__(self) -> str:
         return f"{super().__str__()}, or an object of your own"
@@ -153,6 +153,10 @@ class OutwardOf(RuleOf):
     def __call__(self, name: str, value: Any) -> Any:
         codec = resolve_name("ddlf.algorithms.codec:Codec")
         return super().__call__(name, str(value) if isinstance(value, codec | resolve_name(self.home)) else value)
+
+
+def _is_of(family: Any, value: Any) -> bool:
+    return getattr(value, "family", None) is family
 
 
 def seconds(name: str, value: Any) -> float:
