@@ -1,6 +1,7 @@
 """DiLoCo on a small language model: the loss after equal samples, and how many bytes were exchanged for it.
 
-    python -m benchmarks.language [--epochs 3] [--steps 64] [--width 64] [--only diloco streaming]
+    python -m benchmarks.language [--epochs 3] [--steps 64] [--width 64] [--batch-size 8] [--rate 6e-3] [--rate-averaged 6e-3]
+                                  [--outer nesterov:0.9,0.6] [--only diloco streaming]
 
 A transformer of two blocks reads the help texts that come with Python, byte by byte. What all are held against is per-step averaging of
 gradients over four slots, computed by what it equals: one process with the batches of all slots together. Its bytes are those of an exchange of
@@ -33,15 +34,16 @@ class Language(IApp):
         width: Units of each position.
         sequences: Training sequences; fewer if the text has fewer, and a multiple of what all slots read in a step.
         steps_in_all: Steps of each slot, for the schedule.
+        rate: Highest learning rate of the schedule.
     """
 
-    batch_size = 8
     optimizer_state = "stays"
     slots = SLOTS
     verbose = False
     width = 64
     sequences = 8192
     steps_in_all = 1
+    rate = 6e-3
 
     async def load_dataset(self) -> None:
         from pydoc_data import topics
@@ -59,7 +61,8 @@ class Language(IApp):
         from keras import layers
 
         text = keras.Input((LENGTH,), dtype="int32")
-        places = layers.Embedding(LENGTH, self.width, name="places")(keras.ops.arange(LENGTH))
+        # Made from the input: of a constant the layer would be none of the model's, and its weights would never be trained.
+        places = layers.Embedding(LENGTH, self.width)(keras.ops.cumsum(keras.ops.ones_like(text), axis=1) - 1)
         x = layers.Embedding(VOCABULARY, self.width)(text) + places
         for _ in range(2):
             y = layers.LayerNormalization()(x)
@@ -69,7 +72,7 @@ class Language(IApp):
         scores = layers.Dense(VOCABULARY)(layers.LayerNormalization()(x))
         self.model = keras.Model(text, scores)
         rate = keras.optimizers.schedules.CosineDecay(
-            0.0, self.steps_in_all, alpha=0.05, warmup_target=3e-3, warmup_steps=max(1, self.steps_in_all // 20)
+            0.0, self.steps_in_all, alpha=0.05, warmup_target=self.rate, warmup_steps=max(1, self.steps_in_all // 20)
         )
         self.model.compile(
             keras.optimizers.AdamW(rate, weight_decay=0.1, beta_2=0.95, clipnorm=1.0),
@@ -96,10 +99,11 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
     """Train in each way and print a table; returns it by the names of the ways."""
     fragments = {"outer": "streaming:fragments=4", "worker_steps": options.steps // 4}
     ways: dict[str, dict[str, Any]] = {
-        "diloco": {"outer": "diloco"},
+        "diloco": {"outer": options.outer},
         "streaming": fragments,
-        "diloco, int4": {"outer": "diloco", **INT4},
+        "diloco, int4": {"outer": options.outer, **INT4},
         "streaming, int4": fragments | INT4,
+        "average of 10 steps, int4": {"worker_steps": 10, **INT4},
     }
     found: dict[str, Result] = {}
     async with Cluster.local(1) as cluster:
@@ -120,6 +124,7 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
     import keras
 
     keras.utils.set_random_seed(options.seed)
+    app.rate = options.rate_averaged
     await app.create_model()
     app.model.fit(app.x_train, app.y_train, SLOTS * app.batch_size, options.epochs, verbose=0)
     loss = app.model.evaluate(app.x_test, app.y_test, SLOTS * app.batch_size, verbose=0)
@@ -150,7 +155,12 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
 
 async def _app(cluster: Cluster, options: argparse.Namespace) -> Language:
     app = Language(cluster)
-    app.width, app.sequences = options.width, options.sequences
+    app.width, app.sequences, app.batch_size, app.rate = (
+        options.width,
+        options.sequences,
+        options.batch_size,
+        options.rate,
+    )
     await app.load_dataset()
     app.steps_in_all = len(app.x_train) // (SLOTS * app.batch_size) * options.epochs
     return app
@@ -163,6 +173,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=64, help="batches of each slot between two exchanges of a weight")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=8192)
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences, of each slot")
+    parser.add_argument("--rate", type=float, default=6e-3, help="highest learning rate of the slots")
+    parser.add_argument("--rate-averaged", type=float, default=6e-3, help="that of averaging in each step")
+    parser.add_argument("--outer", default="diloco", help="of the ways that are called diloco")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", metavar="NAME")
     return parser

@@ -1,10 +1,12 @@
 """How soon each way to train together reaches an accuracy: in seconds, in samples and in bytes.
 
     python -m benchmarks.learning [--data digits|mnist|cifar10] [--rules average,gradient,diloco-10] [--target 0.95] [--epochs 4] [--samples N]
-                                  [--batch-size 64] [--workers 2] [--seeds 3] [--plot learning.png]
+                                  [--batch-size 64] [--workers 2] [--seeds 3] [--link 100] [--plot learning.svg] [--json FILE]
 
 Ways take turns, seed by seed. Some twenty times in a run the weights are kept, and tested when it is over: the first that reach the target count.
 Seconds are those of rounds, the first of which, where Keras compiles, counts as the median one. So what is read is the ratio to the first way.
+Those on a link are computed: the samples of a worker, each at the median cost of one in all rounds of local training of the first way, and all
+bytes one after the other through the master's link of so many Mbit/s. They leave out what a step costs beside its samples and its bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 from apps.cifar10_cnn import CIFAR10CNN
 from apps.digits_cnn import DigitsCNN
 from apps.mnist_cnn import MNISTCNN
-from benchmarks.measure import Spread, table, turns
+from benchmarks.measure import mean_and_deviation, table, turns
 from ddlf import Cluster
 
 DATA: dict[str, tuple[type[Any], float]] = {
@@ -34,10 +36,26 @@ RULES: dict[str, dict[str, Any]] = {
     "gradient": {"exchange": "gradient"},
     "gradient-int8": {"exchange": "gradient", "codec": "int8"},
     "diloco-10": {"outer": "diloco", "worker_steps": 10},
+    "nesterov-10": {"outer": "nesterov:learning_rate=1.0,momentum=0.5", "worker_steps": 10},
+    "streaming-10": {"outer": "streaming:fragments=4", "worker_steps": 10},
     "fedavgm-10": {"outer": "fedavgm:momentum=0.5", "worker_steps": 10},
+    "fedadagrad-10": {"outer": "fedadagrad:learning_rate=0.01", "worker_steps": 10},
     "fedadam-10": {"outer": "fedadam:learning_rate=0.01", "worker_steps": 10},
+    "fedyogi-10": {"outer": "fedyogi:learning_rate=0.01", "worker_steps": 10},
+    "fedprox-10": {"local_rule": "fedprox:0.1", "worker_steps": 10},
+    "scaffold-10": {"local_rule": "scaffold", "worker_steps": 10},
+    "int8-10": {"codec": "int8", "weights_codec": "delta:int8", "worker_steps": 10},
+    "int4-10": {"codec": "int4-block", "weights_codec": "delta:int4-block", "worker_steps": 10},
+    "powersgd-10": {"codec": "powersgd:rank=4", "worker_steps": 10},
     "async": {"mode": "async"},
     "async-10": {"mode": "async", "worker_steps": 10},
+    "inverse-10": {"mode": "async", "staleness": "inverse", "worker_steps": 10},
+    "fedasync-10": {"mode": "async", "arrival": "fedasync", "staleness": "polynomial:a=0.5", "worker_steps": 10},
+    "fedbuff-10": {"mode": "async", "arrival": "fedbuff:size=2", "worker_steps": 10},
+    "delayed-10": {"mode": "async", "arrival": "delayed:rate=1.0,momentum=0.5", "worker_steps": 10},
+    "dcasgd-10": {"mode": "async", "arrival": "dcasgd", "worker_steps": 10},
+    "elastic-10": {"mode": "async", "arrival": "elastic:alpha=0.45", "worker_steps": 10},
+    "weighted-10": {"mode": "async", "arrival": "weighted", "worker_steps": 10},
 }
 """Each way by its name: settings of a run. 10 is the number of batches between two exchanges, an epoch where there is none."""
 LOOKS = 20
@@ -53,6 +71,7 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
         async def load_dataset(self) -> None:
             await super().load_dataset()
             self.x_train, self.y_train = self.x_train[: options.samples], self.y_train[: options.samples]
+            self.x_test, self.y_test = self.x_test[: options.test], self.y_test[: options.test]
 
         def on_round(self, record: Any) -> None:
             done = sum(entry.samples * entry.epochs for entry in self.history)
@@ -75,52 +94,71 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
         accuracy = (await app.evaluate_model())["accuracy"]
         moved = sum(record.bytes_out + record.bytes_back for record in records[:rounds])
         curve.append({"seconds": sum(seconds[:rounds]), "samples": samples, "bytes": moved, "accuracy": accuracy})
-    reached = next((point for point in curve if point["accuracy"] >= options.target), None)
-    return {"rule": rule, "seed": seed, "rounds": len(records), "curve": curve, "reached": reached}
+    of_one = [record.compute_s / record.samples * (1 if app.mode == "async" else record.slots) for record in records]
+    return {"rule": rule, "seed": seed, "rounds": len(records), "sample_s": of_one, "curve": curve}
 
 
-def rows(runs: list[dict[str, Any]], names: list[str], target: float) -> list[list[str]]:
-    """A table: medians over the seeds that reached the target, seconds also as the ratio to the first way of the same seed."""
-    header = ["way", f"reached {target:.0%}", "seconds", f"of {names[0]}'s", "samples", "MB", "best accuracy"]
-    found = [header]
+def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) -> None:
+    """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, None where none did."""
+    cost = statistics.median(one for done in runs if done["rule"] == first for one in done["sample_s"])
+    for done in runs:
+        for point in done["curve"]:
+            point["on the link"] = point["samples"] / options.workers * cost + point["bytes"] * 8e-6 / options.link
+        done["reached"] = next((point for point in done["curve"] if point["accuracy"] >= options.target), None)
+
+
+def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespace) -> list[list[str]]:
+    """A table: mean and deviation over the seeds that reached the target, seconds also as the ratio to the first way of the same seed."""
+    link = f"seconds at {options.link:g} Mbit/s"
+    found = [["way", f"reached {options.target:.0%}", "seconds", "of the first's", link, "samples", "MB", "best %"]]
     first = {one["seed"]: one["reached"] for one in runs if one["rule"] == names[0]}
     for name in names:
         mine = [one for one in runs if one["rule"] == name]
         there = [one for one in mine if one["reached"]]
-        best = Spread.of([max(point["accuracy"] for point in one["curve"]) for one in mine]).text(".3f")
-        cells = ["-"] * 4
-        if there:
-            ratios = [
-                one["reached"]["seconds"] / first[one["seed"]]["seconds"] for one in there if first.get(one["seed"])
+        ratios = [one["reached"]["seconds"] / first[one["seed"]]["seconds"] for one in there if first.get(one["seed"])]
+
+        def cell(of: str, unit: float = 1.0, form: str = ".1f", there: list[Any] = there) -> str:
+            return mean_and_deviation([one["reached"][of] / unit for one in there], form) if there else "-"
+
+        best = [100 * max(point["accuracy"] for point in one["curve"]) for one in mine]
+        found.append(
+            [
+                name,
+                f"{len(there)} of {len(mine)}",
+                cell("seconds"),
+                mean_and_deviation(ratios) if ratios else "-",
+                cell("on the link"),
+                cell("samples", form=",.0f"),
+                cell("bytes", 1e6),
+                mean_and_deviation(best, ".1f"),
             ]
-            cells = [
-                Spread.of([one["reached"]["seconds"] for one in there]).text(".1f"),
-                Spread.of(ratios).text(".2f") if ratios else "-",
-                f"{statistics.median(one['reached']['samples'] for one in there):,.0f}",
-                Spread.of([one["reached"]["bytes"] / 1e6 for one in there]).text(".1f"),
-            ]
-        found.append([name, f"{len(there)} of {len(mine)}", *cells, best])
+        )
     return found
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Write accuracy over seconds, samples and bytes, a line for each run."""
+    """Write accuracy over samples, bytes and seconds on the link, the mean of each way over its seeds."""
     import matplotlib
 
     matplotlib.use("agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text, not its outlines
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
     names = list(dict.fromkeys(one["rule"] for one in runs))
-    for axis, unit in zip(axes, ("seconds", "samples", "bytes"), strict=True):
-        for one in runs:
-            number = names.index(one["rule"])
-            label = one["rule"] if one is next(other for other in runs if other["rule"] == one["rule"]) else None
-            points = [(point[unit], point["accuracy"]) for point in one["curve"]]
-            axis.plot(*zip(*points, strict=True), color=f"C{number}", label=label)
-        axis.set(xlabel=unit, xscale="log" if unit == "bytes" else "linear")
+    for axis, unit in zip(axes, ("samples", "bytes", "on the link"), strict=True):
+        for number, name in enumerate(names):
+            curves = [one["curve"] for one in runs if one["rule"] == name]
+            looks = min(len(curve) for curve in curves)
+            means = {
+                key: [statistics.mean(curve[look][key] for curve in curves) for look in range(looks)]
+                for key in (unit, "accuracy")
+            }
+            axis.plot(means[unit], means["accuracy"], "-" if number < 10 else "--", color=f"C{number % 10}", label=name)
+        label = "seconds on the link" if unit == "on the link" else unit
+        axis.set(xlabel=label, xscale="linear" if unit == "samples" else "log")
     axes[0].set(ylabel="test accuracy")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path)
 
 
@@ -131,9 +169,12 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
     async with Cluster.local(options.workers) as cluster:
         for seed, rule in turns(names, options.seeds):
             runs.append(await run(cluster, rule, seed, options))
-            shown = {name: value for name, value in runs[-1].items() if name != "curve"}
-            print(json.dumps(shown), flush=True)
-    print(table(rows(runs, names, options.target)))
+            last = runs[-1]["curve"][-1]
+            print(json.dumps({"rule": rule, "seed": seed, "rounds": runs[-1]["rounds"], **last}), flush=True)
+    finish(runs, names[0], options)
+    if options.json:
+        options.json.write_text(json.dumps(runs))
+    print(table(rows(runs, names, options)))
     if options.plot:
         plot(runs, options.plot)
     return runs
@@ -150,7 +191,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch-size", type=int, default=64, help="of each worker")
     made.add_argument("--workers", type=int, default=2)
     made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--plot", type=Path, default=None, help="a PNG; needs matplotlib")
+    made.add_argument("--test", type=int, default=None, help="samples of a test; all by default")
+    made.add_argument(
+        "--link", type=float, default=100.0, help="Mbit/s of the master's link whose seconds are computed"
+    )
+    made.add_argument("--plot", type=Path, default=None, help="an SVG or PNG; needs matplotlib")
+    made.add_argument("--json", type=Path, default=None, help="all curves")
     return made
 
 

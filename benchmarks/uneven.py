@@ -68,8 +68,8 @@ async def accuracy(cluster: Cluster, options: argparse.Namespace, seed: int, rul
     return (await app.evaluate_model())["accuracy"]
 
 
-async def run(options: argparse.Namespace) -> None:
-    """Train with every rule and seed, in turns, and print a table."""
+async def run(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Train with every rule and seed, in turns, and print a table; returns the accuracies of each rule."""
     found: dict[str, list[float]] = {name: [] for name in options.rules}
     async with Cluster.local(2) as cluster:
         for seed in range(options.seeds):
@@ -86,10 +86,11 @@ async def run(options: argparse.Namespace) -> None:
         print(
             f"{name:<18} {statistics.mean(values):8.4f} {spread:7.4f} {100 * (statistics.mean(values) - usual):+19.1f}"
         )
+    return found
 
 
-def main() -> None:
-    """Read the options and run."""
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partition", default="dirichlet:0.1")
     parser.add_argument("--slots", type=int, default=8)
@@ -97,8 +98,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=60_000)
     parser.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES))
-    asyncio.run(run(parser.parse_args()))
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(run(arguments().parse_args()))

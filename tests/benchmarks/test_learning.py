@@ -1,10 +1,19 @@
 """The study of learning in its shortest form: every way trains, and what it took to the target is in the table."""
 
+import pytest
+
 from benchmarks import learning
+from ddlf import IApp, settings
+
+
+@pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
+def test_each_way_is_one_that_a_run_takes(rule):
+    app = type("App", (IApp,), rule)()
+    settings.read(app, app.mode, {})
 
 
 async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys):
-    picture = tmp_path / "learning.png"
+    picture = tmp_path / "learning.svg"
     said = "--data digits --rules average,gradient,async-10 --target 0.2 --epochs 4 --batch-size 16 --samples 400 --seeds 1"
     options = learning.parser().parse_args([*said.split(), "--plot", str(picture)])
     runs = await learning.main(options)
@@ -12,5 +21,11 @@ async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys):
     by = {one["rule"]: one["reached"] for one in runs}
     assert by["average"]["bytes"] < by["gradient"]["bytes"]
     assert all(point["seconds"] > 0 for one in runs for point in one["curve"])
+    few, many = ({one["samples"]: one for one in run["curve"]} for run in runs[:2])
+    same = max(
+        few.keys() & many.keys()
+    )  # after as many samples a slow link makes the difference, in proportion to the bytes
+    more = many[same]["on the link"] - few[same]["on the link"]
+    assert more == pytest.approx((many[same]["bytes"] - few[same]["bytes"]) * 8 / 100e6)
     assert "| gradient | " in capsys.readouterr().out
-    assert picture.stat().st_size > 1000
+    assert "seconds on the link" in picture.read_text()
