@@ -10,6 +10,7 @@ from typing import Any
 from ddlf.cluster.claim import Claim, master_name
 from ddlf.cluster.link import CONNECT_TIMEOUT_S, Link
 from ddlf.cluster.shown import workers_table
+from ddlf.cluster.standing import unknown
 from ddlf.errors import (
     ConnectError,
     DDLFError,
@@ -36,10 +37,6 @@ FLUSH_S = 1.0
 """How long a worker may take to say what user code wrote last."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-
-
-async def _unknown() -> None:
-    """How a process ended that nobody here started."""
 
 
 class ProxyWorker(IWorker):
@@ -83,7 +80,7 @@ class ProxyWorker(IWorker):
         takeover: bool = False,
         guest: bool = False,
         called: str = "",
-        how_ended: Callable[[], Awaitable[int | None]] = _unknown,
+        how_ended: Callable[[], Awaitable[int | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
         emit: Callable[[Event], None] = lambda event: None,
@@ -91,12 +88,13 @@ class ProxyWorker(IWorker):
         self.id = id
         self.N = N
         self.timing = timing or Timing()
+        self.claim = Claim(guest=guest, takeover=takeover)
         self._link = Link(
             host=host,
             port=port,
             token=token,
             session=dict(id=id, N=N, threads=threads, share=share, pickle_results=pickle_results),
-            claim=Claim(guest=guest, takeover=takeover),
+            claim=self.claim,
             max_message_bytes=max_message_bytes,
             security=security,
             timing=self.timing,
@@ -167,7 +165,7 @@ class ProxyWorker(IWorker):
     @property
     def epoch(self) -> int:
         """Of the lease; 0 without one."""
-        return self._link.claim.epoch
+        return self.claim.epoch
 
     @property
     def facts(self) -> dict[str, Any]:

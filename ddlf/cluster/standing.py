@@ -25,6 +25,10 @@ NEWS_S = 2.0
 """How long after the end of a data connection its daemon may take to say how the executor ended."""
 
 
+async def unknown() -> None:
+    """How a process ended that nobody here started."""
+
+
 class Phase(Enum):
     """Where a link stands, with what there is to say and to do when nothing can be asked.
 

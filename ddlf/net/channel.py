@@ -1,4 +1,5 @@
-"""The caller's side of a connection: requests that are open on it, and how each of them ends. Runs on the master.
+"""The caller's side of a connection: requests that are open on it, and how each of them ends. Runs on the master, and on a worker that calls
+another one.
 
 Every request ends exactly once: with a result, the error of its method, a ``RequestFailed``, or because its caller was cancelled.
 """
@@ -26,7 +27,7 @@ from ddlf.net.deadline import NEVER, Deadline
 from ddlf.wire.code import CodeSender
 from ddlf.wire.frame import Buffer, Frame
 from ddlf.wire.messages import DOING, Kind, Request, rebuild
-from ddlf.wire.values import dumps, loads, refuse_loading
+from ddlf.wire.values import DumpObject, dumps, loads, refuse_loading
 
 CODE_MISSING = "ddlf.wire.code.CodeMissing"
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
@@ -75,6 +76,7 @@ class Channel:
         open: Makes the stream.
         ids: Numbers for requests, which only grow.
         load_object: For results that are not plain data.
+        dump_object: For arguments that are not; None sends code.
 
     Attributes:
         pending: The futures of the open requests.
@@ -82,7 +84,12 @@ class Channel:
     """
 
     def __init__(
-        self, owner: Owner, open: Opener, ids: Iterator[int], load_object: Callable[..., Any] = refuse_loading
+        self,
+        owner: Owner,
+        open: Opener,
+        ids: Iterator[int],
+        load_object: Callable[..., Any] = refuse_loading,
+        dump_object: DumpObject | None = None,
     ) -> None:
         self.pending: dict[int, asyncio.Future[Any]] = {}
         self.reason: BaseException | None = None
@@ -91,6 +98,7 @@ class Channel:
         self._ids = ids
         self._load_object = load_object
         self._code = CodeSender()
+        self._dump_object = dump_object or self._code.dump
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self.stream = open(self._on_frame, self._ended)
@@ -110,7 +118,7 @@ class Channel:
         if loop is not self._loop:
             raise self._elsewhere()
         id = next(self._ids)
-        dump = self._code.dump if request.pickle is None else partial(self._code.dump, pickle=request.pickle)
+        dump = self._dump_object if request.pickle is None else partial(self._code.dump, pickle=request.pickle)
         buffers = dumps([list(request.args), request.kwargs], dump)
         future: asyncio.Future[Any] = loop.create_future()
         self.pending[id] = future

@@ -40,6 +40,7 @@ from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Options
 from ddlf.worker.executor import Executor
 from ddlf.worker.executor_process import ExecutorProcess
+from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
 
 
@@ -127,6 +128,7 @@ class InProcessExecutor(ExecutorProcess):
             kind=InProcessWorker,
             free=lambda: None,  # who has all workers in one process collects often enough
         )
+        self._executor.peers.dialling = Dialling(self._options.tokens, self._options.max_message_bytes)
         self.state = "ready"
         self.settled.set()
 

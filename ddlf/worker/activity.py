@@ -158,6 +158,11 @@ class Activity:
         """Whether this key, which is not empty, is the one of the lease."""
         return self._page[_LEASE_AT:_LEASE_END] == lease
 
+    @property
+    def lease(self) -> bytes:
+        """The key of the lease; zeros while the worker is free."""
+        return self._page[_LEASE_AT:_LEASE_END]
+
     def clear(self) -> None:
         """Start anew, for a new executor. The lease is the daemon's and stays."""
         self._page[:_LEASE_AT] = bytes(_LEASE_AT)

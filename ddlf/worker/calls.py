@@ -76,7 +76,7 @@ class Calls:
 
     Args:
         worker: What methods get as ``self``.
-        find: The method that a request asks for; what it raises is the answer.
+        find: The method that a request asks for, of its asker; what it raises is the answer.
         askers: All who ask now.
         activity: The page in which the daemon sees what runs; None without a daemon.
 
@@ -88,7 +88,7 @@ class Calls:
     def __init__(
         self,
         worker: object,
-        find: Callable[[Request], Method],
+        find: Callable[[Request, Asker], Method],
         askers: Iterable[Asker] = (),
         activity: Activity | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Calls:
     def submit(self, call: Call) -> None:
         """Run a call now or when its turn comes; it is answered exactly once."""
         try:
-            call.method = method = self._find(call.request)
+            call.method = method = self._find(call.request, call.asker)
         except Exception as error:
             call.asker.answer(call, Response(error=error))
             return

@@ -113,6 +113,8 @@ class Control:
             pass
         elif frame.name == "status":
             result = self._daemon.status()
+        elif frame.name == "addresses":
+            result = self._daemon.addresses()
         elif frame.name == "claim":
             try:
                 result = {"epoch": self._claim(*args, **kwargs)}

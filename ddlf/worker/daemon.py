@@ -22,6 +22,7 @@ from typing import Any
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.machine import cores
 from ddlf.net.admission import Admission
+from ddlf.net.interfaces import addresses_of, same_machine
 from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import Security, make_certificate, worker_tls
@@ -324,6 +325,10 @@ class Daemon:
             "tls": self.encrypts,
             "insecure_plaintext": self.insecure_plaintext,
         }
+
+    def addresses(self) -> dict[str, Any]:
+        """Where this worker is for others, as data."""
+        return {"machine": same_machine(), "port": self.port, "addresses": addresses_of(self.host)}
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
         """What this machine is and has installed, as data. Looked up in a thread: the disk may be slow, or on another machine."""

@@ -33,11 +33,12 @@ from ddlf.wire.code import CodeCache, unpickle
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Request
 from ddlf.worker.activity import Activity
-from ddlf.worker.calls import Calls
+from ddlf.worker.calls import Asker, Calls
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.hosting import Hosting
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.methods import Method, Methods, once
+from ddlf.worker.peers import Dialling
 from ddlf.worker.session import Session
 from ddlf.worker.worker import Worker
 from ddlf.worker.written import Written
@@ -89,13 +90,19 @@ class Executor:
         datasets = HeldData(tell=activity.hold if activity is not None else None)
         self.worker = worker = kind(self._methods, datasets)
         self.calls = Calls(worker, self._find, self.sessions, activity)
-        self._hosting = Hosting(worker, free)
+        self.peers = worker.peers
+        if activity is not None:
+            self.peers.lease = lambda: activity.lease
+        self.peers.changed = self.end_sessions_without_lease
+        self._hosting = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell
         self.commands = {
             name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
             for name in (*IN_TURN, *AT_ONCE)
         }
         self.commands["clean"].function = self._clean
+        for method in (self.peers.introduce, self.peers.meet):
+            self.commands[method.__name__] = Method(method.__name__, method, skip=0, at_once=True)
 
     def import_from_master(self, ask: Callable[..., Any]) -> None:
         """Let methods import what lies below the script's folder on the master; see ``imports``."""
@@ -118,6 +125,7 @@ class Executor:
             calls=self.calls,
             load=self._code.load,
             begin=self._begin,
+            peers=self.peers,
             activity=self._activity,
         )
         self.sessions.add(session)
@@ -127,7 +135,8 @@ class Executor:
         session.cancel_all()
 
     def end_sessions_without_lease(self) -> None:
-        """End the connections of masters that no longer have this worker."""
+        """End the connections of masters that no longer have this worker, and of other workers that may not ask it any more."""
+        self.peers.end_without_lease()
         for session in list(self.sessions):
             session.end_without_lease()
 
@@ -155,7 +164,7 @@ class Executor:
         asker = self.calls.running.asker if self.calls.running else None
         return self._gives_modules and not (isinstance(asker, Session) and asker.is_guest)
 
-    def _find(self, request: Request) -> Method:
+    def _find(self, request: Request, asker: Asker) -> Method:
         """What a request asks for.
 
         Raises:
@@ -173,7 +182,7 @@ class Executor:
         except IndexError:
             raise ProtocolError(f"{command} without a method") from None
         if command == "call":
-            return self._hosting.find(*request.args)
+            return self._hosting.find(*request.args, by_peer=isinstance(asker, Session) and asker.peer is not None)
         if command not in self.commands:
             raise ProtocolError(f"unknown command {command!r}")
         return self.commands[command]
@@ -258,6 +267,9 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
             return
         admission.start(greet(sock, preamble, deadline, address), address)
 
+    executor.peers.dialling = Dialling(
+        tokens, limits.max_body_bytes, Security(ca, certificate, key, settings["insecure_plaintext"])
+    )
     leave_current_folder()
     executor.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)

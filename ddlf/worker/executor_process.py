@@ -175,6 +175,7 @@ class ExecutorProcess:
                 "persist_dir": str(self._persist_dir),
                 "max_message_bytes": self._options.max_message_bytes,
                 "stdout": 1 if self._options.shows_prints else 2,
+                "insecure_plaintext": security.insecure_plaintext,
                 "tls_files": [str(file) if file else None for file in tls_files],
             }
         ).encode()

@@ -32,18 +32,29 @@ class Hosting:
     Args:
         worker: What each role gets first when it is made.
         free: Frees what refers to itself, as a model and its layers do.
+        over: Told of each run of which no role is left.
     """
 
-    def __init__(self, worker: object, free: Callable[[], object] = gc.collect) -> None:
+    def __init__(
+        self,
+        worker: object,
+        free: Callable[[], object] = gc.collect,
+        over: Callable[[str], object] = lambda run: None,
+    ) -> None:
         self._worker = worker
         self._free = free
+        self._over = over
         self._roles: dict[tuple[str, str], Role] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._open = Method("open", self.open, concurrent=True, skip=0)
         self._close = Method("close", self.close, concurrent=True, skip=0)
 
-    def find(self, *args: Any) -> Method:
+    def find(self, *args: Any, by_peer: bool = False) -> Method:
         """What ``call`` asks for with its arguments: run, name of the role, verb, and the verb's own.
+
+        Args:
+            args: Arguments of the request.
+            by_peer: Whether another worker asks, to which only the verbs marked ``offered`` are open.
 
         Raises:
             AppMissing: There is no such role, or only that of another run.
@@ -52,9 +63,9 @@ class Hosting:
         if len(args) < 3 or not all(isinstance(word, str) for word in args[:3]):
             raise ProtocolError("call takes a run, the name of a role, and a verb")
         run, name, verb = args[:3]
-        if verb == "open":
+        if verb == "open" and not by_peer:
             return self._open
-        if verb == "close":
+        if verb == "close" and not by_peer:
             return self._close
         role = self._roles.get((run, name))
         if role is None:
@@ -62,6 +73,8 @@ class Hosting:
         function = getattr(role, verb, None)
         if verb.startswith("_") or not inspect.iscoroutinefunction(function):
             raise ProtocolError(f"a {name} has no verb {verb!r}")
+        if by_peer and not getattr(function, "offered", False):
+            raise ProtocolError(f"a {name} does not offer {verb!r} to other workers")
         return Method(f"{name}.{verb}", function, concurrent=getattr(function, "concurrent", False), skip=3)
 
     async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
@@ -85,6 +98,8 @@ class Hosting:
         task = asyncio.get_running_loop().create_task(self._end_behind(self._roles.pop(key)))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        if all(run != key[0] for run, _ in self._roles):
+            self._over(key[0])
 
     async def _end_behind(self, role: Role) -> None:
         await role.close()

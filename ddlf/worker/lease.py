@@ -9,6 +9,8 @@ The rules:
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 from dataclasses import dataclass
 
@@ -16,6 +18,19 @@ from ddlf.errors import LeaseError
 
 MASTER_ID_BYTES = 16
 _EPOCH = struct.Struct("<Q")
+
+
+def peer_pass(key: bytes, run: str, executor: str) -> bytes:
+    """What another worker shows to be allowed to call this one in a run: made by the master, and checked here, of the lease's key.
+
+    So it is worth as much as the lease, and who has it cannot act as the master.
+
+    Args:
+        key: Of the called worker's lease.
+        run: Name of the run.
+        executor: The caller's, as it names itself.
+    """
+    return hmac.digest(key, f"ddlf peer {run} {executor}".encode(), hashlib.sha256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,16 @@ def concurrent(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def offered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an async verb of a role: other workers of the run may call it, also while this one trains.
+
+    It runs on the worker's event loop: what computes for long belongs into a thread. What it returns is sent from its own memory, so an array must
+    not be changed any more.
+    """
+    function.offered = True  # type: ignore[attr-defined]
+    return concurrent(function)
+
+
 def takes_self(function: Callable[..., Any]) -> bool:
     """Whether the function's first parameter is ``self``, so that it is called with the worker.
 

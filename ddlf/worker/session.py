@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.errors import LeaseError, NotPicklable, ProtocolError, RequestCancelled
+from ddlf.errors import DDLFError, LeaseError, NotPicklable, ProtocolError, RequestCancelled
 from ddlf.net.buffers import POOL
 from ddlf.net.connection import Connection
 from ddlf.wire.code import CodeMissing, dump_result
@@ -19,6 +19,7 @@ from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Call, Calls
 from ddlf.worker.lease import MASTER_ID_BYTES
+from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""
@@ -39,11 +40,13 @@ class Session:
         calls: The worker's, which run what is asked.
         load: Makes an object of what came in place of one; see ``loads``.
         begin: Told of a master that has the worker: its id, and whether it answers what ``imports`` asks.
+        peers: Knows which other workers may ask, and for what.
         activity: The page that says who has the worker; None without a daemon, when everybody may ask.
 
     Attributes:
         held_back: Whether its master has too many answers to read.
         is_guest: Whether its master asks without having the worker.
+        peer: What lets another worker in, if it is one that asks; None for a master.
         closed: Done when the connection has ended.
     """
 
@@ -56,11 +59,13 @@ class Session:
         calls: Calls,
         load: Callable[..., Any],
         begin: Callable[[bytes, bool], None],
+        peers: Peers,
         activity: Activity | None,
     ) -> None:
         self._calls = calls
         self._load = load
         self._begin = begin
+        self._peers = peers
         self._activity = activity
         self._loop = asyncio.get_running_loop()
         self._pickle_results = False
@@ -69,6 +74,7 @@ class Session:
         self._reading_again: asyncio.Task[None] | None = None
         self._open: dict[int, Call] = {}
         self.is_guest = activity is None
+        self.peer: Admitted | None = None
         self.held_back = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
@@ -77,6 +83,8 @@ class Session:
 
     def refusal(self) -> LeaseError | None:
         """Why nothing is to be run for its master; None if that has the worker, or is a guest."""
+        if self.peer is not None:
+            return self._peers.refusal(self.peer)
         if self.is_guest:
             return None
         if self._lease is None:
@@ -85,9 +93,14 @@ class Session:
             return None
         return LeaseError("this master does not have the worker any more", hint="connect again")
 
+    @property
+    def _had_lease(self) -> bool:
+        """Whether it was let in by one, of its own or of the master that introduced it."""
+        return self._lease is not None or self.peer is not None
+
     def end_without_lease(self) -> None:
-        """End the connection if its master had the worker and does not any more."""
-        if self._lease is not None and self.refusal() is not None:
+        """End the connection if its master had the worker and does not any more, or has ended what lets another worker in."""
+        if self._had_lease and self.refusal() is not None:
             self._connection.close()
 
     def cancel_all(self) -> None:
@@ -96,7 +109,8 @@ class Session:
             self._calls.cancel(call)
 
     def keep_answers(self) -> None:
-        self._connection.detach()
+        if self.peer is None:  # what a verb has returned to a peer does not change
+            self._connection.detach()
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.CANCEL:
@@ -109,6 +123,9 @@ class Session:
             raise ProtocolError(f"a request has a number from 1, not {frame.id}")
         if frame.id in self._open:
             raise ProtocolError(f"request {frame.id} is open already")
+        if self.peer is not None or frame.name == "greet":
+            self._on_peer(frame)
+            return
         if not self._begun and frame.name != "connect":
             self._answer(frame.id, Response(error=self.refusal() or _no_connect()))
             return
@@ -124,12 +141,29 @@ class Session:
             if refusal is not None:
                 self._answer(frame.id, Response(error=refusal))
                 return
+        self._submit(frame, frame.id, args, kwargs)
+
+    def _submit(self, frame: Frame, shown_as: int, args: list[Any], kwargs: dict[str, Any]) -> None:
         timeout_s = frame.extra
         deadline = self._loop.time() + timeout_s if timeout_s is not None else None
-        call = self._open[frame.id] = Call(frame.id, Request(frame.name, *args, **kwargs), self, deadline)
+        call = self._open[frame.id] = Call(shown_as, Request(frame.name, *args, **kwargs), self, deadline)
         if len(self._open) >= MAX_WAITING_REQUESTS:
             self._connection.pause_reading()
         self._calls.submit(call)
+
+    def _on_peer(self, frame: Frame) -> None:
+        """Take a request of another worker: data alone, and nothing that takes turns with its master's."""
+        args, kwargs = read_arguments(loads(frame.buffers, refuse_code))
+        try:
+            if frame.name == "greet" and self.peer is None and self._lease is None:
+                facts, self.peer = self._peers.greet(*args)
+                self._answer(frame.id, Response(facts))
+                return
+            self._peers.check(self.peer, frame.name, args)
+        except DDLFError as error:
+            self._answer(frame.id, Response(error=error.with_traceback(None)))
+            return
+        self._submit(frame, -frame.id, args, kwargs)  # not a number of the master's, and not for its daemon to see
 
     def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
         """Take note of who asks; lease and modules are taken out of the facts. Returns why nothing is to be run, or None."""
@@ -149,7 +183,7 @@ class Session:
     def tell(self, call: Call, facts: dict[str, Any]) -> None:
         """Tell what a call does now; any thread may."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
-            self._loop.call_soon_threadsafe(self._tell, call.id, facts)
+            self._loop.call_soon_threadsafe(self._tell, abs(call.id), facts)
 
     def _tell(self, id: int, facts: dict[str, Any]) -> None:
         if id in self._open and not self._connection.queued_bytes:  # the next time says more
@@ -157,7 +191,7 @@ class Session:
                 self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
 
     def answer(self, call: Call, response: Response) -> None:
-        self._answer(call.id, response)
+        self._answer(abs(call.id), response)
 
     def _answer(self, id: int, response: Response) -> None:
         self._open.pop(id, None)
@@ -168,14 +202,20 @@ class Session:
             return
         try:
             if error is None:
-                dump = dump_result if self._pickle_results else refuse_objects
+                dump = (
+                    refuse_between_workers
+                    if self.peer is not None
+                    else dump_result
+                    if self._pickle_results
+                    else refuse_objects
+                )
                 connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
         except ConnectionError:
             return
         except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
             error = problem.with_traceback(None)  # its frames are ours and those of the encoder
         if error is not None:
-            if isinstance(error, RequestCancelled) and self._lease is not None and self.refusal() is not None:
+            if isinstance(error, RequestCancelled) and self._had_lease and self.refusal() is not None:
                 connection.close()  # the end of its lease ended it, not its master
                 return
             with contextlib.suppress(ConnectionError):

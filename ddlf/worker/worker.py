@@ -22,6 +22,7 @@ import numpy as np
 from ddlf.data.held import HeldData
 from ddlf.iworker import IWorker, awaited
 from ddlf.worker.methods import Method, Methods, once
+from ddlf.worker.peers import Peers
 
 
 class Worker(IWorker):
@@ -38,6 +39,7 @@ class Worker(IWorker):
         variables: The values set by ``set_variable``, by name.
         datasets: Loaded data sets of this run and the one before, by content hash or name; they serve later runs without loading again.
         on_tell: Takes what ``tell`` is given.
+        peers: Other workers that its roles may call.
     """
 
     def __init__(self, methods: Methods, datasets: HeldData) -> None:
@@ -51,6 +53,7 @@ class Worker(IWorker):
         self._namespace: dict[str, Any] = {"self": self}
         self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._compute: ThreadPoolExecutor | None = None
+        self.peers = Peers(self._name)
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
 
     async def connect(self, **session: Any) -> dict[str, Any]:

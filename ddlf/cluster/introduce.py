@@ -1,0 +1,122 @@
+"""Workers that call each other in a run: who may call whom, where each is reached, and whether each pair has a way. Runs on the master.
+
+What a master dials, an address of its own machine or a forwarded port, is often not where another worker reaches that one. So there are several
+addresses to try, the worker that answers says who it is, and each pair is tried before anything depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConfigError, ConnectError, ProtocolError, VersionError
+from ddlf.launch.launcher import LOOPBACK, machine
+from ddlf.wire.messages import Request
+from ddlf.worker.lease import peer_pass
+
+PAIRS_SHOWN = 5
+"""In the error for pairs without a way."""
+
+
+async def introduce(
+    workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
+) -> None:
+    """Let workers call each other in a run, in which each plays its roles already, and wait until every pair has been tried.
+
+    It is to be done again, with all workers that are in the run then, when one was lost or has joined, or a role was opened anew. Who stays connected
+    does so; who is not named any more is cut off. It ends with the run on each worker, and with this side's lease.
+
+    Args:
+        workers: All of the run that call or are called.
+        run: Its name.
+        calls: The numbers of those that each may call, by its own; None lets everybody call everybody.
+
+    Raises:
+        ConnectError: A pair has no way; the text names both, and each address with what is wrong there.
+        ConfigError: This side has no lease.
+        VersionError: A worker is of a release whose workers do not call each other.
+        WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed`` and ``LeaseError``.
+    """
+    for worker in workers:
+        if worker.claim.guest:
+            raise ConfigError(
+                f"{worker.name} is asked as a guest, who cannot introduce it to others", hint="take it: without guest"
+            )
+    places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
+    await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
+    unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
+    names = {worker.id: worker.name for worker in workers}
+    lines = [
+        f"{worker.name} has no way to {names[id]}: {why}"
+        for worker, found in zip(workers, unmet, strict=True)
+        for id, why in found
+    ]
+    if lines:
+        more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
+        raise ConnectError(
+            "\n".join([*lines[:PAIRS_SHOWN], *more]),
+            hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
+        )
+
+
+async def _place(worker: ProxyWorker) -> dict[str, Any]:
+    """Where a worker is, as its daemon says."""
+    try:
+        return dict(await worker.ask("addresses"))
+    except ProtocolError as error:
+        raise VersionError(
+            "is of a release whose workers do not call each other",
+            worker=worker.name,
+            hint="install the same version of DDLF on all machines",
+        ) from error
+
+
+def _introduction(
+    worker: ProxyWorker,
+    places: Mapping[ProxyWorker, dict[str, Any]],
+    run: str,
+    calls: Mapping[int, Collection[int]] | None,
+) -> Request:
+    """What one worker is told."""
+
+    def may(caller: ProxyWorker, called: ProxyWorker) -> bool:
+        return caller is not called and (calls is None or called.id in calls.get(caller.id, ()))
+
+    return Request(
+        "introduce",
+        run=run,
+        me=worker.id,
+        lease=worker.claim.key["lease"],
+        callers=[other.facts["executor"] for other in places if may(other, worker)],
+        peers=[
+            {
+                "id": other.id,
+                "name": other.name,
+                "addresses": candidates((other.host, other.port), place, places[worker]["machine"]),
+                "shows": peer_pass(other.claim.key["lease"], run, worker.facts["executor"]),
+            }
+            for other, place in places.items()
+            if may(worker, other)
+        ],
+        dead_after_s=worker.timing.dead_after_s,
+    )
+
+
+def candidates(dialled: tuple[str, int], place: Mapping[str, Any], caller: str) -> list[tuple[str, int, bool]]:
+    """Where one worker may reach another one, best first.
+
+    Args:
+        dialled: What the master dials for that one.
+        place: What its daemon says: machine, port, and addresses that it listens on.
+        caller: Machine of the one that is to reach it.
+
+    Returns:
+        Host, port, and whether somebody gave that address for this purpose.
+    """
+    port = place["port"]
+    listens = [(host, port) for host in place["addresses"]]
+    near = [one for one in listens if machine(one[0]) == LOOPBACK and place["machine"] == caller]
+    far = [one for one in (dialled, *listens) if machine(one[0]) != LOOPBACK]
+    return [(*one, False) for one in dict.fromkeys((*near, *far))]
