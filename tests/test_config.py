@@ -302,6 +302,12 @@ MISTAKES = [
         r"1:38: workers\[0\] and workers\[1\] have the same name, 'x'",
     ),
     (
+        "workers: [{host: a, advertise: 'n:9'}, {host: b, advertise: 'N.:9'}]\n",
+        r"1:61: workers\[0\] and workers\[1\] advertise the same address, N.:9",
+    ),
+    ("workers: [{host: a, advertise: 0.0.0.0}]\n", r"1:32: advertise: '0.0.0.0' is an address to listen on, not one"),
+    ("workers: [{host: a, advertise: 'n:x'}]\n", r"1:32: advertise: port must be an integer, got 'x'"),
+    (
         ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",
         r"2:37: dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)",
     ),
@@ -548,7 +554,7 @@ FOUND_BY_EDITORS = [mistake for mistake in MISTAKES if data_of(mistake[0]) is no
 BEYOND_A_SCHEMA = re.compile(
     r"same (address|name)|3 x heartbeat_s|lists only|"  # what values say about each other
     r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON knows none of the first, and takes 90.0 for an integer
-    r"a:99999|10\.0\.0\.256|\\e"  # what stands inside of texts
+    r"a:99999|10\.0\.0\.256|\\e|advertise: (0|'n:x)"  # what stands inside of texts
 )
 
 

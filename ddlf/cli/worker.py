@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.cli.service import feed_watchdog, notify
-from ddlf.errors import AuthError, DDLFError
+from ddlf.errors import AuthError, ConfigError, DDLFError
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon, Options
@@ -43,6 +43,9 @@ def parser() -> Parser:
         "--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)"
     )
     result.add_argument("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
+    result.add_argument(
+        "--advertise", metavar="HOST[:PORT]", help="where other workers reach this one (default: found out)"
+    )
     result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
     result.add_argument(
         "--insecure-plaintext",
@@ -120,6 +123,7 @@ def _run(options: argparse.Namespace) -> int:
         state_dir=state_dir,
         security=security if encrypted else None,
         shows_prints=not given,
+        advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
     )
 
@@ -206,6 +210,18 @@ def _token_from_stdin() -> bytes:
             raise AuthError("no token came on stdin", hint="--exit-with-parent is for programs that start workers")
         line += byte
     return line.strip()
+
+
+def _advertised(text: str | None) -> tuple[str, int] | None:
+    from ddlf.config.addresses import parse_advertised
+
+    if text is None:
+        return None
+    try:
+        return parse_advertised(text)
+    except ConfigError as error:
+        error.message = f"--advertise: {error.message}"
+        raise
 
 
 def _state_dir() -> Path:

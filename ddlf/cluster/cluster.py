@@ -17,6 +17,7 @@ from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.look import look
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.config.addresses import parse_advertised
 from ddlf.errors import ConfigError
 from ddlf.launch.launcher import Given, Launcher, addresses, installed, machine
 from ddlf.liveness import Timing
@@ -50,6 +51,7 @@ class Cluster(Group):
         takeover: Take the workers from another master that has them.
         guest: Ask without having the workers: status and measurements, also while another master has them.
         names: What people call the workers, instead of their addresses.
+        advertise: Where other workers reach each of them, as ``HOST`` or ``HOST:PORT``; where empty, they are asked.
         echo: Print what user code writes on the workers to standard error, with the worker's name. The attribute can be set at any time.
 
     Raises:
@@ -81,12 +83,20 @@ class Cluster(Group):
         takeover: bool = False,
         guest: bool = False,
         names: Sequence[str] = (),
+        advertise: Sequence[str] = (),
         echo: bool = True,
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
             raise ConfigError("a launcher has a token of its own", hint="leave out token_file")
         launcher = hosts if isinstance(hosts, Launcher) else Given(hosts, ports, token_file=token_file, names=names)
         count = len(launcher.addresses)
+        if len(advertise) not in (0, count):
+            raise ConfigError(
+                f"{count} workers but {len(advertise)} places to advertise", hint="an empty text for none"
+            )
+        for text in filter(None, advertise):
+            parse_advertised(text)
+        self._advertise = advertise or [""] * count
         if not is_number(connect_timeout_s) or not 0 < connect_timeout_s < math.inf:
             raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= count:
@@ -121,6 +131,7 @@ class Cluster(Group):
                 id=index + 1,
                 N=count,
                 called=launcher.names[index] if launcher.names else "",
+                advertise=self._advertise[index],
                 how_ended=partial(launcher.how_ended, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
             )
@@ -163,6 +174,7 @@ class Cluster(Group):
             "hosts": [worker.host for worker in config.workers],
             "ports": [worker.port for worker in config.workers],
             "names": [worker.name or "" for worker in config.workers],
+            "advertise": [worker.advertise or "" for worker in config.workers],
         }
         return cls(
             **({"hosts": installed(config.launcher)} if config.launcher is not None else workers),

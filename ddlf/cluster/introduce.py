@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.config.addresses import parse_advertised, same_host
 from ddlf.errors import ConfigError, ConnectError, ProtocolError, VersionError
 from ddlf.launch.launcher import LOOPBACK, machine
 from ddlf.wire.messages import Request
@@ -35,7 +36,7 @@ async def introduce(
 
     Raises:
         ConnectError: A pair has no way; the text names both, and each address with what is wrong there.
-        ConfigError: This side has no lease.
+        ConfigError: This side has no lease; or two workers are advertised at one address.
         VersionError: A worker is of a release whose workers do not call each other.
         WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed`` and ``LeaseError``.
     """
@@ -45,6 +46,7 @@ async def introduce(
                 f"{worker.name} is asked as a guest, who cannot introduce it to others", hint="take it: without guest"
             )
     places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
+    _check_distinct(places)
     await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
     unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
     names = {worker.id: worker.name for worker in workers}
@@ -73,6 +75,27 @@ async def _place(worker: ProxyWorker) -> dict[str, Any]:
         ) from error
 
 
+def _given(worker: ProxyWorker, place: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Where its people say that others reach a worker: in cluster.yaml, and where it was started."""
+    found = [parse_advertised(worker.advertise)] if worker.advertise else []
+    if place["advertised"]:
+        found.append(tuple(place["advertised"]))
+    return [(host, port or place["port"]) for host, port in found]
+
+
+def _check_distinct(places: Mapping[ProxyWorker, dict[str, Any]]) -> None:
+    """Two workers cannot be at one address; with one that is known here nobody has to be dialled to find out."""
+    seen: dict[tuple[str, int], ProxyWorker] = {}
+    for worker, place in places.items():
+        for host, port in _given(worker, place):
+            other = seen.setdefault((same_host(host), port), worker)
+            if other is not worker:
+                raise ConfigError(
+                    f"{other.name} and {worker.name} are both advertised at {host}:{port}",
+                    hint="give each an address of its own: --advertise where it is started, or advertise: in cluster.yaml",
+                )
+
+
 def _introduction(
     worker: ProxyWorker,
     places: Mapping[ProxyWorker, dict[str, Any]],
@@ -94,20 +117,24 @@ def _introduction(
             {
                 "id": other.id,
                 "name": other.name,
-                "addresses": candidates((other.host, other.port), place, places[worker]["machine"]),
+                "addresses": candidates(
+                    _given(other, place), (other.host, other.port), place, places[worker]["machine"]
+                ),
                 "shows": peer_pass(other.claim.key["lease"], run, worker.facts["executor"]),
             }
             for other, place in places.items()
             if may(worker, other)
         ],
-        dead_after_s=worker.timing.dead_after_s,
     )
 
 
-def candidates(dialled: tuple[str, int], place: Mapping[str, Any], caller: str) -> list[tuple[str, int, bool]]:
+def candidates(
+    given: Sequence[tuple[str, int]], dialled: tuple[str, int], place: Mapping[str, Any], caller: str
+) -> list[tuple[str, int, bool]]:
     """Where one worker may reach another one, best first.
 
     Args:
+        given: What its people say.
         dialled: What the master dials for that one.
         place: What its daemon says: machine, port, and addresses that it listens on.
         caller: Machine of the one that is to reach it.
@@ -119,4 +146,4 @@ def candidates(dialled: tuple[str, int], place: Mapping[str, Any], caller: str) 
     listens = [(host, port) for host in place["addresses"]]
     near = [one for one in listens if machine(one[0]) == LOOPBACK and place["machine"] == caller]
     far = [one for one in (dialled, *listens) if machine(one[0]) != LOOPBACK]
-    return [(*one, False) for one in dict.fromkeys((*near, *far))]
+    return [(*one, one in given) for one in dict.fromkeys((*given, *near, *far))]

@@ -50,6 +50,21 @@ def parse_address(text: str) -> tuple[str, int]:
     return checked_host(host), checked_port(int(port))
 
 
+def parse_advertised(text: str) -> tuple[str, int]:
+    """Return host and port of an address for others to dial, ``HOST`` or ``HOST:PORT``; port 0 where the text has none: that of the worker itself.
+
+    Raises:
+        ConfigError: Says what is wrong with which part.
+    """
+    alone = re.fullmatch(r"\[[^\[\]]*\]|[^:]*", text)
+    host, port = parse_address(f"{text}:{DEFAULT_PORT}" if alone else text)
+    if ":" in host or re.fullmatch(r"[0-9.]+", host):
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified or address.is_multicast:
+            raise ConfigError(f"{quote(host)} is an address to listen on, not one that others can dial")
+    return host, 0 if alone else port
+
+
 def checked_port(port: int) -> int:
     if not 1 <= port <= 65535:
         raise ConfigError(f"port must be 1-65535, got {port}")

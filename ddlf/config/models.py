@@ -19,7 +19,15 @@ from pydantic import (
 )
 
 from ddlf.checks import OneOf, Whole
-from ddlf.config.addresses import DEFAULT_PORT, checked_host, checked_port, parse_address, quote, same_host
+from ddlf.config.addresses import (
+    DEFAULT_PORT,
+    checked_host,
+    checked_port,
+    parse_address,
+    parse_advertised,
+    quote,
+    same_host,
+)
 from ddlf.config.positions import Where
 from ddlf.errors import ConfigError
 from ddlf.liveness import Timing
@@ -33,6 +41,14 @@ SHORT_FORM = r"^(\[[0-9A-Fa-f:.]+(%[^\]]+)?\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$"
 # --- Values with rules of their own ----------------------------------------------------------------------------------
 
 
+def _checked_advertised(text: str) -> str:
+    try:
+        parse_advertised(text)
+    except ConfigError as error:
+        raise ConfigError(f"advertise: {error.message}") from None
+    return text
+
+
 def _checked_name(name: str) -> str:
     if not 1 <= len(name) <= 64 or not name.isprintable() or name != name.strip():
         raise ConfigError(f"name must be 1 to 64 printable characters without spaces around them, got {quote(name)}")
@@ -41,6 +57,7 @@ def _checked_name(name: str) -> str:
 
 Host = Annotated[str, AfterValidator(checked_host)]
 Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
+Advertised = Annotated[str, AfterValidator(_checked_advertised)]
 Port = Annotated[int, AfterValidator(checked_port), Field(json_schema_extra={"minimum": 1, "maximum": 65535})]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -70,6 +87,9 @@ class WorkerAddress(_Section):
     host: Host = Field(description="Host name or IP address, as the master reaches it.")
     port: Port = Field(default=DEFAULT_PORT, description="The one TCP port of the worker.")
     name: Name | None = Field(default=None, description="A name for messages; host:port if not given.")
+    advertise: Advertised | None = Field(
+        default=None, description="Where other workers reach it, HOST or HOST:PORT; found out if not given."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -251,6 +271,7 @@ def contradictions(
         yield ("launcher",), "launcher and workers exclude each other"
     addresses: dict[tuple[str, int], int] = {}
     names: dict[str, int] = {}
+    advertised: dict[tuple[str, int], int] = {}
     for index, worker in workers.items():
         first = addresses.setdefault((same_host(worker.host), worker.port), index)
         if first != index:
@@ -258,6 +279,10 @@ def contradictions(
         if worker.name is not None and (first := names.setdefault(worker.name, index)) != index:
             where = ("workers", index, "name")
             yield where, f"workers[{first}] and workers[{index}] have the same name, {quote(worker.name)}"
+        host, port = parse_advertised(worker.advertise) if worker.advertise is not None else ("", 0)
+        if port and (first := advertised.setdefault((same_host(host), port), index)) != index:
+            where = ("workers", index, "advertise")
+            yield where, f"workers[{first}] and workers[{index}] advertise the same address, {worker.advertise}"
     min_workers = run.get("min_workers")
     if type(min_workers) is int and min_workers > listed > 0:
         yield ("run", "min_workers"), f"min_workers is {min_workers}, but workers lists only {listed}"

@@ -32,6 +32,7 @@ from ddlf.errors import ConfigError
 from ddlf.launch.launcher import Address
 from ddlf.launch.local import Local
 from ddlf.net.listen import answer
+from ddlf.net.tls import TOKEN_ONLY, worker_tls
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
 from ddlf.wire.code import unpickle
@@ -40,7 +41,7 @@ from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Options
 from ddlf.worker.executor import Executor
 from ddlf.worker.executor_process import ExecutorProcess
-from ddlf.worker.peers import Dialling
+from ddlf.worker.peer import Dialling
 from ddlf.worker.worker import Worker
 
 
@@ -128,7 +129,9 @@ class InProcessExecutor(ExecutorProcess):
             kind=InProcessWorker,
             free=lambda: None,  # who has all workers in one process collects often enough
         )
-        self._executor.peers.dialling = Dialling(self._options.tokens, self._options.max_message_bytes)
+        self._executor.peers.dialling = Dialling(
+            self._options.tokens, self._options.max_message_bytes, self._options.security or TOKEN_ONLY
+        )
         self.state = "ready"
         self.settled.set()
 
@@ -147,7 +150,9 @@ class InProcessExecutor(ExecutorProcess):
         mine = sock.dup()
         mine.setblocking(False)
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
-        mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes)
+        own, security = self._certificate, self._options.security
+        encryption = worker_tls(own, security) if own and security else None
+        mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes, encryption)
         if self._executor is None:
             mine.close()
             return
@@ -193,7 +198,9 @@ class InProcessDaemon(Daemon):
     process: InProcessExecutor
 
     def _make_process(self, state_dir: Path) -> ExecutorProcess:
-        return InProcessExecutor(self._options, self._folder.path, state_dir, self._announce, self.log)
+        return InProcessExecutor(
+            self._options, self._folder.path, state_dir, self._announce, self.log, self._certificate
+        )
 
 
 class InProcessMachine(Machine):

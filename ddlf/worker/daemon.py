@@ -53,6 +53,7 @@ class Options:
         security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
         max_message_bytes: The largest message body accepted.
         shows_prints: Whether what user code prints goes to this process's standard output; else it goes to the executor's log.
+        advertise: Host and port at which other workers reach this one; port 0 is its own, None what it finds out itself.
         template_fd: Socket of a template that others have, too; None for one of its own, when a master wants something preloaded.
     """
 
@@ -63,6 +64,7 @@ class Options:
     security: Security | None = None
     max_message_bytes: int = MAX_BODY_BYTES
     shows_prints: bool = True
+    advertise: tuple[str, int] | None = None
     template_fd: int | None = None
 
 
@@ -328,7 +330,10 @@ class Daemon:
 
     def addresses(self) -> dict[str, Any]:
         """Where this worker is for others, as data."""
-        return {"machine": same_machine(), "port": self.port, "addresses": addresses_of(self.host)}
+        own = self._options.advertise
+        advertised = [own[0], own[1] or self.port] if own else None
+        listens = addresses_of(self.host)
+        return {"machine": same_machine(), "port": self.port, "advertised": advertised, "addresses": listens}
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
         """What this machine is and has installed, as data. Looked up in a thread: the disk may be slow, or on another machine."""

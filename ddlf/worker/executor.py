@@ -38,7 +38,7 @@ from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.hosting import Hosting
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.methods import Method, Methods, once
-from ddlf.worker.peers import Dialling
+from ddlf.worker.peer import Dialling
 from ddlf.worker.session import Session
 from ddlf.worker.worker import Worker
 from ddlf.worker.written import Written

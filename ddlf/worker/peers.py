@@ -11,87 +11,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ddlf.errors import (
-    AppMissing,
-    AuthError,
-    ConnectError,
-    DDLFError,
-    LeaseError,
-    NotPicklable,
-    ProtocolError,
-    RequestTimeout,
-    WorkerLost,
-)
-from ddlf.net.buffers import POOL
-from ddlf.net.channel import Channel
-from ddlf.net.connection import Connection
-from ddlf.net.deadline import Deadline
-from ddlf.net.dial import dial
-from ddlf.net.silence import end_when_silent
-from ddlf.net.tls import TOKEN_ONLY, Security
-from ddlf.wire.frame import MAX_BODY_BYTES, Frame, Limits
-from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Request
-from ddlf.wire.values import Tag, refuse_loading
+from ddlf.errors import AppMissing, DDLFError, LeaseError, ProtocolError
+from ddlf.wire.values import Tag
 from ddlf.worker.lease import peer_pass
+from ddlf.worker.peer import Dialling, Peer
 
-ADDRESS_S = 3.0
-"""How long one address may take to answer, before the next one is tried."""
-GREET_S = 10.0
-"""How long a worker that was reached may take to say who it is: its event loop may be at work."""
 DIALS_AT_ONCE = 4
 """Of one worker that meets all others: of many workers that do so at the same time, none is dialled by more than its admission lets in."""
-
-
-def refuse_between_workers(value: Any) -> NoReturn:
-    """The ``dump_object`` of what workers send each other."""
-    raise NotPicklable(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot go from worker to worker, only data can",
-        hint="send numbers, text, lists, dicts or arrays",
-    )
 
 
 def refuse_code(tag: Tag, data: bytes) -> NoReturn:
     """The ``load_object`` of what workers send each other."""
     raise ProtocolError("another worker sent a pickled object, where only data is allowed")
-
-
-@dataclass(frozen=True, slots=True)
-class Dialling:
-    """How this worker reaches others.
-
-    Args:
-        tokens: The accepted ones, the one to prove with first. While tokens are replaced, others may hold only the second one yet.
-        max_message_bytes: The largest answer accepted.
-        security: Certificates, and whether to encrypt beyond this machine.
-    """
-
-    tokens: tuple[bytes, ...] = field(repr=False)
-    max_message_bytes: int = MAX_BODY_BYTES
-    security: Security = TOKEN_ONLY
-
-    async def __call__(self, host: str, port: int) -> Any:
-        """A socket, and the other side's hello; errors are those of ``dial``."""
-        for left, token in enumerate(reversed(self.tokens)):
-            try:
-                return await dial(
-                    host,
-                    port,
-                    Role.DATA,
-                    token,
-                    max_message_bytes=self.max_message_bytes,
-                    timeout_s=ADDRESS_S,
-                    security=self.security,
-                )
-            except AuthError:
-                if not left:
-                    raise
-        raise AssertionError("a worker has a token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,174 +42,6 @@ class Admitted:
     executor: str
     run: str
     lease: bytes
-
-
-class Peer:
-    """Another worker of the run, as this one calls it. It is dialled when it is first called, and again when the connection was lost.
-
-    Args:
-        peers: Peers of this worker.
-        id: Its number in the cluster.
-        name: As errors show it.
-        addresses: Pairs of host and port, and whether its people gave that one for this purpose.
-        shows: What lets this side in.
-        dead_after_s: Seconds without an acknowledgement after which the connection is lost.
-    """
-
-    def __init__(
-        self, peers: Peers, id: int, name: str, addresses: list[Any], shows: bytes, dead_after_s: float
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.shows = shows
-        self._peers = peers
-        self._addresses = [(str(host), int(port), bool(given)) for host, port, given in addresses]
-        self._dead_after_s = dead_after_s
-        self._channel: Channel | None = None
-        self._reaching = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._bytes_before = (0, 0)
-        self._is_over = False
-
-    async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
-        """Have a role of that worker do something.
-
-        Args:
-            role: Name of the run, and of the role in it.
-            verb: Name of one of the role's methods that it offers.
-            args: Data for it, as is ``data``; arrays are sent from their own memory, so they must not change before this returns.
-
-        Raises:
-            RemoteError: The verb raised.
-            AppMissing: That worker does not play the role, or this one is not in the run any more.
-            ConnectError: It cannot be reached.
-            LeaseError: This worker may not call it any more.
-            WorkerLost: The connection ended first; ``may_have_run`` says whether the verb can have begun.
-            NotPicklable: An argument is not data.
-        """
-        channel = self._channel or await self.reach()
-        return await channel.call(Request("call", *role, verb, *args, **data))
-
-    @property
-    def bytes_sent(self) -> int:
-        """On all connections to it that this side has dialled."""
-        return self._bytes_before[0] + (self._channel.stream.bytes_sent if self._channel else 0)
-
-    @property
-    def bytes_received(self) -> int:
-        """Likewise."""
-        return self._bytes_before[1] + (self._channel.stream.bytes_received if self._channel else 0)
-
-    async def reach(self) -> Channel:
-        """Connect to it, if that is not done, at the first of its addresses where it answers itself.
-
-        Raises:
-            ConnectError: It does at none, or an address that was given for it leads to another worker; the text has each, with the reason.
-            LeaseError: It does not let this side in.
-            AppMissing: This worker is not in the run any more.
-        """
-        async with self._reaching:
-            if self._channel is not None:
-                return self._channel
-            found: list[str] = []
-            for address in list(self._addresses):
-                if self._is_over:
-                    raise AppMissing(f"this worker is not in a run with {self.name} any more")
-                host, port, given = address
-                try:
-                    otherwise = await self._greet(host, port)
-                except LeaseError:
-                    raise
-                except DDLFError as error:
-                    found.append(error.message)
-                    continue
-                if self._channel is not None:
-                    self._addresses.sort(key=lambda one: one != address)  # there first, the next time
-                    return self._channel
-                found.append(f"{host}:{port} {otherwise}")
-                if given:
-                    break
-            raise ConnectError("; ".join(found) or "no address of it is known", worker=self.name)
-
-    async def _greet(self, host: str, port: int) -> str:
-        """Connect to an address if it leads to this worker; else return who is there instead."""
-        peers = self._peers
-        sock, hello = await peers.dialling(host, port)
-        end_when_silent(sock, self._dead_after_s)
-        limits, theirs = (Limits(max_body_bytes=one.max_message_bytes) for one in (peers.dialling, hello))
-        open = partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take)
-        channel = Channel(self, open, peers.numbers, refuse_loading, refuse_between_workers)
-        try:
-            greeting = Request("greet", peers.run, self.id, peers.executor, self.shows)
-            otherwise = self._judge(await channel.call(greeting, Deadline(GREET_S)))
-            if not otherwise and not channel.stream.closed and not self._is_over:
-                self._channel = channel
-            return otherwise or "has closed the connection"
-        except RequestTimeout:
-            raise ConnectError(f"{host}:{port} did not say within {GREET_S:g} s who it is") from None
-        except ProtocolError as error:
-            raise ConnectError(f"{host}:{port} cannot be called by workers ({error.message})") from None
-        finally:
-            if channel is not self._channel:
-                channel.stream.close()
-
-    def _judge(self, who: Any) -> str:
-        """What is wrong with who answered; empty if it is this worker.
-
-        Raises:
-            LeaseError: It is, and does not let this side in.
-        """
-        try:
-            executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
-        except (LookupError, TypeError):
-            raise ProtocolError("who answered did not say who it is") from None
-        if executor == self._peers.executor:
-            return "leads back to this worker itself"
-        if run != self._peers.run:
-            return "leads to a worker that is not in this run"
-        if id != self.id:
-            return f"leads to worker {id}"
-        if refusal:
-            raise LeaseError(str(refusal), worker=self.name)
-        return ""
-
-    def close(self) -> None:
-        """End the connection; nothing is called any more."""
-        self._is_over = True
-        if self._channel is not None:
-            self._channel.stream.close()
-        for task in list(self._tasks):
-            task.cancel()
-
-    # What its channel tells, as its ``Owner``.
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> object:
-        """Run something in a task of its own."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def on_event(self, frame: Frame) -> None:
-        """See ``Owner``; a worker tells another one nothing but answers."""
-
-    def on_cancel(self, channel: Channel, id: int) -> None:
-        """See ``Owner``; a verb that is offered awaits, so it has heard it."""
-
-    def on_end(self, channel: Channel) -> None:
-        """See ``Owner``."""
-        if channel is self._channel:
-            self._bytes_before, self._channel = (self.bytes_sent, self.bytes_received), None
-
-    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
-        """See ``Owner``."""
-        if self._is_over:
-            return AppMissing(f"this worker is not in a run with {self.name} any more")
-        return WorkerLost(
-            f"the link from worker {self._peers.me} to it was lost ({reason or 'the other side closed it'})",
-            worker=self.name,
-            hint="look at the network between the two",
-        )
 
 
 class Peers(Mapping[int, Peer]):
@@ -296,7 +63,7 @@ class Peers(Mapping[int, Peer]):
         self.executor = executor
         self.run = ""
         self.me = 0
-        self.numbers = itertools.count(1)
+        self.numbers: Iterator[int] = itertools.count(1)
         self.dialling = Dialling(())
         self.lease: Callable[[], bytes] = lambda: b""
         self.changed: Callable[[], object] = lambda: None
@@ -324,7 +91,6 @@ class Peers(Mapping[int, Peer]):
         lease: bytes,
         callers: list[str],
         peers: list[dict[str, Any]],
-        dead_after_s: float,
     ) -> None:
         """Take note of who may call whom, instead of what was said before.
 
@@ -334,7 +100,6 @@ class Peers(Mapping[int, Peer]):
             lease: The key, which only the master that has the worker knows.
             callers: Executors of those who may call this worker.
             peers: Those that it may call: id, name, addresses and shows, as ``Peer`` takes them.
-            dead_after_s: As ``Peer`` takes it.
 
         Raises:
             LeaseError: Who asks does not have the worker.
@@ -345,10 +110,13 @@ class Peers(Mapping[int, Peer]):
         self.run, self.me, self._lease, self._callers = run, me, lease, frozenset(callers)
         old, self._peers = self._peers, {}
         for facts in sorted(peers, key=lambda facts: facts["id"]):
-            known = before.get(facts["id"])
+            peer = before.get(facts["id"])
             # What lets this side in is another one for another lease, and so for each time that its master came back.
-            same = known is not None and known.shows == facts["shows"]
-            self._peers[facts["id"]] = known if same else Peer(self, **facts, dead_after_s=dead_after_s)
+            if peer is not None and peer.shows == facts["shows"]:
+                peer.found_at(facts["addresses"])
+            else:
+                peer = Peer(self, **facts)
+            self._peers[facts["id"]] = peer
         for peer in old.values():
             if self._peers.get(peer.id) is not peer:
                 peer.close()

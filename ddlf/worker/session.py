@@ -19,7 +19,8 @@ from ddlf.wire.values import dumps, loads, refuse_objects
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Call, Calls
 from ddlf.worker.lease import MASTER_ID_BYTES
-from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
+from ddlf.worker.peer import refuse_between_workers
+from ddlf.worker.peers import Admitted, Peers, refuse_code
 
 MAX_WAITING_REQUESTS = 1024
 """A connection with this many unanswered requests is not read from until half are answered."""

@@ -33,6 +33,8 @@ def refused(*arguments, **environment):
         (["--host", "no-such-host.invalid", "--insecure-plaintext"], 2, "'no-such-host.invalid' cannot be resolved"),
         (["--tls-cert", "c.pem"], 2, "tls_cert and tls_key belong together; give both, or none"),
         (["--tls-ca", "c.pem", "--insecure-plaintext"], 2, "insecure_plaintext and certificates exclude each other"),
+        (["--advertise", "0.0.0.0"], 2, "--advertise: '0.0.0.0' is an address to listen on, not one that others can"),
+        (["--advertise", "lab:9000:1"], 2, "--advertise: an IPv6 address needs brackets"),
         (["--tls-ca", "missing.pem", "--host", "127.0.0.1"], 2, "tls_ca missing.pem cannot be read: No such file"),
         (["--token-file", "missing"], 4, "token file missing does not exist; make one with 'ddlf token new'"),
         (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
@@ -141,7 +143,16 @@ def test_no_option_turns_the_token_off():
     ended = command("ddlf.cli.worker", "--help")
     options = set(re.findall(r"--[\w-]+", ended.stdout))
     assert options - {"--help"} == {
-        *("--port", "--host", "--token-file", "--insecure-plaintext", "--tls-ca", "--tls-cert", "--tls-key"),
+        *(
+            "--port",
+            "--host",
+            "--advertise",
+            "--token-file",
+            "--insecure-plaintext",
+            "--tls-ca",
+            "--tls-cert",
+            "--tls-key",
+        ),
         *("--state-dir", "--quiet", "--exit-with-parent", "--ready-fd", "--template-fd"),
     }
 

@@ -37,7 +37,7 @@ def test_the_limits_of_the_document_are_read_at_all():
 def test_each_command_of_a_data_connection_is_in_the_document(tmp_path):
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section("Commands on a data connection"), re.MULTILINE)
     written = {name for row in rows for name in re.findall(r"\w+", row)}
-    assert written == {*Executor(tmp_path, tmp_path).commands, "run", "run_method", "call"}
+    assert written == {*Executor(tmp_path, tmp_path).commands, "run", "run_method", "call", "greet"}
 
 
 def test_each_tag_kind_and_element_type_has_its_number_in_the_document():

@@ -253,7 +253,7 @@ async def test_a_guest_introduces_nobody(cluster):
     try:
         with pytest.raises(ConfigError, match="asked as a guest, who cannot introduce it to others"):
             await introduce([guest], RUN)
-        facts = dict(run=RUN, me=1, callers=[], peers=[], dead_after_s=4.0)
+        facts = dict(run=RUN, me=1, callers=[], peers=[])
         for lease in (b"", bytes(24), first.claim.master_id):
             with pytest.raises(LeaseError, match="only the master that has a worker can introduce it"):
                 await guest.rpc(Request("introduce", lease=lease, **facts))
@@ -310,6 +310,14 @@ async def test_a_peer_is_cut_off_when_the_run_ends(cluster, peers):
     await first.call(("another-run", "shard"), "open", Shard)
     with pytest.raises(AppMissing):
         await shard.call(3, "push", np.ones(4))
+
+
+async def test_what_a_worker_asks_ends_when_the_run_does_so_for_itself(peers):
+    waiting = asyncio.ensure_future(role(peers[0]).call(2, "wait"))
+    await role(peers[1]).reached.wait()
+    await peers[0].call(SHARD, "close")
+    with pytest.raises(AppMissing, match="this worker is not in a run with worker 2"):
+        await waiting
 
 
 async def test_a_call_after_a_lost_connection_dials_again(peers):

@@ -1,0 +1,258 @@
+"""Another worker of the run, as this one calls it: where it is, how it is reached, and who answers there. Runs in the executor, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+from ddlf.errors import (
+    AppMissing,
+    AuthError,
+    ConnectError,
+    DDLFError,
+    LeaseError,
+    NotPicklable,
+    ProtocolError,
+    RequestTimeout,
+    WorkerLost,
+)
+from ddlf.net.buffers import POOL
+from ddlf.net.channel import Channel
+from ddlf.net.connection import Connection
+from ddlf.net.deadline import Deadline
+from ddlf.net.dial import dial
+from ddlf.net.silence import end_when_silent
+from ddlf.net.tls import TOKEN_ONLY, Security
+from ddlf.wire.frame import MAX_BODY_BYTES, Frame, Limits
+from ddlf.wire.handshake import Role
+from ddlf.wire.messages import Request
+from ddlf.wire.values import refuse_loading
+
+ADDRESS_S = 3.0
+"""How long one address may take to answer, before the next one is tried."""
+GREET_S = 10.0
+"""How long a worker that was reached may take to say who it is: its event loop may be at work."""
+SILENT_S = 30.0
+"""A link over which nothing was acknowledged for so long is lost. Longer than any event loop is held up: what a busy worker has not read yet counts,
+too."""
+
+
+def refuse_between_workers(value: Any) -> NoReturn:
+    """The ``dump_object`` of what workers send each other."""
+    raise NotPicklable(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot go from worker to worker, only data can",
+        hint="send numbers, text, lists, dicts or arrays",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """How this worker reaches others.
+
+    Args:
+        tokens: The accepted ones, the one to prove with first. While tokens are replaced, others may hold only the second one yet.
+        max_message_bytes: The largest answer accepted.
+        security: Certificates, and whether to encrypt beyond this machine.
+    """
+
+    tokens: tuple[bytes, ...] = field(repr=False)
+    max_message_bytes: int = MAX_BODY_BYTES
+    security: Security = TOKEN_ONLY
+
+    async def __call__(self, host: str, port: int) -> Any:
+        """A socket, and the other side's hello; errors are those of ``dial``."""
+        for token in self.tokens:
+            try:
+                return await dial(
+                    host,
+                    port,
+                    Role.DATA,
+                    token,
+                    max_message_bytes=self.max_message_bytes,
+                    timeout_s=ADDRESS_S,
+                    security=self.security,
+                )
+            except AuthError:
+                if token is self.tokens[-1]:
+                    raise
+        raise AssertionError("a worker has a token")
+
+
+class Caller(Protocol):
+    """The worker that calls: what it says of itself, and how it dials."""
+
+    run: str
+    me: int
+    executor: str
+    numbers: Iterator[int]
+    dialling: Dialling
+
+
+class Peer:
+    """Another worker of the run, as this one calls it. It is dialled when it is first called, and again when the connection was lost.
+
+    Args:
+        caller: This worker.
+        id: Its number in the cluster.
+        name: As errors show it.
+        addresses: Pairs of host and port, and whether its people gave that one for this purpose.
+        shows: What lets this side in.
+    """
+
+    def __init__(self, caller: Caller, id: int, name: str, addresses: list[Any], shows: bytes) -> None:
+        self.id = id
+        self.name = name
+        self.shows = shows
+        self._caller = caller
+        self.found_at(addresses)
+        self._channel: Channel | None = None
+        self._reaching = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._bytes_before = (0, 0)
+        self._is_over = False
+
+    def found_at(self, addresses: list[Any]) -> None:
+        """Where it is to be dialled from now on; as in the constructor."""
+        self._addresses = [(str(host), int(port), bool(given)) for host, port, given in addresses]
+
+    async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
+        """Have a role of that worker do something.
+
+        Args:
+            role: Name of the run, and of the role in it.
+            verb: Name of one of the role's methods that it offers.
+            args: Data for it, as is ``data``; arrays are sent from their own memory, so they must not change before this returns.
+
+        Raises:
+            RemoteError: The verb raised.
+            AppMissing: That worker does not play the role, or this one is not in the run any more.
+            ConnectError: It cannot be reached.
+            LeaseError: This worker may not call it any more.
+            WorkerLost: The connection ended first; ``may_have_run`` says whether the verb can have begun.
+            NotPicklable: An argument is not data.
+        """
+        channel = self._channel or await self.reach()
+        return await channel.call(Request("call", *role, verb, *args, **data))
+
+    @property
+    def bytes_sent(self) -> int:
+        """On all connections to it that this side has dialled."""
+        return self._bytes_before[0] + (self._channel.stream.bytes_sent if self._channel else 0)
+
+    @property
+    def bytes_received(self) -> int:
+        """Likewise."""
+        return self._bytes_before[1] + (self._channel.stream.bytes_received if self._channel else 0)
+
+    async def reach(self) -> Channel:
+        """Connect to it, if that is not done, at the first of its addresses where it answers itself.
+
+        Raises:
+            ConnectError: It does at none, or an address that was given for it leads to another worker; the text has each, with the reason.
+            LeaseError: It does not let this side in.
+            AppMissing: This worker is not in the run any more.
+        """
+        async with self._reaching:
+            if self._channel is not None:
+                return self._channel
+            found: list[str] = []
+            for address in list(self._addresses):
+                if self._is_over:
+                    raise AppMissing(f"this worker is not in a run with {self.name} any more")
+                host, port, given = address
+                try:
+                    there = await self._greet(host, port)
+                except LeaseError:
+                    raise
+                except DDLFError as error:
+                    found.append(error.message)
+                    continue
+                if isinstance(there, Channel):
+                    self._channel = there
+                    self._addresses.sort(key=lambda one: one != address)  # there first, the next time
+                    return there
+                found.append(f"{host}:{port} {there}")
+                if given:
+                    break
+            raise ConnectError("; ".join(found) or "no address of it is known", worker=self.name)
+
+    async def _greet(self, host: str, port: int) -> Channel | str:
+        """A connection to an address, or who is there instead."""
+        caller = self._caller
+        sock, hello = await caller.dialling(host, port)
+        end_when_silent(sock, SILENT_S)
+        limits, theirs = (Limits(max_body_bytes=one.max_message_bytes) for one in (caller.dialling, hello))
+        open = partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take)
+        channel = Channel(self, open, caller.numbers, refuse_loading, refuse_between_workers)
+        is_good = False
+        try:
+            greeting = Request("greet", caller.run, self.id, caller.executor, self.shows)
+            otherwise = self._judge(await channel.call(greeting, Deadline(GREET_S)))
+            is_good = not (otherwise or channel.stream.closed or self._is_over)
+            return channel if is_good else otherwise or "has closed the connection"
+        except RequestTimeout:
+            raise ConnectError(f"{host}:{port} did not say within {GREET_S:g} s who it is") from None
+        except ProtocolError as error:
+            raise ConnectError(f"{host}:{port} cannot be called by workers ({error.message})") from None
+        finally:
+            if not is_good:
+                channel.stream.close()
+
+    def _judge(self, who: Any) -> str:
+        """What is wrong with who answered; empty if it is this worker.
+
+        Raises:
+            LeaseError: It is, and does not let this side in.
+        """
+        try:
+            executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
+        except (LookupError, TypeError):
+            raise ProtocolError("who answered did not say who it is") from None
+        if executor == self._caller.executor:
+            return "leads back to this worker itself"
+        if run != self._caller.run:
+            return "leads to a worker that is not in this run"
+        if id != self.id:
+            return f"leads to worker {id}"
+        if refusal:
+            raise LeaseError(str(refusal), worker=self.name)
+        return ""
+
+    def close(self) -> None:
+        """End the connection; nothing is called any more."""
+        self._is_over = True
+        if self._channel is not None:
+            self._channel.stream.close()
+
+    # What its channel tells, as its ``Owner``.
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> object:
+        """Run something in a task of its own."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def on_event(self, frame: Frame) -> None:
+        """See ``Owner``; a worker tells another one nothing but answers."""
+
+    def on_cancel(self, channel: Channel, id: int) -> None:
+        """See ``Owner``; a verb that is offered awaits, so it has heard it."""
+
+    def on_end(self, channel: Channel) -> None:
+        """See ``Owner``."""
+        if channel is self._channel:
+            self._bytes_before, self._channel = (self.bytes_sent, self.bytes_received), None
+
+    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
+        """See ``Owner``."""
+        if self._is_over:
+            return AppMissing(f"this worker is not in a run with {self.name} any more")
+        return WorkerLost(
+            f"the link from worker {self._caller.me} to it was lost ({reason or 'the other side closed it'})",
+            worker=self.name,
+            hint="look at the network between the two",
+        )

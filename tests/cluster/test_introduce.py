@@ -1,0 +1,237 @@
+"""Where workers reach each other: addresses to try, who answers there, and what is said of pairs without a way."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from ddlf.cluster.introduce import candidates, introduce
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.config.addresses import parse_advertised
+from ddlf.errors import ConfigError, ConnectError, VersionError
+from ddlf.net.interfaces import addresses_of, same_machine
+from ddlf.net.tls import Security
+from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
+from ddlf.tokens import new_token
+from ddlf.worker.control import Control
+from ddlf.worker.daemon import Options
+from tests.patience import PATIENCE_S
+from tests.tls import Relay, far_apart, own_certificate
+from tests.worker.test_peers import RUN, SHARD, Shard, open_roles, role
+
+OLD, NEW = new_token().encode(), new_token().encode()
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def place(*addresses, machine="here", advertised=None):
+    return {"machine": machine, "port": 9000, "advertised": advertised, "addresses": list(addresses)}
+
+
+def test_what_was_given_is_tried_first_then_what_the_master_dials_then_what_the_worker_knows():
+    there = place("127.0.0.1", "192.168.0.7", "10.0.0.7", machine="there")
+    assert candidates([("lab.example", 1)], ("10.0.0.7", 9000), there, "here") == [
+        ("lab.example", 1, True),
+        ("10.0.0.7", 9000, False),
+        ("192.168.0.7", 9000, False),
+    ]
+
+
+def test_loopback_is_tried_only_by_a_worker_on_the_same_machine_and_never_because_the_master_dials_it():
+    there = place("127.0.0.1", "10.0.0.7")
+    assert candidates([], ("localhost", 9001), there, "here") == [
+        ("127.0.0.1", 9000, False),
+        ("10.0.0.7", 9000, False),
+    ]
+    assert candidates([], ("127.0.0.1", 9001), there, "elsewhere") == [("10.0.0.7", 9000, False)]
+
+
+def test_an_address_that_is_known_in_two_ways_is_tried_once():
+    assert candidates([("10.0.0.7", 9000)], ("10.0.0.7", 9000), place("10.0.0.7"), "x") == [("10.0.0.7", 9000, True)]
+
+
+def test_a_machine_knows_its_addresses():
+    assert addresses_of("10.1.2.3") == ["10.1.2.3"]
+    everywhere = addresses_of("0.0.0.0")
+    assert everywhere[0] == "127.0.0.1"
+    assert not any(one.startswith(("127.", "0.")) or ":" in one for one in everywhere[1:])
+    assert addresses_of("::")[:2] == ["::1", "127.0.0.1"]
+    assert set(everywhere) <= set(addresses_of("::"))
+    assert same_machine() == same_machine() != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("lab", ("lab", 0)), ("lab:9001", ("lab", 9001)), ("[::2]", ("::2", 0)), ("10.0.0.1:1", ("10.0.0.1", 1))],
+)
+def test_an_advertised_address_may_leave_the_port_to_the_worker(text, address):
+    assert parse_advertised(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "host must be a host name or an IP address"),
+        ("a b", "host must be a host name"),
+        ("lab:0", "port must be 1-65535, got 0"),
+        ("lab:x", "port must be an integer"),
+        ("::2", "needs brackets"),
+        ("tcp://lab:1", "without a protocol"),
+        ("0.0.0.0", "'0.0.0.0' is an address to listen on, not one that others can dial"),
+        ("[::]:9000", "'::' is an address to listen on"),
+        ("10.0.0.300", "'10.0.0.300' is not a valid IP address"),
+    ],
+)
+def test_an_address_that_nobody_can_dial_is_not_advertised(text, sentence):
+    with pytest.raises(ConfigError, match=sentence.replace("(", r"\(")):
+        parse_advertised(text)
+
+
+# -- who answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def cluster():
+    async with asyncio.timeout(PATIENCE_S), in_process_cluster(3) as cluster:
+        await open_roles(cluster)
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def relayed(cluster, worker, **how):
+    async with Relay(worker.port, **how) as relay:
+        worker.advertise = f"127.0.0.1:{relay.port}"
+        yield relay
+
+
+async def test_workers_use_the_address_that_was_given(cluster, free_port):
+    second = cluster.workers[1]
+    async with relayed(cluster, second) as relay:
+        await introduce(cluster.workers, RUN)
+        heard = len(relay.heard)
+        assert heard > 0
+        await role(cluster.workers[0]).call(2, "push", 1.0)
+        assert len(relay.heard) > heard
+        await introduce(cluster.workers, RUN, calls={})
+    second.advertise = f"127.0.0.1:{free_port}"  # one where nobody is: there are others
+    await introduce(cluster.workers, RUN)
+    await role(cluster.workers[0]).call(2, "push", 1.0)
+
+
+async def test_an_address_that_leads_to_another_worker_or_to_oneself_is_named(cluster):
+    first, second, third = cluster.workers
+    second.advertise = f"127.0.0.1:{first.port}"
+    with pytest.raises(ConnectError) as caught:
+        await introduce(cluster.workers, RUN)
+    assert f"{first.name} has no way to {second.name}: 127.0.0.1:{first.port} leads back to this worker itself" in str(
+        caught.value
+    )
+    assert f"{third.name} has no way to {second.name}: 127.0.0.1:{first.port} leads to worker 1" in str(caught.value)
+    assert "ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml" in caught.value.hint
+
+
+async def test_an_address_that_leads_to_a_worker_of_nobody_or_to_another_program_is_named(cluster):
+    first, second, _ = cluster.workers
+    stranger = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=cluster._launcher.tokens.all, state_dir=None))
+    running = asyncio.create_task(stranger.run())
+    second.advertise = f"127.0.0.1:{stranger.port}"
+    with pytest.raises(ConnectError, match=f"127.0.0.1:{stranger.port} leads to a worker that is not in this run"):
+        await introduce([first, second], RUN)
+    stranger.stop()
+    await running
+
+
+async def test_two_workers_with_one_address_are_named_before_anybody_is_dialled(cluster):
+    first, _, third = cluster.workers
+    first.advertise, third.advertise = "Lab.example:9000", "lab.example.:9000"
+    with pytest.raises(ConfigError) as caught:
+        await introduce(cluster.workers, RUN)
+    assert str(caught.value).startswith(f"{first.name} and {third.name} are both advertised at lab.example")
+    assert "give each an address of its own" in str(caught.value)
+
+
+async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, free_port):
+    first, second, _ = cluster.workers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessDaemon, "addresses", lambda self: place("127.0.0.1", machine=str(self.port)))
+        with pytest.raises(ConnectError, match="no address of it is known") as caught:
+            await introduce(cluster.workers, RUN)
+    assert str(caught.value).count("has no way to") == 5
+    assert "and 1 more pairs" in str(caught.value)
+    second.advertise = f"127.0.0.1:{free_port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
+        with pytest.raises(ConnectError, match="connection refused, nothing listens there"):
+            await introduce([first, second], RUN)
+
+
+async def test_a_worker_of_a_release_without_this_is_named(monkeypatch):
+    known = Control._on_frame
+
+    def older(self, frame):
+        known(self, frame._replace(name="unknown") if frame.name == "addresses" else frame)
+
+    monkeypatch.setattr(Control, "_on_frame", older)
+    async with in_process_cluster(2) as cluster:
+        with pytest.raises(VersionError, match="of a release whose workers do not call each other") as caught:
+            await introduce(cluster.workers, RUN)
+        assert caught.value.worker == cluster.workers[0].name
+    assert "install the same version" in caught.value.hint
+
+
+# -- tokens and certificates ------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def workers_with(*tokens, security=None, folder=None):
+    """Workers in this process that hold these tokens, each asked with its first."""
+    daemons, running, workers = [], [], []
+    for number, own in enumerate(tokens, 1):
+        state = folder / str(number) if folder is not None else None
+        daemon = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=own, state_dir=state, security=security))
+        daemons.append(daemon)
+        running.append(asyncio.create_task(daemon.run()))
+        workers.append(ProxyWorker("127.0.0.1", daemon.port, own[0], id=number, N=len(tokens)))
+    try:
+        for worker in workers:
+            await worker.connect()
+            await worker.call(SHARD, "open", Shard)
+        yield workers
+    finally:
+        for worker in workers:
+            await worker.close()
+        for daemon in daemons:
+            daemon.stop()
+        await asyncio.gather(*running)
+
+
+async def test_workers_reach_each_other_while_a_token_is_being_replaced():
+    """Some have both, in either order, and some only the old or the new one yet."""
+    async with workers_with((NEW, OLD), (OLD,), (OLD, NEW)) as workers:
+        await introduce(workers, RUN)
+        assert await role(workers[0]).call(2, "push", 1.0) is not None
+    async with workers_with((NEW,), (OLD, NEW)) as workers:
+        await introduce(workers, RUN)
+
+
+async def test_a_pair_with_different_tokens_is_named():
+    async with workers_with((NEW,), (OLD,)) as workers:
+        with pytest.raises(
+            ConnectError, match=r"worker 1 \(.*\) has no way to worker 2 \(.*\): 127.0.0.1:\d+: .*token"
+        ):
+            await introduce(workers, RUN)
+
+
+async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_another_certificate(tmp_path):
+    with far_apart():
+        async with workers_with((OLD,), (OLD,), security=Security(), folder=tmp_path) as workers:
+            await introduce(workers, RUN)
+            assert await role(workers[0]).call(2, "push", 1.0) is not None
+            async with Relay(workers[1].port, own_certificate()) as relay:
+                workers[1].advertise = f"127.0.0.1:{relay.port}"
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
+                    await introduce(workers, RUN, calls={})
+                    with pytest.raises(ConnectError, match="altered on the way"):
+                        await introduce(workers, RUN)
