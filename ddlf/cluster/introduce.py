@@ -75,9 +75,11 @@ async def _place(worker: ProxyWorker) -> dict[str, Any]:
         ) from error
 
 
-def _given(worker: ProxyWorker, place: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Where its people say that others reach a worker: in cluster.yaml, and where it was started."""
-    found = [parse_advertised(worker.advertise)] if worker.advertise else []
+def _given(worker: ProxyWorker, place: Mapping[str, Any], caller: int | None = None) -> list[tuple[str, int]]:
+    """Where its people say that others, or that caller, reach a worker: in cluster.yaml, and where it was started."""
+    told = worker.advertise
+    texts = [told] if isinstance(told, str) else [text for id, text in told.items() if caller in (None, id)]
+    found = [parse_advertised(text) for text in texts if text]
     if place["advertised"]:
         found.append(tuple(place["advertised"]))
     return [(host, port or place["port"]) for host, port in found]
@@ -118,13 +120,14 @@ def _introduction(
                 "id": other.id,
                 "name": other.name,
                 "addresses": candidates(
-                    _given(other, place), (other.host, other.port), place, places[worker]["machine"]
+                    _given(other, place, worker.id), (other.host, other.port), place, places[worker]["machine"]
                 ),
                 "shows": peer_pass(other.claim.key["lease"], run, worker.facts["executor"]),
             }
             for other, place in places.items()
             if may(worker, other)
         ],
+        dead_after_s=worker.timing.dead_after_s,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ddlf.cluster.channels import ControlChannel, DataChannel
+from ddlf.cluster.channels import DataChannel
 from ddlf.cluster.claim import Claim, master_name
 from ddlf.cluster.news import News
 from ddlf.cluster.pulse import Pulse
@@ -38,6 +38,7 @@ from ddlf.net.channel import Channel, said
 from ddlf.net.connection import Connection
 from ddlf.net.deadline import Deadline
 from ddlf.net.dial import dial
+from ddlf.net.heartbeats import ControlChannel
 from ddlf.net.silence import end_when_silent
 from ddlf.net.tls import Security
 from ddlf.wire.code import load_result

@@ -57,7 +57,7 @@ class ProxyWorker(IWorker):
         takeover: Take the worker from another master that has it.
         guest: Ask without having the worker: status and measurements, also while another master has it.
         called: Name in cluster.yaml; empty when it has none.
-        advertise: Where other workers reach it, as ``HOST`` or ``HOST:PORT``; empty: as it says itself.
+        advertise: Where other workers reach it, as ``HOST`` or ``HOST:PORT``, or that for each by its number; empty: as it says itself.
         how_ended: Returns the exit code of the worker's process, negative for a signal; None while it runs, or where nobody here started it.
         revive: Starts the worker's process again if it has ended, and returns its address; None where nobody here can.
         replay: Returns the requests that a new executor of the worker with a number gets before any other.
@@ -81,7 +81,7 @@ class ProxyWorker(IWorker):
         takeover: bool = False,
         guest: bool = False,
         called: str = "",
-        advertise: str = "",
+        advertise: str | dict[int, str] = "",
         how_ended: Callable[[], Awaitable[int | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],

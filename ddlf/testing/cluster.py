@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
@@ -98,6 +98,31 @@ class FaultyCluster(Cluster):
         launcher: Starts and ends the workers; its ``machines`` harm them.
         options: As in ``Cluster``.
     """
+
+    def __init__(self, launcher: Any, **options: Any) -> None:
+        super().__init__(launcher, **options)
+        self._ways: dict[tuple[int, int], FaultProxy] = {}
+
+    async def between(self, caller: int, called: int) -> FaultProxy:
+        """The network over which one worker calls another, that they use when they are introduced the next time, and until ``close``.
+
+        Args:
+            caller: Number of the worker that dials; what the other one calls has a way of its own.
+            called: Number of the one that is dialled.
+        """
+        if (caller, called) not in self._ways:
+            worker = self._find(called)
+            place = await worker.ask("addresses")
+            proxy = self._ways[caller, called] = FaultProxy("127.0.0.1", place["port"], seed=caller)
+            others = worker.advertise if isinstance(worker.advertise, dict) else {}
+            worker.advertise = {**others, caller: f"127.0.0.1:{await proxy.start()}"}
+        return self._ways[caller, called]
+
+    async def close(self) -> None:
+        """See ``Cluster``."""
+        await super().close()
+        for proxy in self._ways.values():
+            await proxy.close()
 
     @property
     def machines(self) -> list[Machine]:

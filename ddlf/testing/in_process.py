@@ -178,6 +178,7 @@ class InProcessExecutor(ExecutorProcess):
         for sock in self._sockets:
             if sock.fileno() >= 0:
                 sock.shutdown(socket.SHUT_RDWR)
+        executor.peers.close()
         assert isinstance(executor.worker, InProcessWorker)
         executor.worker.end()
         self._killed.set()

@@ -319,7 +319,7 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
             "memory": footprint(os.getpid(), self.process.pid),
-            "masters": len(self._controls),
+            "masters": sum(1 for control in self._controls if control.claimed),  # not the workers that listen
             "datasets": dict(zip(("count", "bytes"), self.process.activity.held, strict=True)),
             "methods": self.process.methods,
             "lease": self._holder.facts(self._lease) if self._holder else None,

@@ -19,14 +19,16 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
+from ddlf.liveness import Timing
 from ddlf.net.buffers import POOL
 from ddlf.net.channel import Channel
 from ddlf.net.connection import Connection
 from ddlf.net.deadline import Deadline
 from ddlf.net.dial import dial
+from ddlf.net.heartbeats import ControlChannel
 from ddlf.net.silence import end_when_silent
 from ddlf.net.tls import TOKEN_ONLY, Security
-from ddlf.wire.frame import MAX_BODY_BYTES, Frame, Limits
+from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.wire.handshake import Role
 from ddlf.wire.messages import Request
 from ddlf.wire.values import refuse_loading
@@ -36,8 +38,8 @@ ADDRESS_S = 3.0
 GREET_S = 10.0
 """How long a worker that was reached may take to say who it is: its event loop may be at work."""
 SILENT_S = 30.0
-"""A link over which nothing was acknowledged for so long is lost. Longer than any event loop is held up: what a busy worker has not read yet counts,
-too."""
+"""The kernel ends a connection over which nothing was acknowledged for so long, also since a busy worker has not read: longer than any event loop is
+held up. Heartbeats notice a link that is gone long before."""
 
 
 def refuse_between_workers(value: Any) -> NoReturn:
@@ -62,14 +64,14 @@ class Dialling:
     max_message_bytes: int = MAX_BODY_BYTES
     security: Security = TOKEN_ONLY
 
-    async def __call__(self, host: str, port: int) -> Any:
+    async def __call__(self, host: str, port: int, role: Role = Role.DATA) -> Any:
         """A socket, and the other side's hello; errors are those of ``dial``."""
         for token in self.tokens:
             try:
                 return await dial(
                     host,
                     port,
-                    Role.DATA,
+                    role,
                     token,
                     max_message_bytes=self.max_message_bytes,
                     timeout_s=ADDRESS_S,
@@ -100,14 +102,21 @@ class Peer:
         name: As errors show it.
         addresses: Pairs of host and port, and whether its people gave that one for this purpose.
         shows: What lets this side in.
+        dead_after_s: Seconds of silence after which the link is lost.
     """
 
-    def __init__(self, caller: Caller, id: int, name: str, addresses: list[Any], shows: bytes) -> None:
+    def __init__(
+        self, caller: Caller, id: int, name: str, addresses: list[Any], shows: bytes, dead_after_s: float
+    ) -> None:
         self.id = id
         self.name = name
         self.shows = shows
         self._caller = caller
         self.found_at(addresses)
+        self._timing = Timing.of(dead_after_s=dead_after_s)
+        self._control: ControlChannel | None = None
+        self._listening: asyncio.Task[Any] | None = None
+        self._silence: WorkerLost | None = None
         self._channel: Channel | None = None
         self._reaching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -171,7 +180,8 @@ class Peer:
                     found.append(error.message)
                     continue
                 if isinstance(there, Channel):
-                    self._channel = there
+                    self._channel, self._silence = there, None
+                    self._listening = self.spawn(self._listen(host, port))
                     self._addresses.sort(key=lambda one: one != address)  # there first, the next time
                     return there
                 found.append(f"{host}:{port} {there}")
@@ -201,6 +211,29 @@ class Peer:
             if not is_good:
                 channel.stream.close()
 
+    async def _listen(self, host: str, port: int) -> None:
+        """Find out when nothing passes any more: the other daemon answers whatever its executor does, so its silence is that of the link."""
+        try:
+            sock, hello = await self._caller.dialling(host, port, Role.CONTROL)
+        except DDLFError:
+            return  # the kernel tells of a link that is gone, only later
+        if self._control is not None:  # of a call after a connection that was lost meanwhile
+            sock.close()
+            return
+        theirs = Limits(max_body_bytes=hello.max_message_bytes)
+        open = partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=theirs)
+        self._control = ControlChannel(self, open, self._caller.numbers, self._timing)
+        self._control.begin_heartbeats(None, self._lose)
+        if self._is_over or self._channel is None:
+            self._control.stream.close()
+
+    def _lose(self, silence: WorkerLost) -> None:
+        """No sign of life came over this link."""
+        self._silence = silence
+        for channel in (self._control, self._channel):
+            if channel is not None:
+                channel.stream.abort()
+
     def _judge(self, who: Any) -> str:
         """What is wrong with who answered; empty if it is this worker.
 
@@ -226,10 +259,12 @@ class Peer:
         self._is_over = True
         if self._channel is not None:
             self._channel.stream.close()
+        if self._listening is not None:
+            self._listening.cancel()
 
     # What its channel tells, as its ``Owner``.
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> object:
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something in a task of its own."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -243,16 +278,20 @@ class Peer:
         """See ``Owner``; a verb that is offered awaits, so it has heard it."""
 
     def on_end(self, channel: Channel) -> None:
-        """See ``Owner``."""
+        """See ``Owner``. Neither of the two connections goes on without the other."""
         if channel is self._channel:
             self._bytes_before, self._channel = (self.bytes_sent, self.bytes_received), None
+            if self._control is not None:
+                self._control.stream.close()
+        elif channel is self._control:
+            self._control = None
+            if self._channel is not None:
+                self._channel.stream.close()
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
         """See ``Owner``."""
         if self._is_over:
             return AppMissing(f"this worker is not in a run with {self.name} any more")
-        return WorkerLost(
-            f"the link from worker {self._caller.me} to it was lost ({reason or 'the other side closed it'})",
-            worker=self.name,
-            hint="look at the network between the two",
-        )
+        why = self._silence.message if self._silence is not None else reason or "the other side closed it"
+        lost = f"the link from worker {self._caller.me} to it was lost ({why})"
+        return WorkerLost(lost, worker=self.name, hint="look at the network between the two")

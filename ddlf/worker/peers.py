@@ -91,6 +91,7 @@ class Peers(Mapping[int, Peer]):
         lease: bytes,
         callers: list[str],
         peers: list[dict[str, Any]],
+        dead_after_s: float,
     ) -> None:
         """Take note of who may call whom, instead of what was said before.
 
@@ -100,6 +101,7 @@ class Peers(Mapping[int, Peer]):
             lease: The key, which only the master that has the worker knows.
             callers: Executors of those who may call this worker.
             peers: Those that it may call: id, name, addresses and shows, as ``Peer`` takes them.
+            dead_after_s: As ``Peer`` takes it.
 
         Raises:
             LeaseError: Who asks does not have the worker.
@@ -115,7 +117,7 @@ class Peers(Mapping[int, Peer]):
             if peer is not None and peer.shows == facts["shows"]:
                 peer.found_at(facts["addresses"])
             else:
-                peer = Peer(self, **facts)
+                peer = Peer(self, **facts, dead_after_s=dead_after_s)
             self._peers[facts["id"]] = peer
         for peer in old.values():
             if self._peers.get(peer.id) is not peer:
@@ -198,15 +200,16 @@ class Peers(Mapping[int, Peer]):
     def forget(self, run: str) -> None:
         """The run is over here."""
         if run == self.run:
-            self._clear()
+            self.close()
             self.changed()
 
     def end_without_lease(self) -> None:
         """Let go of all if the lease is another one by now."""
         if self.run and self.lease() != self._lease:
-            self._clear()
+            self.close()
 
-    def _clear(self) -> None:
+    def close(self) -> None:
+        """Call nobody any more, and let nobody call."""
         self.run, self._lease, self._callers = "", b"", frozenset()
         peers, self._peers = self._peers, {}
         for peer in peers.values():

@@ -253,7 +253,7 @@ async def test_a_guest_introduces_nobody(cluster):
     try:
         with pytest.raises(ConfigError, match="asked as a guest, who cannot introduce it to others"):
             await introduce([guest], RUN)
-        facts = dict(run=RUN, me=1, callers=[], peers=[])
+        facts = dict(run=RUN, me=1, callers=[], peers=[], dead_after_s=4.0)
         for lease in (b"", bytes(24), first.claim.master_id):
             with pytest.raises(LeaseError, match="only the master that has a worker can introduce it"):
                 await guest.rpc(Request("introduce", lease=lease, **facts))
@@ -327,6 +327,51 @@ async def test_a_call_after_a_lost_connection_dials_again(peers):
     link._channel.stream.abort()
     assert (await shard.call(2, "push", np.ones(4))).tolist() == [2, 2, 2, 2]
     assert link.bytes_sent > before
+
+
+# -- a network that fails between two workers ------------------------------------------------------------------------
+
+
+async def test_a_link_that_is_cut_is_noticed_and_named_while_the_master_sees_both_workers():
+    async with asyncio.timeout(PATIENCE_S), in_process_cluster(2, dead_after_s=1.0) as cluster:
+        way = await cluster.between(1, 2)
+        await open_roles(cluster)
+        await introduce(cluster.workers, RUN)
+        first, second = cluster.workers
+        waiting = asyncio.ensure_future(role(first).call(2, "wait"))
+        await role(second).reached.wait()
+        await worker_in_process(first).peers[2]._listening
+        way.partition()
+        with pytest.raises(
+            WorkerLost, match=r"the link from worker 1 to it was lost \(no heartbeat for 1\.\d s\)"
+        ) as lost:
+            await waiting
+        assert lost.value.worker == second.name
+        assert [worker.state for worker in cluster.workers] == ["alive", "alive"]
+        assert (await role(second).call(1, "push", np.ones(4))).tolist() == [1, 1, 1, 1]  # the other way is another one
+        way.heal()
+        assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
+
+
+async def test_a_link_that_is_reset_loses_what_was_open_and_is_dialled_again():
+    async with asyncio.timeout(PATIENCE_S), in_process_cluster(2) as cluster:
+        way = await cluster.between(1, 2)
+        await open_roles(cluster)
+        await introduce(cluster.workers, RUN)
+        first, second = cluster.workers
+        waiting = asyncio.ensure_future(role(first).call(2, "wait"))
+        await role(second).reached.wait()
+        assert way.reset(kind="data") == 1
+        with pytest.raises(WorkerLost, match="the link from worker 1 to it was lost") as lost:
+            await waiting
+        assert lost.value.may_have_run
+        assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
+
+
+async def test_status_counts_masters_and_not_the_workers_that_listen(peers):
+    for worker in worker_in_process(peers[0]).peers.values():
+        await worker._listening
+    assert (await peers[1].status())["masters"] == 1
 
 
 # -- a worker that is not what it says --------------------------------------------------------------------------------
