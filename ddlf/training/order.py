@@ -41,12 +41,14 @@ class Turn(NamedTuple):
         round: Number of its round, from 0.
         base: Merges in the weights that it was made from.
         epochs: Local epochs in it.
+        merges: Merges before it came.
     """
 
     slot: int
     round: int
     base: int
     epochs: int
+    merges: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,10 @@ class Order:
         """
         for first, slots in self.slots_from[1:]:
             progress.add_slots(first, slots)
+        rounds = {turn.round: turn.epochs for turn in self.turns}
+        if any(progress.epochs[number : number + 1] not in ([], [epochs]) for number, epochs in rounds.items()):
+            # It was made longer: a round that was cut short by its first end is followed by others.
+            progress.plan_again(rounds, self.settings["worker_epochs"])
         starts = [
             next(first for first, slots in self.slots_from if slot < slots) for slot in range(len(progress.states))
         ]
@@ -160,6 +166,15 @@ class Replay:
     def next(self) -> Turn | None:
         """The update that is merged next; None when all were."""
         return self.order.turns[self.place] if self.place < len(self.order.turns) else None
+
+    def was_last(self, merges: int) -> bool | None:
+        """Whether what was left of the updates so far was merged with the next one; None if nothing says so.
+
+        Args:
+            merges: Merges so far.
+        """
+        after = self.order.turns[self.place + 1 : self.place + 2]
+        return after[0].merges > merges if after else None
 
     def reached(self, merges: int, weights: Weights, state: dict[str, Weights]) -> None:
         """Say which weights there are now.
@@ -272,7 +287,10 @@ def _of_a_checkpoint(source: Path) -> Order:
 
 
 def _order(source: Path, records: list[RoundRecord], weights: str, **facts: Any) -> Order:
-    turns = [Turn((r.slot or 1) - 1, r.round - 1, -1 if r.base is None else r.base, r.epochs) for r in records]
+    turns = [
+        Turn((r.slot or 1) - 1, r.round - 1, -1 if r.base is None else r.base, r.epochs, (r.base or 0) + r.staleness)
+        for r in records
+    ]
     order = Order(source=source, turns=turns, weights=weights, **facts)
     if order.settings.get("mode", "async") != "async":
         raise order.wrong("it was a synchronous one, whose bits follow from its seed")

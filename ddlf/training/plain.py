@@ -27,6 +27,7 @@ from ddlf.roles import have_keras
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe_optimizer
 from ddlf.roles.keras_model import KerasModel
+from ddlf.roles.optimizer_state import no_final_averages
 from ddlf.roles.precision import set_precision
 from ddlf.roles.randomness import keeps_a_seed
 from ddlf.roles.task import Reply, Task
@@ -208,7 +209,8 @@ class Both:
         data = tree_map(lambda array: array[task.indices], data_of(self._app, "train"))
         given = dict(zip(("x", "y", "sample_weight"), data, strict=False))
         callbacks = list(self._app.worker_callbacks)
-        model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
+        with no_final_averages(model):  # on the worker a round is not the end of training, either
+            model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
 
     async def _cause(self, batch: int, expected: Weights, found: Weights) -> str:

@@ -143,6 +143,14 @@ class Progress:
         self._add(left, worker_epochs, begun=begun and left > 0)
         self.asked = self.starts[-1]
 
+    def plan_again(self, rounds: Mapping[int, int], worker_epochs: int) -> None:
+        """Plan whole local epochs for some rounds, from 0, as they were once, and behind them as many as are left."""
+        asked = self.starts[-1]
+        planned = [rounds.get(number, worker_epochs) for number in range(max(rounds) + 1)]
+        if sum(planned) <= asked and not any(self.sizes):
+            self.epochs, self.sizes = planned, [0] * len(planned)
+            self._add(asked - sum(planned), worker_epochs)
+
     def add_slots(self, number: int, slots: int) -> None:
         """Have more slots from a round on, from 0, that begins an epoch: it and those after it are cut anew. New slots begin with nothing."""
         new = slots - len(self.states)

@@ -178,7 +178,9 @@ class Run:
         return self._arrivals.replies()
 
     def is_last(self, reply: Reply) -> bool:
-        """Whether no slot has a round left when this reply, of ``arrivals``, is committed."""
+        """Whether no slot has a round left when this reply, of ``arrivals``, is committed; in a replay, whether none had then."""
+        if self.replay is not None and (was := self.replay.was_last(self.merges)) is not None:
+            return was
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)

@@ -19,7 +19,7 @@ class Same(ddlf.IApp):
 
         flat = [keras.Input((8, 8, 1)), layers.Flatten(), layers.BatchNormalization(), layers.Dropout(0.5)]
         self.model = keras.Sequential([*flat, layers.Dense(10, activation="softmax")])
-        self.model.compile("adam", "categorical_crossentropy")
+        self.model.compile(keras.optimizers.Adam(use_ema=True), "categorical_crossentropy")
 
 class Other(Same):
     mode, staleness, arrival, checkpoint = "async", "inverse", "fedbuff:2", "there"
@@ -55,7 +55,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_app_that_does_what_fit_does_agrees_to_the_bit_also_with_dropout_and_batch_statistics(tmp_path):
+def test_an_app_that_does_what_fit_does_agrees_to_the_bit_also_with_dropout_batch_statistics_and_averages(tmp_path):
     ended = checked(tmp_path, APP, "--target", "Same", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {

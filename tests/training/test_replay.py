@@ -290,6 +290,20 @@ async def test_what_went_with_a_lost_worker_is_not_there_again(settings, tmp_pat
         await run_of(slots=2, replay=run.folder, **settings)
 
 
+@pytest.mark.parametrize("settings", [{"worker_epochs": 3}, {"arrival": "fedbuff:5", "worker_epochs": 3}], ids=str)
+async def test_a_run_that_was_made_longer_is_replayed_with_the_rounds_that_it_had(settings, tmp_path):
+    """Its first end has cut a round short, and had the buffer merged."""
+    kept = {"checkpoint": tmp_path, "slots": 3, **settings}
+    first = await run_of(seed=1, cluster=FakeCluster(3), master_epochs=4, **kept)
+    run = await run_of(seed=2, cluster=FakeCluster(3), master_epochs=9, resume=tmp_path, **kept)
+    assert [record.epochs for record in run.history if record.slot == 1] == [3, 1, 3, 2]
+    assert len(run.history) > len(first.history)
+    again = await run_of(master_epochs=9, replay=tmp_path, slots=3, **settings)
+    assert bits(again) == bits(run)
+    with pytest.raises(ConfigError, match="give this run as many epochs"):
+        await run_of(master_epochs=8, replay=tmp_path, slots=3, **settings)
+
+
 async def test_rounds_of_some_batches_are_replayed_too(tmp_path):
     """At the end of an epoch some slots have no task."""
     settings = {"worker_steps": 2, "samples": 98, "master_epochs": 3, "slots": 3, "out": tmp_path}
