@@ -79,13 +79,28 @@ class Order:
         Raises:
             ConfigError: The text says what is wrong.
         """
-        done = dict.fromkeys(range(self.slots_from[-1][1]), -1)
+        (firsts, slots), samples = zip(*self.slots_from, strict=True), self.settings["samples"]
+        numbers = [samples, *firsts, *slots, *(number for turn in self.turns for number in turn)]
+        if (
+            not all(type(number) is int for number in numbers)
+            or min((turn.epochs for turn in self.turns), default=1) < 1
+        ):
+            raise self.wrong("it has numbers that no run has")
+        if (
+            not 0 < slots[0] <= slots[-1] <= samples
+            or firsts[0]
+            or [*slots, *firsts] != [*sorted(slots), *sorted(firsts)]
+        ):
+            raise self.wrong(f"no run of {samples} samples has {' and then '.join(map(str, slots))} slots")
+        done: dict[int, int] = {}
         for number, turn in enumerate(self.turns, 1):
+            if turn.slot < 0 or turn.round < 0:
+                raise self.wrong(f"update {number} is of no slot and round")
             if turn.slot >= self.slots_in(turn.round):
                 raise self.wrong(
                     f"update {number} is of slot {turn.slot + 1}, but round {turn.round + 1} has {self.slots_in(turn.round)} slots"
                 )
-            if turn.round <= done[turn.slot] or not 0 <= turn.base < number:
+            if turn.round <= done.get(turn.slot, -1) or not 0 <= turn.base < number:
                 raise self.wrong(f"before update {number} some are missing")
             done[turn.slot] = turn.round
 
@@ -208,15 +223,16 @@ def read_order(source: Path) -> Order:
     if (source / EVENTS).exists():
         try:
             order = _of_a_run(source)
+            order.check()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{source / EVENTS} is damaged, or of another version: {error!r}") from None
     elif is_checkpoint(source) or source.is_dir():
         order = _of_a_checkpoint(source)
+        order.check()
     else:
         raise ConfigError(f"there is no run and no checkpoint in {source}", hint="ddlf runs lists the runs")
-    order.check()
     return order
 
 

@@ -146,7 +146,7 @@ class Progress:
     def plan_again(self, rounds: Mapping[int, int], worker_epochs: int) -> None:
         """Plan whole local epochs for some rounds, from 0, as they were once, and behind them as many as are left."""
         asked = self.starts[-1]
-        planned = [rounds.get(number, worker_epochs) for number in range(max(rounds) + 1)]
+        planned = [rounds.get(number, worker_epochs) for number in range(min(max(rounds) + 1, asked))]
         if sum(planned) <= asked and not any(self.sizes):
             self.epochs, self.sizes = planned, [0] * len(planned)
             self._add(asked - sum(planned), worker_epochs)

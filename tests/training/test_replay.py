@@ -259,6 +259,16 @@ async def test_what_is_no_order_of_this_app_is_refused_in_one_sentence(done, tmp
     ] = 5
     rewritten(file, several)
     assert "update 2 is of slot 5, but round 1 has 2 slots" in await said()
+    for number, why in ((10**9, "no run of 203 samples has 1000000000 slots"), (1.5, "it has numbers that no run has")):
+        rewritten(file, [line | {"slots": number} if line["event"] == "TrainingBegan" else line for line in lines])
+        assert why in await said()
+    for wrong, why in (
+        ({"round": 0}, "update 2 is of no slot and round"),
+        ({"epochs": 0}, "it has numbers that no run"),
+    ):
+        edited = [line | {"record": {**line["record"], **wrong}} if line is merged[1] else line for line in lines]
+        rewritten(file, edited)
+        assert why in await said()
     rewritten(file, [line | {"record": {**line["record"], "base": None}} if line in merged else line for line in lines])
     assert "by a version that did not say which weights each update was made from" in await said()
 
