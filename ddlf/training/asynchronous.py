@@ -53,9 +53,11 @@ class Asynchronous:
         """Train until every slot has done its rounds or the run is to end."""
         for name, group in {"outer": self.outer.init(run.weights), **self.arrival.init(run.weights)}.items():
             run.state.setdefault(name, group)
-        if isinstance(self.arrival, FedBuff) and self.arrival.size > run.updates_left:
+        done, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))
+        left = sum(map(run.progress.tasks_in, rounds)) - done
+        if isinstance(self.arrival, FedBuff) and self.arrival.size > left:
             why = (
-                f"it merges when there are {self.arrival.size} updates, and {run.updates_left} are to come: they are merged at the end only, "
+                f"it merges when there are {self.arrival.size} updates, and {left} are to come: they are merged at the end only, "
                 "as a small step; take a smaller size"
             )
             run.crew.emit(Warned(about="arrival", why=why))

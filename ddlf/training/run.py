@@ -104,12 +104,6 @@ class Run:
         return self.progress.merges
 
     @property
-    def updates_left(self) -> int:
-        """Updates of all slots that are to come, of asynchronous training."""
-        progress = self.progress
-        return sum(map(progress.tasks_in, range(len(progress.epochs)))) - progress.version - len(progress.dropped)
-
-    @property
     def slots(self) -> int:
         """K of the round that begins, or began last."""
         return len(self.progress.states)
