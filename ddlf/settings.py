@@ -133,10 +133,12 @@ class Settings:
     ] = "auto"
 
     balance: Annotated[
-        str, OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT, "sync"
+        str, OneOf("equal", "speed"), "parts of the data: equal, or as workers are fast (speed)", "", FACT
     ] = "equal"
     """With ``speed`` parts follow each worker's measured speed, so that all end together. Only with ``partition`` at ``equal``: other rules say
-    themselves what each slot has."""
+    themselves what each slot has. In asynchronous training this is DyLU, dynamic local updates (arXiv:2401.09135), and needs ``worker_steps``: that
+    many steps are the fastest slot's, and another one has ``max(1, floor(worker_steps * speed / fastest speed))`` in a round, so that updates are
+    hardly stale. The first two rounds are equal, and measure; ``slots`` stays what it is at the beginning."""
 
     partition: Annotated[
         str, PARTITION, "whose each sample is: equal, dirichlet:0.1, classes:2, power:1", "RULE", FACT

@@ -112,6 +112,30 @@ def sizes_by_speed(n: int, speeds: Sequence[float], minimum: int = 1) -> list[in
     return sizes
 
 
+def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
+    """Return steps of local training in proportion to speeds, so that rounds of all slots take as long::
+
+        H_j = max(1, floor(H v_j / max(v)))
+
+    Exact fractions are used, hence the same speeds give the same steps on every machine.
+
+    Args:
+        steps: H, those of the fastest, > 0.
+        speeds: ``v_j`` of each slot, in any unit, finite and > 0; None before it is known: such a slot has H.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Dynamic local updates (DyLU), Liu et al. 2024, arXiv:2401.09135.
+    """
+    known = [speed for speed in speeds if speed is not None]
+    if steps <= 0 or not all(isfinite(speed) and speed > 0 for speed in known):
+        raise ConfigError(f"steps and speeds must be finite and > 0, got {steps} and {known}")
+    fastest = Fraction(max(known, default=1.0))
+    return [steps if speed is None else max(1, int(steps * Fraction(speed) / fastest)) for speed in speeds]
+
+
 def smooth_speed(old: float | None, new: float, alpha: float = 0.5) -> float:
     """Return ``alpha * new + (1 - alpha) * old``, so that one slow round does not swing the sizes.
 

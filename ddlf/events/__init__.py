@@ -51,6 +51,7 @@ from ddlf.events.run import (
     Warned,
 )
 from ddlf.events.slots import (
+    PartsChanged,
     ResidualDropped,
     SlotBackedUp,
     SlotEvent,
@@ -93,6 +94,7 @@ __all__ = [
     "ModelBuilt",
     "ModelSaved",
     "NothingToTrain",
+    "PartsChanged",
     "PhaseBegan",
     "PhaseEnded",
     "PhaseEvent",

@@ -104,6 +104,18 @@ class ResidualDropped(SlotEvent):
     groups: tuple[str, ...] = ("residual",)
 
 
+class PartsChanged(Event):
+    """Slots of asynchronous training have parts of other sizes, because they were measured to be faster or slower.
+
+    Args:
+        round: First round that has them.
+        samples: Samples of each slot in a round from there on.
+    """
+
+    round: int
+    samples: tuple[int, ...]
+
+
 class SlotsChanged(Event):
     """There are more slots, because there are more workers.
 

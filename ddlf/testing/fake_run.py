@@ -151,7 +151,10 @@ class FakeWorker:
         lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.
         asked: What the master asked for: names of functions with their arguments, a task as ``Task``.
         kept: What slots have left here.
+        compute_s: How long it says that a task took.
     """
+
+    compute_s = 0.001
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -218,7 +221,7 @@ class FakeWorker:
             fed=None,
             metrics={"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)},
             counted=NOTHING_COUNTED,
-            compute_s=0.001,
+            compute_s=self.compute_s,
             stopped=False,
             state={name: left[name] for name in task.back},
         )

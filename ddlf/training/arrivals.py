@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.partition import Indices
+from ddlf.algorithms.partition import Indices, steps_by_speed
 from ddlf.algorithms.weights import Weights
-from ddlf.events import UpdateRejected
+from ddlf.events import PartsChanged, UpdateRejected
 from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import judged_alone
 
@@ -32,6 +32,10 @@ def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> We
     return weights
 
 
+MEASURED = 2
+"""So many rounds each slot has done before its speed counts: in its first one a worker compiles."""
+
+
 class Arrivals:
     """The slots of one run, each in its own round.
 
@@ -39,12 +43,15 @@ class Arrivals:
         run: The run; its progress says how many rounds each slot has done.
         begin: The weights that a slot begins its round with.
         bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
+        paced: Whether each slot has as many steps in a round as it is fast.
     """
 
-    def __init__(self, run: Run, begin: Begin, bound: int | None) -> None:
+    def __init__(self, run: Run, begin: Begin, bound: int | None, paced: bool) -> None:
         self._run = run
         self._begin = begin
         self._bound = bound
+        self.paced = paced
+        self._epochs = run.progress.epochs_done
         # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
         self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
@@ -95,6 +102,14 @@ class Arrivals:
         while replay.next is not None and replay.next.slot in self._early:
             yield self._early.pop(replay.next.slot)
 
+    def ends_epoch(self, number: int) -> bool:
+        """Whether with the commit of a slot's round, from 0, all samples were trained on once more, by all slots together."""
+        progress = self._run.progress
+        if not self.paced:
+            return progress.version % progress.updates_of_epoch(number) == 0
+        before, self._epochs = self._epochs, progress.epochs_done
+        return self._epochs > before
+
     def committed(
         self, replies: Sequence[Reply], reporting: asyncio.Task[bool], keeping: asyncio.Future[None] | None
     ) -> None:
@@ -130,6 +145,7 @@ class Arrivals:
             run.began[slot] = time.perf_counter()
             run.crew.meet_new_workers()
             self._grow()
+            self._pace(number)
             self._begun[slot] = number + 1
             part = await run.part(slot, number)
             run.tries[slot] = 0
@@ -150,6 +166,8 @@ class Arrivals:
         if self._run.replay is not None:
             turn = self._run.replay.turn(slot, number)
             return turn is None or turn.base in self._run.replay.kept
+        if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
+            return False
         return self._bound is None or number <= min(self._run.progress.slot_rounds) + self._bound
 
     def _task(self, slot: int, number: int, part: Indices) -> Task:
@@ -187,6 +205,17 @@ class Arrivals:
             progress.slot_rounds.append(first)
             self._begun.append(first)
             self._spawn(self._loop(slot))
+
+    def _pace(self, number: int) -> None:
+        """Cut a round that nobody has begun, and those after it, by how fast slots were."""
+        run, progress = self._run, self._run.progress
+        if not self.paced or run.replay is not None or number < max(self._begun):
+            return
+        batch = run.facts.batch_size
+        parts = tuple(batch * steps for steps in steps_by_speed(progress.portion // batch, progress.speeds))
+        if parts != (progress.parts_in(number) or (progress.portion,) * run.slots):
+            progress.cut(number, parts)
+            run.crew.emit(PartsChanged(round=number + 1, samples=parts))
 
     async def _tell(self, reporting: asyncio.Task[bool]) -> None:
         run = self._run

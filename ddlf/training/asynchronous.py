@@ -39,12 +39,14 @@ class Asynchronous:
         staleness: How much it counts when others were merged meanwhile.
         outer: How what is merged changes the weights, with the rules that use it.
         max_staleness: Rounds that a slot may be ahead of the slowest one; None for no limit.
+        balance: ``"equal"`` rounds, or with ``"speed"`` as many steps as each slot is fast (DyLU).
     """
 
     arrival: Arrival = field(default_factory=Published)
     staleness: Staleness = field(default_factory=Constant)
     outer: OuterOptimizer = field(default_factory=Subtract)
     max_staleness: int | None = None
+    balance: str = "equal"
 
     backups: ClassVar[bool] = False
     """Nobody waits for a slot that takes long."""
@@ -61,7 +63,7 @@ class Asynchronous:
                 "as a small step; take a smaller size"
             )
             run.crew.emit(Warned(about="arrival", why=why))
-        async for reply in run.arrivals(self.arrival.begin, self.max_staleness):
+        async for reply in run.arrivals(self.arrival.begin, self.max_staleness, paced=self.balance == "speed"):
             changed, weights = self.arrival.arrive(run.state, run.weights, self._arrived(run, reply))
             run.state.update(changed)
             await run.commit(weights, [reply])

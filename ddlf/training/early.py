@@ -60,6 +60,11 @@ def check_together(settings: Mapping[str, Any]) -> None:
             "optimizer_state='averaged' is for synchronous training: asynchronous slots end no round together",
             hint="use 'kept' or 'fresh', or train in mode 'sync'",
         )
+    if settings["balance"] == "speed" and settings["mode"] == "async" and settings["worker_steps"] is None:
+        raise ConfigError(
+            "balance='speed' in asynchronous training says how many steps a round has, and without worker_steps it is of whole epochs",
+            hint="set worker_steps, the steps of the fastest slot, or leave balance at 'equal'",
+        )
     converge = settings["converge"]
     if converge.metric.startswith("test_") and not settings["evaluate_every"]:
         raise ConfigError(

@@ -15,8 +15,9 @@ from ddlf.events import CheckpointFailed, CheckpointWritten, Event
 from ddlf.phases import Phase
 from ddlf.record import RoundRecord
 from ddlf.roles.task import SlotState
-from ddlf.training.progress import Progress, with_states
+from ddlf.training.progress import Progress
 from ddlf.training.states import SlotStates
+from ddlf.training.stored import with_states
 
 RECENT = 256
 """So many of the last records are looked at again, whether their test has come meanwhile; there are at most as many as slots."""

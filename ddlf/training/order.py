@@ -62,6 +62,7 @@ class Order:
         turns: Its updates, in the order in which they were merged.
         dropped: Of each round of a slot, both from 0, whose update was rejected, the worker that had made it.
         slots_from: The round from which on, from 0, and K in it.
+        parts_from: The round from which on, from 0, and how many samples each slot has in it; none if parts are equal.
         weights: Digest of the weights that it ended with.
     """
 
@@ -71,6 +72,7 @@ class Order:
     turns: list[Turn]
     dropped: dict[tuple[int, int], int]
     slots_from: list[tuple[int, int]]
+    parts_from: list[tuple[int, tuple[int, ...]]]
     weights: str
 
     def check(self) -> None:
@@ -124,6 +126,11 @@ class Order:
         if any(progress.epochs[number : number + 1] not in ([], [epochs]) for number, epochs in rounds.items()):
             # It was made longer: a round that was cut short by its first end is followed by others.
             progress.plan_again(rounds, self.settings["worker_epochs"])
+        for first, parts in self.parts_from:
+            fits = 0 <= first < len(progress.epochs) + (not parts)
+            if not fits or (parts and (min(parts) <= 0 or len(parts) != self.slots_in(first))):
+                raise self.wrong(f"no slot has its parts from round {first + 1} on here: give this run as many epochs")
+            progress.cut(first, parts)
         starts = [
             next(first for first, slots in self.slots_from if slot < slots) for slot in range(len(progress.states))
         ]
@@ -249,6 +256,7 @@ def _of_a_run(source: Path) -> Order:
     began: dict[str, Any] = {}
     ended: dict[str, Any] = {}
     app, slots_from = "", [(0, 1)]
+    parts_from: list[tuple[int, tuple[int, ...]]] = []
     records: list[dict[str, Any]] = []
     dropped: dict[tuple[int, int], int] = {}
     for data in _events(source / EVENTS):
@@ -256,9 +264,11 @@ def _of_a_run(source: Path) -> Order:
             case "RunBegan":
                 app, began, ended = data["app"], {}, {}
             case "TrainingBegan":
-                began, records, dropped, slots_from = data, [], {}, [(0, data["slots"])]
+                began, records, dropped, slots_from, parts_from = data, [], {}, [(0, data["slots"])], []
             case "SlotsChanged":
                 slots_from.append((data["round"] - 1, data["slots"]))
+            case "PartsChanged":
+                parts_from.append((data["round"] - 1, tuple(data["samples"])))
             case "Committed":
                 records.append(data["record"])
             case "UpdateRejected":
@@ -283,6 +293,7 @@ def _of_a_run(source: Path) -> Order:
         settings={name: json.loads(value) for name, value in began.get("facts", {}).items()},
         dropped=dropped,
         slots_from=slots_from,
+        parts_from=parts_from,
     )
 
 
@@ -299,6 +310,7 @@ def _of_a_checkpoint(source: Path) -> Order:
         settings=progress.settings,
         dropped=progress.dropped,
         slots_from=progress.slots_from,
+        parts_from=progress.parts_from,
     )
 
 

@@ -9,7 +9,6 @@ into slots after that, so every epoch has every sample once, and a round of one 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import math
 import secrets
@@ -25,13 +24,12 @@ from ddlf.checkpoints.contents import Checkpoint
 from ddlf.errors import ConfigError
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
-from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
+from ddlf.roles.task import OPTIMIZER, SlotState
 from ddlf.training.ledger import Ledger
+from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 
 MOST_ROUNDS = 5_000_000
 """They are planned one by one: these take 0.5 GB and some seconds."""
-KEPT, SLOTS = "state_", "slots_"
-"""How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
 
 
 class Span(NamedTuple):
@@ -80,6 +78,7 @@ class Progress:
         begun: Epochs of which callbacks were told that they begin.
         told: Records that were among the metrics of an epoch that callbacks were told of; None if that does not matter.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
+        parts_from: The round from which on, from 0, and how many samples each slot has in it, if parts are not equal; asynchronous training.
         dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
         records: Records of all rounds so far.
     """
@@ -109,6 +108,7 @@ class Progress:
     begun: int = 0
     told: int | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
+    parts_from: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
@@ -126,6 +126,10 @@ class Progress:
         """K in a round, from 0."""
         return next(slots for first, slots in reversed(self.slots_from) if first <= number)
 
+    def parts_in(self, number: int) -> tuple[int, ...]:
+        """Samples of each slot in a whole round, from 0; none if parts are equal."""
+        return next((parts for first, parts in reversed(self.parts_from) if first <= number), ())
+
     def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0) -> None:
         """Set the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
 
@@ -139,6 +143,8 @@ class Progress:
         """
         self._forget(self.reached)
         self.portion, begun = portion, self.offsets[-1] > 0
+        if self.parts_from:
+            self.parts_from.append((self.reached, ()))
         left = epochs + begun if more else max(0, epochs - self.starts[-1])
         self._add(left, worker_epochs, begun=begun and left > 0)
         self.asked = self.starts[-1]
@@ -162,6 +168,13 @@ class Progress:
             self._forget(number)
             self._add(epochs, 1)
 
+    def cut(self, number: int, parts: tuple[int, ...]) -> None:
+        """Have parts of so many samples from a round on, from 0, that no slot has begun; equal ones with none."""
+        epochs, begun = self.starts[-1] - self.starts[number], self.offsets[number] > 0
+        self.parts_from.append((number, parts))
+        self._forget(number)
+        self._add(epochs, 1, begun=begun)
+
     def _forget(self, number: int) -> None:
         """Plan nothing from a round on."""
         self.epochs, self.sizes = self.epochs[:number], self.sizes[:number]
@@ -173,7 +186,7 @@ class Progress:
         Raises:
             ConfigError: They have more rounds than can be planned.
         """
-        size = self.portion * len(self.states)
+        size = sum(self.parts_in(len(self.epochs))) or self.portion * len(self.states)
         whole = math.ceil(self.samples / size) if size else 1
         if len(self.epochs) + epochs * whole // (1 if size else worker_epochs) > MOST_ROUNDS:
             raise ConfigError(
@@ -282,8 +295,8 @@ class Progress:
                 f"{i:04d} {name}": array for i, (name, array) in enumerate(zip(names, self.weights, strict=True))
             },
             "ledger": {"counts": self.ledger.counts},
-            **{KEPT + name: _numbered(group) for name, group in self.state.items()},
-            **({} if self.callbacks is None else {"callbacks": _numbered(self.callbacks)}),
+            **{KEPT + name: numbered(group) for name, group in self.state.items()},
+            **({} if self.callbacks is None else {"callbacks": numbered(self.callbacks)}),
         }
         facts = {
             "settings": dict(self.settings),
@@ -296,6 +309,7 @@ class Progress:
             "asked": self.asked,
             "converged": self.converged,
             "speeds": list(self.speeds),
+            **({"parts_from": [[first, list(parts)] for first, parts in self.parts_from]} if self.parts_from else {}),
             "dropped": [[*which, worker] for which, worker in self.dropped.items()],
             **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
         }
@@ -313,7 +327,7 @@ class Progress:
         """What was stored, also by a version that stored less."""
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
-            arrays, facts = _as_of_now(arrays, facts)
+            arrays, facts = as_of_now(arrays, facts)
         ledger = Ledger(0)
         ledger.counts = np.array(arrays["ledger"]["counts"])
         slot_rounds = list(facts["slot_rounds"])
@@ -325,6 +339,7 @@ class Progress:
             round=facts.get("round", 0 if slot_rounds else checkpoint.round),
             slot_rounds=slot_rounds,
             slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],
+            parts_from=[(first, tuple(parts)) for first, parts in facts.get("parts_from", ())],
             asked=facts.get("asked", 0),
             converged=facts.get("converged", False),
             state={
@@ -360,36 +375,3 @@ class Progress:
             progress.epochs, progress.sizes = [usual] * (progress.reached - 1) + [last], [0] * progress.reached
         progress._lay_out()
         return progress
-
-
-def with_states(checkpoint: Checkpoint, states: Sequence[SlotState]) -> Checkpoint:
-    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for."""
-    arrays: dict[str, dict[str, Any]]
-    arrays = {name: dict(group) for name, group in checkpoint.arrays.items() if not name.startswith(SLOTS)}
-    for slot, groups in enumerate(states):
-        for name, group in groups.items():
-            arrays.setdefault(SLOTS + name, {}).update(
-                {f"slot {slot:04d} {place}": array for place, array in _numbered(group).items()}
-            )
-    lengths = [{name: len(group) for name, group in groups.items()} for groups in states]
-    return dataclasses.replace(checkpoint, arrays=arrays, facts={**checkpoint.facts, "states": lengths})
-
-
-def _numbered(group: Sequence[Any]) -> dict[str, Any]:
-    return {f"{i:04d}": array for i, array in enumerate(group) if array is not None}
-
-
-def _as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and facts of a checkpoint of format 1 under the names of now."""
-    names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
-    arrays = {names.get(name, name): group for name, group in arrays.items()}
-    states: list[dict[str, int]] = [{OPTIMIZER: 0} if begun else {} for begun in facts["begun"]]
-    for name in (OPTIMIZER, HELD, RESIDUAL):
-        for key in arrays[SLOTS + name]:
-            _, slot, i = key.split(" ")
-            length = len(arrays["weights"]) if name == RESIDUAL else int(i) + 1
-            states[int(slot)][name] = max(length, states[int(slot)].get(name, 0))
-    facts = {**facts, "states": states}
-    if "records" in facts:
-        facts["records"] = [{**record, "recomputed": record["lost"]} for record in facts["records"]]
-    return arrays, facts

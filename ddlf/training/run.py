@@ -160,15 +160,18 @@ class Run:
             await end_all(carrying)
             raise
 
-    def arrivals(self, begin: Begin = global_weights, bound: int | None = None) -> AsyncIterator[Reply]:
+    def arrivals(
+        self, begin: Begin = global_weights, bound: int | None = None, *, paced: bool = False
+    ) -> AsyncIterator[Reply]:
         """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at.
 
         Args:
             begin: From the algorithm's state, the global weights and a slot to the weights that this one is to begin its round with.
             bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
+            paced: Whether each slot has as many steps in a round as it is fast.
         """
         self.progress.begin_async()
-        self._arrivals = Arrivals(self, begin, bound)
+        self._arrivals = Arrivals(self, begin, bound, paced)
         return self._arrivals.replies()
 
     def is_last(self, reply: Reply) -> bool:
@@ -204,16 +207,8 @@ class Run:
         self.verdicts = []
         # As often as all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
-        validate = (
-            progress.ends_epoch(last)
-            if self._arrivals is None
-            else progress.version % progress.updates_of_epoch(last) == 0
-        )
-        reporting = await self._reporter.report(
-            weights,
-            validate=validate,
-            last=progress.is_complete,
-        )
+        validate = (self._arrivals or progress).ends_epoch(last)
+        reporting = await self._reporter.report(weights, validate=validate, last=progress.is_complete)
         keeping = self._keeper.keep(progress, self.exchange.states) if self._keeper is not None else None
         if self._arrivals is not None:
             self._arrivals.committed(replies, reporting, keeping)
@@ -262,7 +257,8 @@ class Run:
 
     async def part(self, slot: int, number: int) -> Indices:
         """A slot's part of the samples in a round, from 0. All slots shuffle alike, so the parts are disjoint and complete."""
-        return (await self._parts.of(self.progress.span(number), self.progress.slots_in(number)))[slot]
+        progress = self.progress
+        return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Indices, control: Control | None = None) -> Task:
         """What a slot does in a round, from 0, with its part of the samples, the mean of all controls, and the global weights of now."""
@@ -344,7 +340,7 @@ class Run:
             progress.ledger.add(task.indices, task.epochs, reply.fed)
             if self._arrivals is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
-            else:
+            if self._arrivals is None or (self._arrivals.paced and task.round > 0):
                 speed = reply.samples * task.epochs / max(reply.compute_s, 1e-9)
                 progress.speeds[task.slot] = smooth_speed(progress.speeds[task.slot], speed)
         progress.round += self._arrivals is None

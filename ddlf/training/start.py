@@ -287,7 +287,8 @@ async def _run(
     weights_out = WeightsOut(str(settings["weights_codec"]), [not flag for flag in trainable], fragments=fragments)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
-    fixed = app.slots is not None or progress.owners is not None
+    paced = settings["mode"] == "async" and settings["balance"] == "speed"
+    fixed = app.slots is not None or progress.owners is not None or paced
     crew.fixed_slots = len(progress.states) if fixed else None
     app._tell(
         TrainingBegan(

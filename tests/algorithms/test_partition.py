@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed
+from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed, smooth_speed, steps_by_speed
 from ddlf.errors import ConfigError
 
 seeds = st.integers(0, 2**63)
@@ -155,3 +155,20 @@ def test_speed_is_an_exponential_moving_average_that_starts_at_the_first_measure
     assert smooth_speed(80.0, 40.0, alpha=0.25) == 70.0
     with pytest.raises(ConfigError):
         smooth_speed(80.0, 40.0, alpha=0.0)
+
+
+@given(steps=st.integers(1, 1000), speeds=st.lists(st.none() | st.floats(1e-3, 1e6), min_size=1, max_size=9))
+def test_steps_follow_the_formula_of_dynamic_local_updates(steps, speeds):
+    from fractions import Fraction
+
+    fastest = max((Fraction(speed) for speed in speeds if speed is not None), default=None)
+    found = steps_by_speed(steps, speeds)
+    for step, speed in zip(found, speeds, strict=True):
+        assert step == (steps if speed is None else max(1, (steps * Fraction(speed) / fastest).__floor__()))
+    assert max(found) == steps
+
+
+def test_steps_of_no_speed_or_no_steps_are_refused():
+    for steps, speeds in ((0, [1.0]), (4, [0.0, 1.0]), (4, [float("nan")])):
+        with pytest.raises(ConfigError, match="must be finite and > 0"):
+            steps_by_speed(steps, speeds)

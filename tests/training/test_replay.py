@@ -46,10 +46,11 @@ async def run_of(workers=3, seed=None, cluster=None, **settings):
 
 def by_chance(cluster, seed):
     """Have each worker take a number of turns of the loop for a task, by chance."""
-    chance = random.Random(seed)
+    chance, speeds = random.Random(seed), random.Random(1000 + seed)
     for worker in cluster.workers:
 
         async def rpc(request, timeout_s=None, worker=worker):
+            worker.compute_s = speeds.uniform(0.1, 1)
             for _ in range(chance.randrange(30)):
                 await asyncio.sleep(0)
             return await FakeWorker.rpc(worker, request, timeout_s)
@@ -97,6 +98,7 @@ RULES = [
     {"arrival": "copy"},
     {"arrival": "delayed", "staleness": "inverse"},
     {"worker_steps": 3, "master_epochs": 2, "batch_size": 20},
+    {"worker_steps": 8, "balance": "speed", "batch_size": 4, "samples": 403, "arrival": "delayed"},
     {"codec": "int8", "weights_codec": "delta:int8"},
     {"optimizer_state": "stays"},
 ]

@@ -173,7 +173,7 @@ async def test_what_can_be_used_passes(attributes):
     await with_settings(**attributes)._check()
 
 
-@pytest.mark.parametrize("attributes", [dict(merge="median"), dict(balance="speed")], ids=str)
+@pytest.mark.parametrize("attributes", [dict(merge="median"), dict(batchnorm="local")], ids=str)
 async def test_asynchronous_training_refuses_what_it_has_no_use_for(attributes):
     check(with_settings(**attributes), "sync")
     name = next(iter(attributes))

@@ -1,0 +1,46 @@
+"""How what a training has come to is laid out in a checkpoint, and how older versions did it. Runs on the master."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddlf.checkpoints.contents import Checkpoint
+from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
+
+KEPT, SLOTS = "state_", "slots_"
+"""How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
+
+
+def with_states(checkpoint: Checkpoint, states: Sequence[SlotState]) -> Checkpoint:
+    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for."""
+    arrays: dict[str, dict[str, Any]]
+    arrays = {name: dict(group) for name, group in checkpoint.arrays.items() if not name.startswith(SLOTS)}
+    for slot, groups in enumerate(states):
+        for name, group in groups.items():
+            arrays.setdefault(SLOTS + name, {}).update(
+                {f"slot {slot:04d} {place}": array for place, array in numbered(group).items()}
+            )
+    lengths = [{name: len(group) for name, group in groups.items()} for groups in states]
+    return dataclasses.replace(checkpoint, arrays=arrays, facts={**checkpoint.facts, "states": lengths})
+
+
+def numbered(group: Sequence[Any]) -> dict[str, Any]:
+    return {f"{i:04d}": array for i, array in enumerate(group) if array is not None}
+
+
+def as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays and facts of a checkpoint of format 1 under the names of now."""
+    names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
+    arrays = {names.get(name, name): group for name, group in arrays.items()}
+    states: list[dict[str, int]] = [{OPTIMIZER: 0} if begun else {} for begun in facts["begun"]]
+    for name in (OPTIMIZER, HELD, RESIDUAL):
+        for key in arrays[SLOTS + name]:
+            _, slot, i = key.split(" ")
+            length = len(arrays["weights"]) if name == RESIDUAL else int(i) + 1
+            states[int(slot)][name] = max(length, states[int(slot)].get(name, 0))
+    facts = {**facts, "states": states}
+    if "records" in facts:
+        facts["records"] = [{**record, "recomputed": record["lost"]} for record in facts["records"]]
+    return arrays, facts
