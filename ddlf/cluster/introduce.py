@@ -12,7 +12,7 @@ from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.config.addresses import parse_advertised, same_host
-from ddlf.errors import ConfigError, ConnectError, ProtocolError, VersionError
+from ddlf.errors import AppMissing, ConfigError, ConnectError, ProtocolError, VersionError
 from ddlf.launch.launcher import LOOPBACK, machine
 from ddlf.wire.messages import Request
 from ddlf.worker.lease import peer_pass
@@ -38,7 +38,7 @@ async def introduce(
         ConnectError: A pair has no way; the text names both, and each address with what is wrong there.
         ConfigError: This side has no lease; or two workers are advertised at one address.
         VersionError: A worker is of a release whose workers do not call each other.
-        WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed`` and ``LeaseError``.
+        WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed``, ``AppMissing`` and ``LeaseError``.
     """
     for worker in workers:
         if worker.claim.guest:
@@ -48,19 +48,29 @@ async def introduce(
     places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
     _check_distinct(places)
     await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
+    executors = {worker.id: worker.facts["executor"] for worker in workers}
     unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
-    names = {worker.id: worker.name for worker in workers}
+    others = {worker.id: worker for worker in workers}
     lines = [
-        f"{worker.name} has no way to {names[id]}: {why}"
+        f"{worker.name} has no way to {others[id].name}: {why}"
         for worker, found in zip(workers, unmet, strict=True)
         for id, why in found
     ]
     if lines:
+        missed = {id for found in unmet for id, _ in found}
+        await asyncio.gather(*(_check_there(others[id], executors[id]) for id in missed))
         more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
         raise ConnectError(
             "\n".join([*lines[:PAIRS_SHOWN], *more]),
             hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
         )
+
+
+async def _check_there(worker: ProxyWorker, executor: str) -> None:
+    """Raise the loss of a worker that others did not reach because it, or what it was introduced as, is not there any more."""
+    await worker.rpc(Request("list_methods"))
+    if worker.facts["executor"] != executor:
+        raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)
 
 
 async def _place(worker: ProxyWorker) -> dict[str, Any]:

@@ -247,7 +247,7 @@ class Peer:
         if executor == self._caller.executor:
             return "leads back to this worker itself"
         if run != self._caller.run:
-            return "leads to a worker that is not in this run"
+            return "leads to a worker that is not in this run, or not any more"
         if id != self.id:
             return f"leads to worker {id}"
         if refusal:

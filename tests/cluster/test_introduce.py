@@ -8,13 +8,14 @@ import pytest
 from ddlf.cluster.introduce import candidates, introduce
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.config.addresses import parse_advertised
-from ddlf.errors import ConfigError, ConnectError, VersionError
+from ddlf.errors import AppMissing, ConfigError, ConnectError, ExecutorCrashed, VersionError, WorkerLost
 from ddlf.net.interfaces import addresses_of, same_machine
 from ddlf.net.tls import Security
 from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
 from ddlf.tokens import new_token
 from ddlf.worker.control import Control
 from ddlf.worker.daemon import Options
+from ddlf.worker.peers import Peers
 from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart, own_certificate
 from tests.worker.test_peers import RUN, SHARD, Shard, open_roles, role
@@ -164,6 +165,23 @@ async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, 
         patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
         with pytest.raises(ConnectError, match="connection refused, nothing listens there"):
             await introduce([first, second], RUN)
+
+
+async def test_a_worker_that_is_lost_meanwhile_is_a_loss_and_no_broken_link(monkeypatch):
+    meet = Peers.meet
+
+    async def met_too_late(self):
+        if self.me == 2:
+            return []
+        cluster.machine(2).kill()
+        return await meet(self)
+
+    monkeypatch.setattr(Peers, "meet", met_too_late)
+    async with asyncio.timeout(PATIENCE_S), in_process_cluster(2) as cluster:
+        await open_roles(cluster)
+        with pytest.raises((ExecutorCrashed, AppMissing, WorkerLost)) as caught:
+            await introduce(cluster.workers, RUN)
+        assert caught.value.worker == cluster.workers[1].name
 
 
 async def test_a_worker_of_a_release_without_this_is_named(monkeypatch):

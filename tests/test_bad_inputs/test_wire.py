@@ -12,9 +12,9 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from ddlf.cluster.channels import HEARTBEAT_ID
 from ddlf.errors import NotPicklable, ProtocolError, WorkerLost
 from ddlf.net.dial import dial
+from ddlf.net.heartbeats import HEARTBEAT_ID
 from ddlf.wire.code import CodeSender
 from ddlf.wire.frame import PREFIX, FrameDecoder, Limits, encode_frame
 from ddlf.wire.handshake import Role
