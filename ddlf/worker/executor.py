@@ -52,6 +52,9 @@ KEPT = ("set_variable", "delete_variable")
 """Commands that wait for nobody and that a new executor would not know of."""
 AT_ONCE = ("connect", "close", "add_method", "remove_method", "list_methods", "get_variable", "list_variables", *KEPT)
 
+OF_PEERS = ("introduce", "meet")
+"""Likewise, of ``Peers``."""
+
 
 class Executor:
     """What runs user code: the worker, whose turn it is, and the connections over which it is asked.
@@ -101,8 +104,8 @@ class Executor:
             for name in (*IN_TURN, *AT_ONCE)
         }
         self.commands["clean"].function = self._clean
-        for method in (self.peers.introduce, self.peers.meet):
-            self.commands[method.__name__] = Method(method.__name__, method, skip=0, at_once=True)
+        for name in OF_PEERS:
+            self.commands[name] = Method(name, getattr(self.peers, name), skip=0, at_once=True)
 
     def import_from_master(self, ask: Callable[..., Any]) -> None:
         """Let methods import what lies below the script's folder on the master; see ``imports``."""
