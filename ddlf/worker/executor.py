@@ -51,9 +51,8 @@ IN_TURN = ("run_code", "load_mnist", "load_cifar10", "clean")
 KEPT = ("set_variable", "delete_variable")
 """Commands that wait for nobody and that a new executor would not know of."""
 AT_ONCE = ("connect", "close", "add_method", "remove_method", "list_methods", "get_variable", "list_variables", *KEPT)
-
 OF_PEERS = ("introduce", "meet")
-"""Likewise, of ``Peers``."""
+"""Those of ``Peers``, which wait for nobody either."""
 
 
 class Executor:

@@ -154,7 +154,11 @@ class Session:
 
     def _on_peer(self, frame: Frame) -> None:
         """Take a request of another worker: data alone, and nothing that takes turns with its master's."""
-        args, kwargs = read_arguments(loads(frame.buffers, refuse_code))
+        try:
+            args, kwargs = read_arguments(loads(frame.buffers, refuse_code))
+        except NotPicklable as error:  # of a type that this machine lacks
+            self._answer(frame.id, Response(error=error.with_traceback(None)))
+            return
         try:
             if frame.name == "greet" and self.peer is None and self._lease is None:
                 facts, self.peer = self._peers.greet(*args)
@@ -203,14 +207,7 @@ class Session:
             return
         try:
             if error is None:
-                dump = (
-                    refuse_between_workers
-                    if self.peer is not None
-                    else dump_result
-                    if self._pickle_results
-                    else refuse_objects
-                )
-                connection.send(Kind.RESULT, id, "", dumps(response.result, dump))
+                connection.send(Kind.RESULT, id, "", dumps(response.result, self._dump))
         except ConnectionError:
             return
         except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
@@ -223,6 +220,13 @@ class Session:
                 connection.send(Kind.ERROR, id, "", dumps(describe(error)))
         if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
             self._hold_back()
+
+    @property
+    def _dump(self) -> Callable[[Any], Any]:
+        """What becomes of a result's objects."""
+        if self.peer is not None:
+            return refuse_between_workers
+        return dump_result if self._pickle_results else refuse_objects
 
     def _hold_back(self) -> None:
         self.held_back = True

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import gc
+import sys
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from ddlf.errors import AppMissing, ConfigError, LeaseError, NotPicklable, Proto
 from ddlf.net.connection import Connection
 from ddlf.net.dial import dial
 from ddlf.testing.in_process import in_process_cluster
+from ddlf.wire import values
 from ddlf.wire.code import CodeSender
 from ddlf.wire.frame import Limits
 from ddlf.wire.handshake import Role
@@ -191,6 +194,17 @@ async def test_only_data_goes_from_worker_to_worker_in_both_directions(peers):
     with pytest.raises(NotPicklable, match="cannot go from worker to worker, only data can"):
         await role(peers[0]).call(2, "an_object")
     assert len(await role(peers[0]).call(2, "push", np.ones(4))) == 4  # and the connection goes on
+
+
+async def test_data_that_the_other_machine_cannot_read_is_an_answer_and_ends_nothing(peers, monkeypatch):
+    piece = np.ones(4, ml_dtypes.bfloat16)
+    values._dtype.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(NotPicklable, match="a bfloat16 array cannot be read here; pip install ml-dtypes") as caught:
+            await role(peers[0]).call(2, "push", piece)
+    assert caught.value.worker == peers[1].name
+    assert len(await role(peers[0]).call(2, "push", np.ones(4))) == 4
 
 
 async def test_a_peer_that_sends_a_pickle_is_cut_off(cluster, peers, capfd):
