@@ -36,7 +36,7 @@ async def introduce(
 
     Raises:
         ConnectError: A pair has no way; the text names both, and each address with what is wrong there.
-        ConfigError: This side has no lease; or two workers are advertised at one address.
+        ConfigError: This side has no lease; ``calls`` names others; or two workers are advertised at one address.
         VersionError: A worker is of a release whose workers do not call each other.
         WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed``, ``AppMissing`` and ``LeaseError``.
     """
@@ -45,6 +45,9 @@ async def introduce(
             raise ConfigError(
                 f"{worker.name} is asked as a guest, who cannot introduce it to others", hint="take it: without guest"
             )
+    named = {id for caller, called in (calls or {}).items() for id in (caller, *called)}
+    if unknown := sorted(named - {worker.id for worker in workers}):
+        raise ConfigError(f"worker {unknown[0]} is to call or be called, and is not among those that are introduced")
     places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
     _check_distinct(places)
     await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))

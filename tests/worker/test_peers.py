@@ -250,6 +250,14 @@ async def test_the_master_says_who_may_call_whom(cluster):
             await ask("call", RUN, "shard", "push", np.ones(4))
 
 
+async def test_a_number_of_no_worker_is_refused(cluster):
+    for calls in ({1: [2, 9]}, {9: [1]}):
+        with pytest.raises(
+            ConfigError, match="worker 9 is to call or be called, and is not among those that are intro"
+        ):
+            await introduce(cluster.workers, RUN, calls=calls)
+
+
 async def test_who_shows_another_pass_is_refused(cluster, peers):
     first, second, _ = peers
     executor, right = shown(cluster, first, second)
