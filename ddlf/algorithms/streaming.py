@@ -24,19 +24,21 @@ class Streaming(Named):
 
     So a round moves ``1 / P`` of the bytes, and each fragment has ``P`` rounds of local training behind it. Tensors that are
     not trained (BatchNorm statistics) are exchanged in every round. The last round of a training exchanges all fragments, and so
-    does each with ``fragments=1``, which is ``diloco``. The source also sends while it trains; here a round waits for its exchange.
+    does each with ``fragments=1``, which is ``diloco``. With ``overlap`` a slot mixes in what was merged of a round only after so many
+    steps of the next one, which its worker trains meanwhile: nobody waits for an exchange that takes no longer than these.
 
     Args:
         fragments: P, at most as many as there are tensors that are trained, > 0.
         alpha: Share of its own values that a slot keeps of a fragment that was exchanged, in [0, 1).
         learning_rate: Step size on the update, dimensionless, > 0.
         momentum: Share of the previous velocity to keep, in [0, 1).
+        overlap: tau, steps of a slot's next round before it has what was merged, >= 0.
 
     Raises:
         ConfigError: A value is out of range.
 
     Source:
-        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, without overlap. There fragments are whole layers; here tensors are dealt
+        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2. There fragments are whole layers; here tensors are dealt
         so that fragments are equally large.
     """
 
@@ -44,12 +46,15 @@ class Streaming(Named):
     alpha: float = 0.0
     learning_rate: float = 0.7
     momentum: float = 0.9
+    overlap: int = 0
 
     only: ClassVar[str] = "sync"
 
     def __post_init__(self) -> None:
         if self.fragments <= 0:
             raise ConfigError(f"fragments must be > 0, got {self.fragments}")
+        if self.overlap < 0:
+            raise ConfigError(f"overlap must be >= 0, got {self.overlap}")
         check_shares(alpha=self.alpha)
         Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
 

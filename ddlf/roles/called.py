@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,29 @@ from ddlf.algorithms.weights import Weights, is_float
 from ddlf.errors import AppError
 from ddlf.iworker import awaited
 from ddlf.roles.metrics import scalars
+
+
+class App(Protocol):
+    """What a replica needs of an app; ``ddlf.IApp`` has it."""
+
+    precision: str
+    exchange: str
+    worker_callbacks: Any
+    model: Any
+    x_train: Any
+    y_train: Any
+    indices: np.ndarray[Any, Any]
+    worker: Any
+    replica: Any
+
+    def load_dataset(self) -> Any:
+        """Set ``x_train`` and ``y_train``; plain or async."""
+
+    def create_model(self) -> Any:
+        """Set ``model``; plain or async."""
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """Return the update, or a tuple of it and metrics; plain or async."""
 
 
 def call(function: Any, *args: Any) -> Any:
@@ -56,3 +79,24 @@ def run_train(app: Any, weights: Weights, epochs: int, batch_size: int) -> tuple
     # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
+
+
+def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
+    """What an own ``train`` has set as ``self.indices``, of so many samples.
+
+    Raises:
+        AppError: It is no list of numbers of samples.
+    """
+    found = np.asarray(indices)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
+        raise AppError(
+            f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
+            hint="choose from the indices that are there when train is called",
+        )
+    if found.min() < 0 or found.max() >= samples:
+        outside = found.max() if found.max() >= samples else found.min()
+        raise AppError(
+            f"self.indices has sample {outside}, but there are {samples:,} samples, counted from 0",
+            hint="choose from the indices that are there when train is called",
+        )
+    return found

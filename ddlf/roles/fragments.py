@@ -39,12 +39,12 @@ def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] 
 
 
 def begin(task: Task, weights: Weights, own: Own | None, lossless: Sequence[bool]) -> Weights:
-    """The weights that a slot begins its round with: its own, with what was exchanged since mixed in.
+    """The weights that a slot goes on with: its own, with what was exchanged since mixed in.
 
     Args:
         task: The round.
         weights: The global ones.
-        own: What its round before has left; None where nothing.
+        own: What its round before, or the first steps of this one, have left; None where nothing.
         lossless: Whether each is not trained: of those the global values are taken.
     """
     if not task.merged or not own:
@@ -56,6 +56,11 @@ def begin(task: Task, weights: Weights, own: Own | None, lossless: Sequence[bool
             value = np.asarray(task.alpha * value + (1 - task.alpha) * w, w.dtype)
         begun.append(w if i in fresh and (not task.alpha or lossless[i]) else value)
     return begun
+
+
+def after(begun: Weights, update: Weights) -> Weights:
+    """Weights after local training: those that it began with minus its update; what is no float stays."""
+    return [np.asarray(b - u, b.dtype) if is_float(b) else b for b, u in zip(begun, update, strict=True)]
 
 
 def end(task: Task, weights: Weights, begun: Weights, update: Weights) -> tuple[Weights, Own]:
@@ -73,9 +78,8 @@ def end(task: Task, weights: Weights, begun: Weights, update: Weights) -> tuple[
     if not task.merged:
         return update, []
     floats = [is_float(w) for w in weights]
-    after = [np.asarray(b - u, b.dtype) if f else b for b, u, f in zip(begun, update, floats, strict=True)]
     # The difference is exactly zero where the slot began with the global values: then this is the update as it is.
     behind = [
         np.asarray(u + (w - b), w.dtype) if f else u for w, b, u, f in zip(weights, begun, update, floats, strict=True)
     ]
-    return behind, [*after, np.asarray(task.round)]
+    return behind, [*after(begun, update), np.asarray(task.round)]

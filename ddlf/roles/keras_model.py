@@ -95,7 +95,12 @@ class KerasModel:
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
-        reseed(model, (task.seed, task.round, task.slot))
+        self.reseed(task.seed, task.round, task.slot)
+
+    def reseed(self, *seed: int) -> None:
+        """Have all that is random follow from these numbers."""
+        model = self._app.model
+        reseed(model, seed)
         # A step that keeps the seed that it was compiled with is compiled again.
         if self._step is not model.train_function:
             self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)

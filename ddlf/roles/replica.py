@@ -6,10 +6,11 @@ Keras lives on the worker's one compute thread: imported, built and trained ther
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +18,16 @@ from ddlf.algorithms.weights import Weights
 from ddlf.data.held import HeldData, unchanging
 from ddlf.data.parts import batches, check_data, content, contents, rows_of
 from ddlf.data.trees import first_array, tree_map
-from ddlf.errors import AppError
 from ddlf.roles import apart, fragments
+from ddlf.roles.ahead import Ahead, following, parts, together
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.callbacks import CallbackStates
-from ddlf.roles.called import call, run_train
+from ddlf.roles.called import App, call, chosen, run_train
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.local import LocalSteps
-from ddlf.roles.metrics import scalars
+from ddlf.roles.metrics import NOTHING_COUNTED, scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.roles.randomness import reseed
 from ddlf.roles.statistics import measured
@@ -57,29 +58,6 @@ MOVED_EVERY_S = 0.5
 """How often a worker tells how far its round is."""
 
 
-class App(Protocol):
-    """What a replica needs of an app; ``ddlf.IApp`` has it."""
-
-    precision: str
-    exchange: str
-    worker_callbacks: Any
-    model: Any
-    x_train: Any
-    y_train: Any
-    indices: np.ndarray[Any, Any]
-    worker: Any
-    replica: Any
-
-    def load_dataset(self) -> Any:
-        """Set ``x_train`` and ``y_train``; plain or async."""
-
-    def create_model(self) -> Any:
-        """Set ``model``; plain or async."""
-
-    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """Return the update, or a tuple of it and metrics; plain or async."""
-
-
 class Replica:
     """One worker's copy of an app and its model.
 
@@ -107,6 +85,8 @@ class Replica:
         self._model: KerasModel
         self._local: LocalSteps
         self._callbacks: CallbackStates
+        self._ahead: Ahead | None = None  # first steps of the round that comes next
+        self._going: asyncio.Future[None]
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -132,7 +112,10 @@ class Replica:
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
-        reply: Reply = await self._computed(self.carry, Task.from_message(task))
+        asked = Task.from_message(task)
+        reply: Reply = await self._computed(self.carry, asked)
+        if asked.ahead is not None:
+            self._going = asyncio.ensure_future(self._worker.compute(self.go_ahead, asked))  # while this travels
         return reply.to_message()
 
     async def measure(self, task: dict[str, Any]) -> Weights:
@@ -142,10 +125,12 @@ class Replica:
 
     async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
         """Do it on the compute thread; when this is cancelled, it ends at the next batch."""
-        computing = asyncio.ensure_future(self._worker.compute(work, task))
+        gone: list[bool] = []
+        computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work(task)))
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
+            gone.append(True)  # it may still wait for what was trained ahead
             self.stopping = True
             await asyncio.wait([computing])
             raise
@@ -232,23 +217,31 @@ class Replica:
         """
         begin = time.perf_counter()
         self.stopping = False
-        self._task, self._fed = task, []
-        self._told = time.monotonic()
+        ahead, self._ahead = self._ahead, None
         state = self._kept.begin(task)
-        self._model.begin(task, state.get(OPTIMIZER))
-        self._callbacks.begin(state.get(CALLBACKS))
-        self.app.indices = task.indices
+        first, rest = parts(task, state.get(OWN))
+        if first is None:
+            ahead, own = None, state.get(OWN)
+            self._begin(task, state)
+        else:
+            if ahead is None or not ahead.is_of(first):
+                ahead = self._first_steps(first, state)
+            own, self._fed = ahead.own, ahead.fed
+            self._model.reseed(task.seed, task.round, task.slot, 1)
+        self._task = task
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
         exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
-        begun = apart.begin(fragments.begin(task, weights, state.get(OWN), exact), state.get(APART))
+        begun = apart.begin(fragments.begin(task, weights, own, exact), state.get(APART))
         control = state.get(CONTROL)
         if self._model.gradients is None:
-            self._local.begin(task.local, begun, control, task.control)
-            update, metrics = run_train(self.app, begun, task.epochs, task.batch_size)
-            if not self.stopping:  # what was ended early counts for nothing, and may have made no step
+            update, metrics = self._trained(rest, begun, control)
+            # What was ended early counts for nothing, and may have made no step.
+            if len(rest.indices) and not self.stopping:
                 control = self._local.left(update)
         else:
             update, metrics = self._model.gradient(self._batch(task), begun)
+        if ahead is not None:
+            metrics = together([(ahead.metrics, len(ahead.task.indices)), (metrics, len(rest.indices))])
         update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
@@ -271,11 +264,41 @@ class Replica:
             samples=len(task.indices),
             fed=self._otherwise_fed(task),
             metrics=metrics,
-            counted=self._model.counted(metrics),
+            counted=NOTHING_COUNTED if ahead is not None else self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
         )
+
+    def go_ahead(self, task: Task) -> None:
+        """Train the first steps of a slot's next round, while the update of this one and what is merged of it are on their way."""
+        if self.stopping:
+            return
+        with contextlib.suppress(Exception):  # what is wrong is told of when the round is asked for
+            ahead = self._first_steps(following(task), self._kept.left(task.slot, task.round))
+            self._ahead = None if self.stopping else ahead
+
+    def _begin(self, task: Task, state: SlotState) -> None:
+        """Be what a slot's round begins with, but for the weights."""
+        self._task, self._fed = task, []
+        self._told = time.monotonic()
+        self._model.begin(task, state.get(OPTIMIZER))
+        self._callbacks.begin(state.get(CALLBACKS))
+
+    def _first_steps(self, task: Task, state: SlotState) -> Ahead:
+        """Train from a slot's own weights, before what was merged is mixed into them."""
+        self._begin(task, state)
+        *begun, number = state[OWN]
+        update, metrics = self._trained(task, begun, None)
+        return Ahead(task=task, own=[*fragments.after(begun, update), number], metrics=metrics, fed=self._fed)
+
+    def _trained(self, task: Task, begun: Weights, control: Any) -> tuple[Weights, dict[str, float]]:
+        """The update of local training from some weights, and its metrics."""
+        if not len(task.indices):
+            return [np.zeros_like(w) for w in begun], {}
+        self.app.indices = task.indices
+        self._local.begin(task.local, begun, control, task.control)
+        return run_train(self.app, begun, task.epochs, task.batch_size)
 
     def statistics(self, task: Task) -> Weights:
         """What the layers that normalize by batches come to with a task's weights, over its samples: see ``roles/statistics.py``."""
@@ -288,32 +311,13 @@ class Replica:
         reseed(self.app.model, (task.seed, task.round, task.slot))
         return measured(self.app.model, read_weights(task.weights, None, self._model.like), inputs)
 
-    def _chosen(self, indices: Any) -> np.ndarray[Any, Any]:
-        """What an own ``train`` has set as ``self.indices``.
-
-        Raises:
-            AppError: It is no list of numbers of samples.
-        """
-        found, n = np.asarray(indices), len(first_array(self.app.x_train))
-        if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
-            raise AppError(
-                f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
-                hint="choose from the indices that are there when train is called",
-            )
-        if found.min() < 0 or found.max() >= n:
-            outside = found.max() if found.max() >= n else found.min()
-            raise AppError(
-                f"self.indices has sample {outside}, but there are {n:,} samples, counted from 0",
-                hint="choose from the indices that are there when train is called",
-            )
-        return found
-
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | None:
         """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
-        return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
+        fed = np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
+        return None if task.overlap and np.array_equal(fed, task.indices) else fed
 
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
@@ -328,7 +332,7 @@ class Replica:
         """
         indices = self.app.indices
         if indices is not self._task.indices:
-            indices = self.app.indices = self._chosen(indices)
+            indices = self.app.indices = chosen(indices, len(first_array(self.app.x_train)))
         feed, first = self._feed_of(batch_size), self._task.first_epoch
 
         def begin_epoch(epoch: int) -> None:

@@ -67,6 +67,8 @@ class Task:
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.
         alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
+        overlap: Steps of the round before the slot takes in what was merged.
+        ahead: First local epoch of the slot's next round, and its samples in the steps before that; None if it is not known.
     """
 
     slot: int
@@ -92,6 +94,8 @@ class Task:
     merged: tuple[int, ...] = ()
     wanted: tuple[int, ...] = ()
     alpha: float = 0.0
+    overlap: int = 0
+    ahead: tuple[int, np.ndarray[Any, Any]] | None = None
 
     @property
     def since(self) -> int:
@@ -124,7 +128,7 @@ class Reply:
         fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
         metrics: Metrics of the last local epoch.
         counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
-        compute_s: Seconds of local training, on the worker's clock.
+        compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         worker: Number of the worker that carried it.

@@ -22,6 +22,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.history import History
 from ddlf.roles import apart, fragments
+from ddlf.roles.ahead import parts
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.statistics import moving
@@ -203,8 +204,13 @@ class FakeWorker:
         before = self.kept.begin(task)
         weights = read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
         exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
-        begun = apart.begin(fragments.begin(task, weights, before.get(OWN), exact), before.get(APART))
-        update, momentum = self.fit(task, begun, before.get(OPTIMIZER))
+        own, momentum = before.get(OWN), before.get(OPTIMIZER)
+        first, rest = parts(task, own)
+        if first is not None and own is not None:
+            update, momentum = self.fit(first, own[:-1], momentum)
+            own = [*fragments.after(own[:-1], update), own[-1]]
+        begun = apart.begin(fragments.begin(task, weights, own, exact), before.get(APART))
+        update, momentum = self.fit(rest, begun, momentum)
         update, control = self.corrected(task, begun, update, before.get(CONTROL))
         update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)

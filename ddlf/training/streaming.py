@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,9 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
             merged = run.state["merged"][0]
             into = merge.start(len(round.tasks), run.weights, run.facts.names)
             wanted, known = tuple(parts), tuple(merged.tolist())
-            tasks = [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
+            more: dict[str, Any] = dict(merged=known, wanted=wanted, alpha=rule.alpha, overlap=rule.overlap)
+            ahead = await _ahead(run, round.number + 1, rule.overlap)
+            tasks = [dataclasses.replace(task, **more, ahead=ahead.get(task.slot)) for task in round.tasks]
             replies = await run.all(tasks, into=into)
             run.state["outer"], weights = rule.update(
                 run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
@@ -54,3 +57,11 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
             "training that goes on to its last round merges it"
         )
         run.crew.emit(Warned(about="streaming", why=why))
+
+
+async def _ahead(run: Run, number: int, steps: int) -> dict[int, Any]:
+    """Of each slot that trains in a round, from 0, the first local epoch, and the samples of its first steps."""
+    if not steps or number == len(run.progress.epochs):
+        return {}
+    epoch, samples = run.progress.starts[number], steps * run.facts.batch_size
+    return {slot: (epoch, (await run.part(slot, number))[:samples]) for slot in range(run.progress.tasks_in(number))}

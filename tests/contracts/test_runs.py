@@ -76,6 +76,7 @@ ROWS = {
     "fedyogi": (BOTH, {"outer": "fedyogi:0.1"}),
     "fedavgm": (BOTH, {"outer": "fedavgm:0.5,momentum=0.8"}),
     "streaming": (("sync",), {"outer": "streaming:fragments=2,alpha=0.25"}),
+    "streaming with overlap": (("sync",), {"outer": "streaming:fragments=2,alpha=0.25,overlap=2"}),
     "streaming few bytes": (("sync",), {"outer": "streaming:3", "codec": "int8", "weights_codec": "delta:int8"}),
     "reject": (BOTH, {"update_policy": "reject"}),
     "clip": (BOTH, {"update_policy": "clip"}),
@@ -231,7 +232,9 @@ class TestEach:
         for name, before in START.items():
             assert (after[name].dtype, after[name].shape) == (before.dtype, before.shape)
             assert is_float(before) or np.array_equal(after[name], before)
-        plain = await undisturbed({**settings, "codec": "float32", "weights_codec": "float32", "outer": "subtract"})
+        # A round of two parts comes to something else.
+        outer = "streaming:fragments=1,overlap=2" if "overlap" in settings.get("outer", "") else "subtract"
+        plain = await undisturbed({**settings, "codec": "float32", "weights_codec": "float32", "outer": outer})
         variance = list(START).index("norm/variance")
         assert np.array_equal(after["norm/variance"], plain.model.get_weights()[variance])
 
@@ -299,10 +302,20 @@ def alone_in_fragments(run, rule):
     weights, own, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
     fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)
+    travels = []
     for number in range(ROUNDS):
+        task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
+        if number and rule.overlap:
+            cut = rule.overlap * run.batch_size
+            task.indices, rest = task.indices[:cut], task.indices[cut:]
+            update, momentum = run.cluster.workers[0].fit(task, own, momentum)
+            own = [np.asarray(w - g) if is_float(w) else w for w, g in zip(own, update, strict=True)]
+            task.indices = rest
+        for i in travels:  # those of the round before
+            mixes = trains[i] and rule.alpha
+            own[i] = np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i]) if mixes else weights[i]
         parts = fragments if number == ROUNDS - 1 else [fragments[number % rule.fragments]]
         travels = [i for i, trained in enumerate(trains) if not trained or any(i in part for part in parts)]
-        task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
         update, momentum = run.cluster.workers[0].fit(task, own, momentum)
         behind = [update[i] + (weights[i] - own[i]) if is_float(own[i]) else update[i] for i in travels]
         own = [np.asarray(w - g) if is_float(w) else w for w, g in zip(own, update, strict=True)]
@@ -312,12 +325,6 @@ def alone_in_fragments(run, rule):
         for place, i in enumerate(travels):
             residual[i] = left[place]
             (velocity[i],), (weights[i],) = Nesterov().update([velocity[i]], [weights[i]], [sent[place]], [trains[i]])
-            mixed = (
-                np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i])
-                if trains[i] and rule.alpha
-                else weights[i]
-            )
-            own[i] = mixed
     return weights
 
 
