@@ -66,6 +66,7 @@ class RoundRecord:
         version: Commits so far: of a round, or in asynchronous training of an update, also of one that waits in a buffer.
         staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
         base: Merges in the weights that the slot began with; None in synchronous training, and in records of 0.1.0.
+        rates: Learning rates of the optimizer, or of each of several, in each local epoch, of asynchronous training whose callbacks have set them.
         epochs: Local epochs in this round.
         samples: Samples trained on in this round, each counted once.
         seconds: Seconds from sending the weights to having the new ones.
@@ -90,6 +91,7 @@ class RoundRecord:
     version: int
     staleness: int = 0
     base: int | None = None
+    rates: tuple[tuple[float, ...], ...] = ()
     epochs: int
     samples: int
     seconds: float

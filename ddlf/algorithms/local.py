@@ -130,7 +130,8 @@ class Scaffold(Plain):
     The global weights are then those of the merge and of the outer optimizer, whose rate is the source's ``eta_g``. The source's
     ``c + (1/N) sum (c_i+ - c_i)`` is the mean of the controls, and computed as that: no error grows in it, and slots that come later begin with 0.
 
-    The second line holds for plain SGD with a constant rate alone, so other optimizers are refused, and synchronous training only. A control is as
+    The second line holds for plain SGD alone, so other optimizers are refused, and synchronous training only; where callbacks change the rate within
+    a round, ``eta`` is its mean over the K steps, with which the line is exact. A control is as
     large as the weights and travels both ways with them.
 
     Source:

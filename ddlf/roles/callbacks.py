@@ -68,6 +68,10 @@ def warnings_of_master(app: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streaming"}
+"""Settings with which slots keep what is no state of an optimizer, and the beginnings of such values."""
+
+
 def check(app: Any) -> None:
     """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
 
@@ -93,6 +97,12 @@ def check(app: Any) -> None:
             raise AppError(
                 f"{names[0]} and checkpoints both say where a run goes on from",
                 hint="leave out one of the two; checkpoint and resume bring every slot's state back",
+            )
+        kept = [name for name, values in KEPT_APART.items() if str(getattr(app, name)).startswith(values)]
+        if "BackupAndRestore" in names and kept:
+            raise AppError(
+                f"{names[0]} has weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
+                hint="use checkpoint and resume, which have all of it",
             )
 
 

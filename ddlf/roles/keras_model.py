@@ -146,8 +146,8 @@ class KerasModel:
         class Round(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.epoch = epoch
-                set_rates(epoch)
                 begin_epoch(epoch)
+                set_rates(epoch)
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if end_batch(self.epoch, batch, logs):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.local import LOCAL, Control, Plain
+from ddlf.algorithms.local import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.roles.optimizer_state import HELD_PATH
@@ -30,10 +30,12 @@ class LocalSteps:
             optimizer, "inner_optimizer", optimizer
         )  # of one that scales the loss: it is given gradients without
         self._model = model
+        self._rule: LocalRule = Plain()
         self._held: list[Any] = []
         places = {id(weight): place for place, weight in enumerate(model.weights)}
         self._places = [places[id(weight)] for weight in model.trainable_weights]
-        self._before = 0
+        self._noted = 0
+        self._stepped: dict[float, int] = {}  # steps of this round with each learning rate
 
     def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
         """Set what a round begins with.
@@ -57,7 +59,14 @@ class LocalSteps:
         for held, place in zip(self._held, self._places, strict=True):
             w = weights[place]
             held.assign(self._rule.held(w, *self._controls(place, w)))
-        self._before = self._steps()
+        self._noted, self._stepped = self._steps(), {}
+
+    def note(self) -> None:
+        """Say that the learning rate may change now."""
+        if type(self._rule) is not Plain and self._rule.steers:
+            now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
+            self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
+            self._noted = now
 
     def left(self, update: Weights) -> Control | None:
         """The slot's control after its round; None if there is none.
@@ -70,7 +79,8 @@ class LocalSteps:
         """
         if type(self._rule) is Plain:
             return None
-        steps = self._steps() - self._before
+        self.note()
+        steps = sum(self._stepped.values()) if self._rule.steers else self._steps() - self._noted
         if steps <= 0:
             raise AppError(
                 f"local_rule={str(self._rule)!r} had no effect: train made no step with self.model.optimizer",
@@ -78,7 +88,9 @@ class LocalSteps:
             )
         if not self._rule.steers:
             return None
-        rate = float(np.asarray(self._optimizer.learning_rate))
+        *others, rate = (rate for rate, count in self._stepped.items() if count)
+        if others:
+            rate = sum(rate * count for rate, count in self._stepped.items()) / steps
         found: Control = [None] * len(update)
         for place in self._places:
             found[place] = self._rule.left(*self._controls(place, update[place]), update[place], steps, rate)

@@ -336,6 +336,7 @@ class Replica:
         feed, first = self._feed_of(batch_size), self._task.first_epoch
 
         def begin_epoch(epoch: int) -> None:
+            self._local.note()
             self._fed.append(indices)
             feed.set_order(self.order(indices, epoch - first))
 

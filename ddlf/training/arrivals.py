@@ -177,7 +177,7 @@ class Arrivals:
         if run.replay is not None and (turn := run.replay.turn(slot, number)):
             weights, state = run.replay.kept[turn.base]
             before = run.replay.before(slot, number)  # on the worker nothing is left of a round that was left out
-            task = dataclasses.replace(task, weights=weights, version=turn.base, before=before)
+            task = dataclasses.replace(task, weights=weights, version=turn.base, rates=turn.rates, before=before)
         elif self._bound == 0:
             if self._in_step is None or self._in_step[0].round < number:
                 self._in_step = task, state

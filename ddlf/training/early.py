@@ -103,12 +103,13 @@ def _check_overlap(settings: Mapping[str, Any], outer: Streaming) -> None:
             )
 
 
-def check_slots(settings: Mapping[str, Any], slots: int) -> None:
+def check_slots(settings: Mapping[str, Any], slots: int, fewest: int = 0) -> None:
     """Refuse a merge that needs more slots than there are.
 
     Args:
         settings: Every setting as it is used, by name.
         slots: K; 0 while it is not known.
+        fewest: Slots in the round that has fewest; 0 while it is not known.
 
     Raises:
         ConfigError: It needs more.
@@ -118,6 +119,11 @@ def check_slots(settings: Mapping[str, Any], slots: int) -> None:
         raise ConfigError(
             f"merge={str(merge)!r} needs {merge.least} slots to find a bad update among the others, and there are {slots}",
             hint=f"set slots={merge.least}, which any number of workers can carry, or take another merge, such as 'median'",
+        )
+    if 0 < fewest < merge.least:
+        raise ConfigError(
+            f"merge={str(merge)!r} needs {merge.least} slots, and the last round of an epoch has {fewest}, with one of the last samples each",
+            hint="choose another worker_steps or batch_size, so that more samples are left, or none",
         )
 
 

@@ -42,6 +42,7 @@ class Turn(NamedTuple):
         base: Merges in the weights that it was made from.
         epochs: Local epochs in it.
         merges: Merges before it came.
+        rates: Learning rates that callbacks had set for them.
     """
 
     slot: int
@@ -49,6 +50,7 @@ class Turn(NamedTuple):
     base: int
     epochs: int
     merges: int
+    rates: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class Order:
             ConfigError: The text says what is wrong.
         """
         (firsts, slots), samples = zip(*self.slots_from, strict=True), self.settings["samples"]
-        numbers = [samples, *firsts, *slots, *(number for turn in self.turns for number in turn)]
+        numbers = [samples, *firsts, *slots, *(number for turn in self.turns for number in turn[:-1])]
         if (
             not all(type(number) is int for number in numbers)
             or min((turn.epochs for turn in self.turns), default=1) < 1
@@ -316,7 +318,14 @@ def _of_a_checkpoint(source: Path) -> Order:
 
 def _order(source: Path, records: list[RoundRecord], weights: str, **facts: Any) -> Order:
     turns = [
-        Turn((r.slot or 1) - 1, r.round - 1, -1 if r.base is None else r.base, r.epochs, (r.base or 0) + r.staleness)
+        Turn(
+            (r.slot or 1) - 1,
+            r.round - 1,
+            -1 if r.base is None else r.base,
+            r.epochs,
+            (r.base or 0) + r.staleness,
+            r.rates,
+        )
         for r in records
     ]
     order = Order(source=source, turns=turns, weights=weights, **facts)

@@ -180,7 +180,8 @@ async def begin(
         progress.plan(epochs, worker_epochs, more=False, portion=portion)
         if order is not None:
             order.begin(progress)
-    check_slots(settings, len(progress.states))
+    fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
+    check_slots(settings, len(progress.states), fewest)
     # Before a folder is opened, for it may be refused.
     progress.owners = owners_of(app, settings["partition"], samples, len(progress.states), settings["seed"])
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)

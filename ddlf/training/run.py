@@ -362,6 +362,7 @@ class Run:
             version=self.version,
             staleness=staleness,
             base=None if self._arrivals is None else first.version,
+            rates=() if self._arrivals is None else tuple(map(tuple, first.rates)),
             epochs=first.epochs,
             samples=sum(reply.samples for reply in replies),
             seconds=end - min(self.began[reply.slot] for reply in replies),

@@ -111,6 +111,14 @@ def test_scaffold_steps_along_its_control_and_leaves_the_next_one():
     assert distance(reply.state[CONTROL], wanted) < 1e-5
 
 
+def test_scaffold_counts_each_step_by_the_rate_that_it_was_taken_with():
+    """26 steps with two rates, as callbacks on the master set them: the control is the mean of the gradients weighted by rate."""
+    replica = replica_of()
+    _, reply = carried(replica, "scaffold", epochs=2, first_epoch=0, rates=((RATE,), (RATE / 10,)))
+    update = decode_update(reply.update, BEGIN)
+    assert distance(reply.state[CONTROL], [u / (13 * RATE + 13 * RATE / 10) for u in update]) < 1e-5
+
+
 KINDS = [
     "momentum",
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("clipnorm", "by a number", "as it needs")),

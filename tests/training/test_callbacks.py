@@ -315,7 +315,12 @@ async def test_callbacks_that_cannot_run_on_the_master_are_refused_by_name_befor
         app.callbacks = [callback]
         with pytest.raises(AppError, match=sentence):
             await app.train_sync()
-    app.checkpoint = None
+    app.checkpoint, app.callbacks, app.local_rule = None, [made.BackupAndRestore(tmp_path / "backup")], "scaffold"
+    with pytest.raises(
+        AppError, match="has weights and optimizer only, but with local_rule='scaffold' each slot keeps"
+    ):
+        await app.train_sync()
+    app.local_rule = "plain"
     for callback in (made.ReduceLROnPlateau(), made.LearningRateScheduler(slower)):
         app.callbacks = [callback]
         app.model.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)), "mse")

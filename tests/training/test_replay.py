@@ -172,6 +172,39 @@ async def test_a_replay_can_be_stopped(tmp_path):
     assert order(again) == order(run)[: len(again.history)]
 
 
+async def test_learning_rates_that_callbacks_have_set_are_those_of_the_same_updates_again(tmp_path):
+    """They are set when a worker happens to have its task already, or not yet: an update says which it had."""
+
+    class Rated(FakeWorker):
+        def fit(self, task, weights, momentum):
+            update, momentum = super().fit(task, weights, momentum)
+            return [u * (task.rates[0][0] if task.rates else 1) if u.dtype.kind == "f" else u for u in update], momentum
+
+    def cluster():
+        made = FakeCluster(3)
+        made.workers = [Rated(number) for number in (1, 2, 3)]
+        return made
+
+    class Slower(FakeRun):
+        async def on_round(self, record):
+            await asyncio.sleep(0)
+            self._progress.rates = [[0.5 ** (record.version // 3)]]
+
+    async def of(seed, **settings):
+        run = Slower(cluster(), mode="async", master_epochs=5, start=START, slots=3, **settings)
+        by_chance(run.cluster, seed)
+        with recorded(run) as run.folder:
+            await run.train_model()
+        return run
+
+    run = await of(1, out=tmp_path, checkpoint=tmp_path / "checkpoints")
+    assert len({record.rates for record in run.history}) > 3
+    for seed, source in ((2, run.folder), (3, tmp_path / "checkpoints")):
+        again = await of(seed, replay=source)
+        assert [record.rates for record in again.history] == [record.rates for record in run.history]
+        assert bits(again) == bits(run)
+
+
 async def test_slots_that_were_added_are_there_again_from_the_same_round(tmp_path):
     cluster = FakeCluster(3)
     late, cluster.workers = cluster.workers[2:], cluster.workers[:2]

@@ -259,3 +259,18 @@ async def test_a_run_is_not_resumed_with_rounds_of_another_length(tmp_path):
     await trained(checkpoint=tmp_path)
     with pytest.raises(CheckpointMismatch, match="worker_steps: 1 in the checkpoint, 2 now"):
         await trained(resume=tmp_path, worker_steps=2)
+
+
+@pytest.mark.parametrize(("samples", "refused"), [(82, True), (85, False), (80, False)])
+async def test_a_merge_that_needs_more_slots_than_train_at_the_end_of_an_epoch_is_refused(samples, refused):
+    """Of five slots with a batch of 16 each, those that are left of an epoch have one sample each."""
+    run = FakeRun(slots=5, worker_steps=1, batch_size=16, samples=samples, merge="krum", master_epochs=2)
+    if refused:
+        with pytest.raises(
+            ConfigError, match="needs 5 slots, and the last round of an epoch has 2, with one of the last"
+        ):
+            await run.train_model()
+        assert all(not worker.asked for worker in run.cluster.workers)
+    else:
+        await run.train_model()
+        assert run.ledger.is_exact(2)
