@@ -179,6 +179,7 @@ OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 CONVERGE = RuleOf("ddlf.algorithms.convergence:CONVERGE")
+RATE_DECAY = RuleOf("ddlf.algorithms.rate_decay:RATE_DECAY")
 STALENESS = RuleOf("ddlf.algorithms.staleness:STALENESS")
 PARTITION = RuleOf("ddlf.algorithms.uneven:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")

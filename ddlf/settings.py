@@ -25,6 +25,7 @@ from ddlf.checks import (
     OUTER,
     OUTWARD,
     PARTITION,
+    RATE_DECAY,
     STALENESS,
     SWITCH,
     TRACKERS,
@@ -256,6 +257,11 @@ class Settings:
         str, CONVERGE, "when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5", "RULE"
     ] = "never"
     """Beside ``is_convergent`` of the app: whichever says so first ends it."""
+
+    rate_decay: Annotated[
+        str, RATE_DECAY, "how the learning rate falls as validation becomes better: never, webnn:power=1", "RULE", FACT
+    ] = "never"
+    """Once an epoch, on the master, of all slots; ``x_val`` and a metric of accuracy are needed. Schedules and ``ReduceLROnPlateau`` are Keras's."""
 
     class_weight: Annotated[Mapping[int, float] | None, CLASS_WEIGHTS, "weights of classes, as in fit", None, FACT] = (
         None

@@ -92,7 +92,7 @@ def check(app: Any) -> None:
         if (why := _batches_hint(callback)) is not None:
             raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=why)
         if any(name in SET_RATES for name in names):
-            _check_rates(app.model, names[0])
+            check_rates(app.model, names[0])
         if "BackupAndRestore" in names and (app.checkpoint is not None or app.resume is not None):
             raise AppError(
                 f"{names[0]} and checkpoints both say where a run goes on from",
@@ -106,18 +106,27 @@ def check(app: Any) -> None:
             )
 
 
-def _check_rates(model: Any, name: str) -> None:
+def check_rates(model: Any, name: str) -> None:
+    """Refuse what sets learning rates where none can be set.
+
+    Args:
+        model: Model of this side.
+        name: What sets them, as in the error.
+
+    Raises:
+        AppError: The model has no optimizer, or one that follows a schedule.
+    """
     from ddlf.roles.optimizer_state import rate_variables
 
     if model.optimizer is None:
         raise AppError(
             f"{name} sets the optimizer's learning rate, but the model {model.name!r} is compiled without an optimizer",
-            hint="compile it with one, or leave the callback out",
+            hint=f"compile it with one, or leave {name} out",
         )
     if not rate_variables(model):
         raise AppError(
             f"{name} sets the optimizer's learning rate, which follows a schedule",
-            hint="compile the model with a number, or leave the callback out",
+            hint=f"compile the model with a number, or leave {name} out",
         )
 
 

@@ -32,13 +32,14 @@ from ddlf.roles.optimizer_state import (
     write_optimizer,
     write_rates,
 )
+from ddlf.roles.rate_decay import callbacks_of
 from ddlf.roles.task import OPTIMIZER
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
 
 
 class Callbacks:
-    """The callbacks of one run.
+    """The callbacks of one run: the user's, and that of ``rate_decay``.
 
     Args:
         app: The user's ``IApp``, with its model.
@@ -53,6 +54,7 @@ class Callbacks:
 
     def __init__(self, app: Any, settings: dict[str, Any]) -> None:
         check(app)
+        self._callbacks = [*app.callbacks, *callbacks_of(app, settings["rate_decay"])]
         for why in warnings_of_master(app):
             app._tell(Warned(about="callback", why=why))
         self.final: Weights | None = None
@@ -139,7 +141,7 @@ class Callbacks:
         elif rate_variables(model) and app._optimizer.items() - describe_optimizer(model.optimizer).items():
             progress.rates = [read_rates(model)]  # set since the model was made, as by a training before
         resumed = progress.callbacks is not None
-        callbacks = list(app.callbacks)
+        callbacks = self._callbacks
         for callback in callbacks:
             if resumed and isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True  # its file goes on, too

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.outer import Streaming
+from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
@@ -103,7 +104,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         if settings["exchange"] == "gradient":
             check_model(app)
             algorithm = dataclasses.replace(algorithm, outer=Step(app.model))
-        callbacks = Callbacks(app, settings) if app.callbacks else None
+        decays = not isinstance(settings["rate_decay"], Never)
+        callbacks = Callbacks(app, settings) if app.callbacks or decays else None
         for sentence in warnings(app.worker_callbacks):
             app._tell(Warned(about="callback", why=sentence))
         for weight in may_count(app.model):

@@ -20,6 +20,7 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
+from ddlf.algorithms.rate_decay import RATE_DECAY
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import verbs
@@ -269,6 +270,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         PARTITION,
     ),
     "converge": ("When training has come far enough to stop.", CONVERGE),
+    "rate_decay": ("How the learning rate falls with what validation data says.", RATE_DECAY),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }
 PAGES = {

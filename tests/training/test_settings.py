@@ -95,6 +95,7 @@ WRONG = [
     (dict(max_staleness=-1), "max_staleness must be a whole number of 0 or more, or None for no limit, got -1"),
     (dict(replay=3), "replay must be a folder or None, got 3"),
     (dict(converge="nope"), "unknown convergence 'nope'; choose one of never, target"),
+    (dict(rate_decay="nope"), "unknown decay of the learning rate 'nope'; choose one of never, webnn"),
     (dict(precision="bfloat16"), "got 'bfloat16'; did you mean 'mixed_bfloat16'?"),
     (
         dict(update_policy="rejct"),
@@ -275,6 +276,7 @@ USED_IN = {
     "converge": "training/early.py",
     "batchnorm": "training/start.py",
     "partition": "training/resume.py",
+    "rate_decay": "training/callbacks.py",
     "callbacks": "training/callbacks.py",
     "worker_callbacks": "app.py",
     "wait_for_workers_s": "training/opening.py",

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --config --converge --evaluate-every --exchange --hosts --keep --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --config --converge --evaluate-every --exchange --hosts --keep --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --merge --mode --name --optimizer-state --out --outer --partition --precision --rate-decay --replay --resume --save --seed --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -95,6 +95,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l staleness -x -d 'how much an upda
 complete -c ddlf -n '_shtab_ddlf_using run' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using run' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
+complete -c ddlf -n '_shtab_ddlf_using run' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -158,6 +159,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l staleness -x -d 'how much an upd
 complete -c ddlf -n '_shtab_ddlf_using demo' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -298,6 +300,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l staleness -x -d 'how much an upda
 complete -c ddlf -n '_shtab_ddlf_using env' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using env' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
+complete -c ddlf -n '_shtab_ddlf_using env' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -353,6 +356,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l staleness -x -d 'how much
 complete -c ddlf -n '_shtab_ddlf_using config show' -l max-staleness -x -d 'rounds that a slot may be ahead of the slowest one, for which it then waits'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'

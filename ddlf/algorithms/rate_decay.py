@@ -1,0 +1,69 @@
+"""How the learning rate falls with what validation says: the values of the setting ``rate_decay``. Runs on the master."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean
+from typing import Protocol
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.errors import ConfigError
+
+
+class RateDecay(Protocol):
+    """What every rule in this file is."""
+
+    def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
+        """Return the learning rate that takes the place of a larger one, if it is above 0.
+
+        Args:
+            first: Learning rate at the beginning, above 0.
+            accuracies: Of all validations so far, each in [0, 1]; one or more.
+            losses: Of the same ones.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Never(Named):
+    """Leave the learning rate to the optimizer and to callbacks."""
+
+    def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
+        return first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebNN(Named):
+    """Lower the learning rate as validation becomes better: ``r <- min(r, r_0 ** power * (1 - A ** (L * t)))``.
+
+    ``A`` and ``L`` are the means of accuracy and loss in the last validations, ``t`` the number of those before the newest, and ``r_0`` the
+    rate at the beginning. What is not above 0 changes nothing: the first validation, and no error at all (``A = 1``).
+
+    The ``power`` of 2 is that of the authors' code. Below 1 it is a step down by ``r_0`` at the second validation: 0.01 becomes 0.0001. With 1 the
+    rate falls with accuracy and loss alone. While there are fewer than ``last`` validations their code divides by ``last`` all the same; here
+    the mean is of those that there are.
+
+    Args:
+        power: Power of the first rate, above 0.
+        last: Validations to take the means of, 1 or more.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN, by its code (``learning_decay``).
+    """
+
+    power: float = 2.0
+    last: int = 5
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.power) and self.power > 0) or self.last < 1:
+            raise ConfigError(f"power must be finite and > 0, and last 1 or more, got {self.power} and {self.last}")
+
+    def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
+        accuracy, loss = fmean(accuracies[-self.last :]), fmean(losses[-self.last :])
+        return float(first**self.power * (1 - accuracy ** max(0.0, loss * (len(losses) - 1))))
+
+
+RATE_DECAY: Family[RateDecay] = Family("decay of the learning rate", never=Never, webnn=WebNN)
+"""Every decay of the learning rate by name."""

@@ -1,0 +1,90 @@
+"""The setting ``rate_decay``, on real workers."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError
+from tests.training.models import Blobs, app, blobs, equal
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
+
+RATE = 0.5
+
+
+class Decays(Blobs):
+    slots, master_epochs, learning_rate, rate_decay = 2, 5, RATE, "webnn:power=1,last=2"
+    stop_at = None
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = blobs(60, seed=2)
+        self.y_val[::5] = np.roll(self.y_val[::5], 1, 1)  # nothing falls while all is right
+
+    def on_round(self, record):
+        if record.round == self.stop_at:
+            self.stop_training()
+
+
+def rates(records):
+    """By the formula, of the validations of each epoch."""
+    found, now = [], RATE
+    for t, _ in enumerate(records):
+        accuracies = [record.metrics["val_accuracy"] for record in records[max(0, t - 1) : t + 1]]
+        losses = [record.metrics["val_loss"] for record in records[max(0, t - 1) : t + 1]]
+        low = RATE * (1 - (sum(accuracies) / len(accuracies)) ** (sum(losses) / len(losses) * t))
+        now = low if 0 < low < now else now
+        found.append(now)
+    return found
+
+
+async def test_all_slots_train_at_the_rate_that_the_validations_so_far_give(two_workers, tmp_path):
+    whole = app(two_workers, Decays, checkpoint=tmp_path / "whole")
+    records = await whole.train_sync()
+    assert [record.metrics["learning_rate"] for record in records] == pytest.approx(rates(records), rel=1e-6)
+    assert records[-1].metrics["learning_rate"] < RATE / 2
+    usual = app(two_workers, Decays, rate_decay="never")
+    untouched = await usual.train_sync()
+    assert "learning_rate" not in untouched[-1].metrics
+    # Nothing falls at the first validation, so the rounds part behind the second.
+    same = [one.metrics["val_loss"] == other.metrics["val_loss"] for one, other in zip(records, untouched, strict=True)]
+    assert same == [True, True, False, False, False]
+    for stop_at in (3, None):
+        parts = app(two_workers, Decays, checkpoint=tmp_path / "parts", resume="auto", stop_at=stop_at)
+        await parts.train_sync()
+    assert parts.history.history == whole.history.history
+    assert equal(parts.model.get_weights(), whole.model.get_weights())
+
+
+async def test_in_asynchronous_training_it_falls_once_an_epoch(two_workers):
+    records = await app(two_workers, Decays, mode="async").train_model()
+    told = [record for record in records if "learning_rate" in record.metrics]
+    assert len(told) == 5
+    assert [record.metrics["learning_rate"] for record in told] == pytest.approx(rates(told), rel=1e-6)
+
+
+async def test_where_there_is_nothing_to_look_at_it_is_refused_by_name(two_workers):
+    class NoValidation(Decays):
+        async def load_dataset(self):
+            await Blobs.load_dataset(self)
+
+    class NoAccuracy(Decays):
+        async def create_model(self):
+            await super().create_model()
+            self.model.compile("sgd", "categorical_crossentropy", metrics=["mse"])
+
+    class Scheduled(Decays):
+        async def create_model(self):
+            import keras
+
+            await super().create_model()
+            rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+            self.model.compile(keras.optimizers.SGD(rate), "categorical_crossentropy", metrics=["accuracy"])
+
+    refused = {
+        NoValidation: r"rate_decay='webnn:power=1.0,last=2' looks at validation data, but there is no x_val; set x_val",
+        NoAccuracy: r"looks at the accuracy of validation data, and the model reports none; .*metrics=\['accuracy'\]",
+        Scheduled: r"sets the optimizer's learning rate, which follows a schedule; .*leave rate_decay='webnn",
+    }
+    for kind, sentence in refused.items():
+        with pytest.raises(AppError, match=sentence):
+            await kind(two_workers).train_sync()
