@@ -217,8 +217,9 @@ def check_gradient(values: Mapping[str, Any], usual: Mapping[str, tuple[Any, Any
     for name in LOCAL:
         default, used = usual[name]
         if values[name] and values[name] != used:
+            text = str(values[name]) if hasattr(values[name], "family") else values[name]
             raise ConfigError(
-                f"{name}={values[name]!r} is for local training: with exchange='gradient' there is none",
+                f"{name}={text!r} is for local training: with exchange='gradient' there is none",
                 hint=f"leave {name} at {default!r}, or use exchange='star'",
             )
     if values["worker_steps"] not in (None, 1):

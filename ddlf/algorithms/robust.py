@@ -167,8 +167,8 @@ class Krum(Named):
 
     The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
     ``S - bad - 2`` that are nearest to it, to one at least; the lowest count, each once, whatever its samples. Its source
-    proves it for ``S >= 2 * bad + 3``: with fewer slots it is refused. As nothing is mixed by coordinates, what comes out is
-    like an honest update; its price is what the others have learned.
+    proves it for ``S >= 2 * bad + 3``: with fewer slots it is refused; where an epoch ends with fewer samples than slots, that round has fewer.
+    As nothing is mixed by coordinates, what comes out is like an honest update; its price is what the others have learned.
 
     Args:
         bad: Slots that may be bad, 0 or more.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -55,11 +57,11 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
         weights: By number of the class.
     """
     if not isinstance(weights, Mapping) or not all(
-        isinstance(number, int | np.integer) and number >= 0 and np.isscalar(weight)
+        isinstance(number, int | np.integer) and number >= 0 and isinstance(weight, Real) and isfinite(weight)
         for number, weight in weights.items()
     ):
         raise AppError(
-            f"class_weight must be a dict of a weight for each class's number, got {weights!r}",
+            f"class_weight must be a dict of a finite weight for each class's number, got {weights!r}",
             hint="for instance {0: 1.0, 1: 5.0}",
         )
     if not isinstance(y, np.ndarray) or y.ndim > 2:
@@ -68,8 +70,10 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
         )
     classes = y if y.ndim == 1 else y[:, 0] if y.shape[1] == 1 else y.argmax(axis=1)
     classes = np.round(classes).astype(np.int64)
-    table = np.ones(max([int(classes.max(initial=0)), *weights]) + 1, np.float32)
-    table[list(weights)] = list(weights.values())
+    table = np.ones(int(classes.max(initial=0)) + 1, np.float32)
+    for number, weight in weights.items():
+        if number < len(table):  # a class of which there is no sample
+            table[number] = weight
     chosen: np.ndarray[Any, Any] = np.where(classes >= 0, table[classes], np.float32(1))
     return chosen
 

@@ -72,6 +72,23 @@ KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streamin
 """Settings with which slots keep what is no state of an optimizer, and the beginnings of such values."""
 
 
+def check_of_workers(callbacks: Iterable[Any]) -> None:
+    """Refuse ``worker_callbacks`` that ``fit`` cannot call.
+
+    Raises:
+        AppError: Names the first of them.
+    """
+    for callback in callbacks:
+        _check_is_one(callback, "worker_callbacks", hasattr(callback, "set_model"))
+
+
+def _check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
+    if isinstance(callback, type):
+        raise AppError(f"{where} has the class {callback.__name__}", hint=f"write {callback.__name__}()")
+    if not can_be_called:
+        raise AppError(f"{where} has a {type(callback).__name__}, which is no Keras callback")
+
+
 def check(app: Any) -> None:
     """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
 
@@ -82,8 +99,7 @@ def check(app: Any) -> None:
 
     for callback in app.callbacks:
         names = _names(callback)
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise AppError(f"callbacks has a {names[0]}, which is no Keras callback")
+        _check_is_one(callback, "callbacks", isinstance(callback, keras.callbacks.Callback))
         if "SwapEMAWeights" in names:
             raise AppError(
                 f"{names[0]} has no averages to swap on the master: each slot's optimizer has its own",

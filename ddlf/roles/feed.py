@@ -41,7 +41,8 @@ def make_feed(data: Any, batch_size: int) -> Feed:
     """
     import keras
 
-    return (TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed)(data, batch_size)
+    made = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
+    return made(data, min(batch_size, 2**31))  # no pass is longer, and TensorFlow's numbers end at 2**63
 
 
 class TensorFlowFeed:

@@ -65,6 +65,7 @@ class Gradients:
         model.train_function = None  # one may have been made for the other optimizer
         kept = {id(weight): kept for weight, kept in zip(model.trainable_variables, self._keeper.kept, strict=True)}
         self._kept = [kept.get(id(weight)) for weight in model.weights]
+        self._is_first = True  # a layer that changes weights does so in each batch
 
     def of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """What a batch brings to the model with these weights.
@@ -77,7 +78,8 @@ class Gradients:
             The gradient of each weight that is trained, and of the others before minus after; and Keras's metrics of the batch.
 
         Raises:
-            AppError: The model's own ``train_step`` did not give its gradients to the optimizer, once and all of them.
+            AppError: The model's own ``train_step`` did not give its gradients to the optimizer, once and all of them; or a layer changes a weight
+                that is trained.
         """
         import keras
 
@@ -87,6 +89,12 @@ class Gradients:
         metrics = scalars(self._train(batch))
         if type(model).train_step is not keras.Model.train_step:
             self._check_step(weights)
+        elif self._is_first and (changed := self._changed(weights)):
+            raise AppError(
+                f"a layer of the model changes {changed[0]} when it is called, but with exchange='gradient' only the optimizer's step is merged",
+                hint="use exchange='star'",
+            )
+        self._is_first = False
         update: Weights = []
         for weight, kept, before in zip(model.weights, self._kept, weights, strict=True):
             update += [read(kept)] if kept is not None else difference([before], [read(weight)])
@@ -110,17 +118,20 @@ class Gradients:
         model.reset_metrics()
         return model.train_function(iter([batch]))
 
-    def _check_step(self, weights: Weights) -> None:
+    def _changed(self, weights: Weights) -> list[str]:
+        """Paths of the weights that are trained and were changed, though the optimizer does not; one with a constraint may be."""
         import keras
 
-        steps = int(self._keeper.iterations)
-        changed = [
+        return [
             weight.path
             for weight, kept, before in zip(self._model.weights, self._kept, weights, strict=True)
             if kept is not None
             and weight.constraint is None
             and not np.array_equal(before, keras.ops.convert_to_numpy(weight), equal_nan=True)
         ]
+
+    def _check_step(self, weights: Weights) -> None:
+        steps, changed = int(self._keeper.iterations), self._changed(weights)
         if steps != 1 or changed:
             what = f"changed {changed[0]} by itself" if changed else f"gave gradients to the optimizer {steps} times"
             raise AppError(

@@ -43,6 +43,19 @@ def write_optimizer(model: Any, state: Weights) -> None:
         variable.assign(array)
 
 
+def other_optimizers(model: Any) -> list[str]:
+    """Names of the attributes, of a model and of its layers, that hold another optimizer than the one it is compiled with."""
+    known = (model.optimizer, getattr(model.optimizer, "inner_optimizer", None))
+    found = []
+    for layer in (model, *model._flatten_layers()):
+        for name, value in vars(layer).items():
+            several = value if isinstance(value, list | tuple) else [value]
+            found += [
+                name for one in several if hasattr(one, "apply_gradients") and all(one is not mine for mine in known)
+            ]
+    return list(dict.fromkeys(found))
+
+
 def rate_variables(model: Any) -> list[Any]:
     """The learning rates that can be set, of the model's optimizer or of each of several; none of one that follows a schedule."""
     return _rates_of(model.optimizer)

@@ -21,7 +21,7 @@ from ddlf.data.trees import first_array, tree_map
 from ddlf.roles import apart, fragments
 from ddlf.roles.ahead import Ahead, following, parts, together
 from ddlf.roles.build import fresh_names, ready_model
-from ddlf.roles.callbacks import CallbackStates
+from ddlf.roles.callbacks import CallbackStates, check_of_workers
 from ddlf.roles.called import App, call, chosen, run_train
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.feed import Feed, gathered, make_feed
@@ -166,6 +166,7 @@ class Replica:
             call(self.app.create_model)
         ready_model(self.app)
         self._model, self._local = KerasModel(self.app), LocalSteps(self.app.model)
+        check_of_workers(self.app.worker_callbacks)
         self._callbacks = CallbackStates(self.app.worker_callbacks).checked()
         return {
             **self._model.facts(),

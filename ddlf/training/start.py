@@ -23,7 +23,7 @@ from ddlf.roles.apart import batch_norms, warning
 from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
-from ddlf.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import HELD
 from ddlf.settings import read
@@ -112,6 +112,12 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             why = (
                 f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
                 "each round, because only floats are merged; make it a float"
+            )
+            app._tell(Warned(about="model", why=why))
+        if others := other_optimizers(app.model):
+            why = (
+                f"besides its own the model has {'an optimizer' if len(others) == 1 else 'optimizers'} in {', '.join(others)}: "
+                "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
             )
             app._tell(Warned(about="model", why=why))
         check_test_data(app)

@@ -51,6 +51,11 @@ def made(**attributes):
         (dict(x_train=np.zeros((0, 2)), y_train=np.zeros(0)), "x_train has no rows"),
         (dict(w_train=np.ones(4), class_weight={0: 1.0}), "both w_train and class_weight are set"),
         (dict(class_weight=[1.0, 2.0]), "class_weight must be a dict"),
+        (
+            dict(class_weight={0: float("nan")}),
+            "class_weight must be a dict of a finite weight for each class's number",
+        ),
+        (dict(class_weight={0: "3"}), "class_weight must be a dict of a finite weight"),
         (dict(class_weight={0: 1.0}, y_train={"a": np.zeros(4)}), "class_weight needs one label for each sample"),
     ],
 )
@@ -103,6 +108,9 @@ def test_numbers_of_64_bits_reach_the_model_in_kerass_own_type_and_stay_what_the
 )
 def test_weights_of_classes_are_found_from_labels_of_any_form(labels):
     assert class_weights(labels, {1: 3.0, 2: 0.5}).tolist() == [1.0, 3.0, 0.5, 1.0]
+    assert class_weights(labels, {1: 3, 10**12: np.float32(2)}).tolist() == [1.0, 3.0, 1.0, 1.0], (
+        "of a class without samples"
+    )
     assert len(batches(made(y_train=labels, class_weight={1: 3.0}), "train")) == 3
     assert len(batches(made(x_val=np.zeros(1), y_val=np.zeros(1), class_weight={1: 3.0}), "val")) == 2
 

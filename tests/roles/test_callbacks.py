@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError
-from ddlf.roles.callbacks import CallbackStates
+from ddlf.roles.callbacks import CallbackStates, check_of_workers
 
 
 class Counts:
@@ -77,3 +77,17 @@ def test_what_cannot_move_with_a_slot_is_refused_by_name():
     ):
         CallbackStates([Counts(best=threading.Lock())]).checked()
     CallbackStates([Counts(what=len, module=pickle, kind=Counts)]).checked()
+
+
+def test_what_fit_cannot_call_is_refused_by_name():
+    class Called(Counts):
+        def set_model(self, model):
+            pass
+
+    check_of_workers([Called()])
+    for callbacks, sentence in (
+        ([object()], "worker_callbacks has a object, which is no Keras callback"),
+        ([Called(), Called], r"worker_callbacks has the class Called; write Called\(\)"),
+    ):
+        with pytest.raises(AppError, match=sentence):
+            check_of_workers(callbacks)

@@ -29,6 +29,14 @@ def test_a_pass_gives_every_sample_of_the_order_once_and_in_order(kind, samples)
     assert np.array_equal(np.concatenate([batch[0] for batch in batches]), x[order])
 
 
+@pytest.mark.parametrize("batch_size", [2**31, 10**30])
+def test_a_batch_that_is_larger_than_any_pass_is_the_whole_pass(batch_size):
+    feed = make_feed((np.arange(6),), batch_size)
+    feed.set_order(np.array([5, 0, 3]))
+    ((batch,),) = rows(feed)
+    assert list(batch) == [5, 0, 3]
+
+
 @pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
 def test_models_of_several_inputs_get_trees_of_batches(kind):
     data = ({"a": np.arange(6), "b": np.arange(6) * 10}, [np.arange(6) * 100])

@@ -140,6 +140,15 @@ def test_an_own_loss_and_an_own_step_that_gives_the_optimizer_its_gradients_can_
         next(steps(Gradients(own(moves=True)), model, 2))
 
 
+def test_a_layer_that_changes_a_trained_weight_when_it_is_called_is_refused_by_name():
+    import keras
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])
+    model.compile("sgd", "mse")
+    with pytest.raises(AppError, match=r"a layer of the model changes \S*kernel when it is called"):
+        Gradients(model).of((X[:BATCH], Y[:BATCH]), model.get_weights())
+
+
 def test_moving_statistics_become_the_mean_of_the_workers_values():
     import keras
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,16 @@ async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_
     await run.train_model()
     (warned,) = [event.why for event in told if isinstance(event, Warned)]
     assert warned.startswith("the weight 'steps' is of type int32: what layers count in it is lost after each round")
+
+
+async def test_a_model_with_optimizers_of_its_own_is_warned_of_by_name():
+    run, told = FakeRun(), []
+    run.subscribe(told.append)
+    run.model.optimizer.apply_gradients = None
+    run.model.mine, run.model.others = run.model.optimizer, [SimpleNamespace(apply_gradients=None)]
+    await run.train_model()
+    (warned,) = [event.why for event in told if isinstance(event, Warned)]
+    assert warned.startswith("besides its own the model has an optimizer in others: what such a one keeps")
 
 
 async def test_what_keras_counts_itself_before_training_is_not_warned_of():

@@ -72,6 +72,10 @@ WRONG = [
         "optimizer_state='averaged' is for synchronous training: asynchronous slots end no",
     ),
     (
+        dict(outer=Nesterov(), exchange="gradient"),
+        "outer='nesterov:learning_rate=0.7,momentum=0.9' is for local training: with exchange='gradient' there is none",
+    ),
+    (
         dict(partition="power:1", exchange="gradient"),
         "is for local training: with exchange='gradient' there is none; leave partition at",
     ),
