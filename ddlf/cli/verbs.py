@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlf.cli import look_back
+from ddlf.cli import data_verbs, look_back
 from ddlf.cli.options import add_options, add_parameters
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.version import __version__
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "train": ("run", "check", "new", "demo"),
     "cluster": ("status", "top", "dashboard", "stop", "clean", "bench"),
+    "data": ("data",),
     "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
@@ -63,6 +64,7 @@ def parser() -> TopParser:
     result.verbs = verbs = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _train(verbs)
     _cluster(verbs)
+    data_verbs.add(verbs)
     look_back.add(verbs)
     _setup(verbs)
     return result

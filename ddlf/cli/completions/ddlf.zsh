@@ -16,6 +16,7 @@ _shtab_ddlf_commands() {
     completion:'let your shell complete commands and options'
     config:'show the settings of a run'
     dashboard:'open the page of a run in a browser'
+    data:'make, check and show data sets of many files'
     demo:'train a small model on this machine'
     doctor:'look for what is wrong here and on the workers'
     env:'print what a bug report needs'
@@ -37,6 +38,16 @@ _shtab_ddlf_config_commands() {
     show:'each setting and its value'
   )
   _describe 'ddlf config commands' _commands
+}
+
+_shtab_ddlf_data_commands() {
+  local _commands=(
+    export:'write all samples into one .npz'
+    info:'what a data set has, and what a worker needs for it'
+    split:'write a source as partition files'
+    verify:'check every byte'
+  )
+  _describe 'ddlf data commands' _commands
 }
 
 _shtab_ddlf_runs_commands() {
@@ -189,6 +200,64 @@ _shtab_ddlf_dashboard_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_dashboard_defaults_added=0
+
+_shtab_ddlf_data_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_defaults_added=0
+
+_shtab_ddlf_data_export_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":folder of the data set:"
+  ":file that is not there yet:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_export_defaults_added=0
+
+_shtab_ddlf_data_info_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--workers[that train (default\: 2)]:N:"
+  "--shuffle[global, window\:N, none (default\: window\:8)]:HOW:"
+  "--json[print JSON]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":folder of the data set:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_info_defaults_added=0
+
+_shtab_ddlf_data_split_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--files[how many partition files]:N:"
+  "--file-samples[at most so many in each]:N:"
+  "--file-bytes[at most so much (default\: 64MB)]:SIZE:"
+  "--memory[to work in (default\: a quarter of all)]:SIZE:"
+  "--shuffle[global or none (default\: global)]:HOW:(global none)"
+  "--seed[of the shuffle (default\: 0)]:N:"
+  "--columns[arrays that are meant\; new\=old renames one]:A,B=C:"
+  "--part[arrays x_NAME, y_NAME, w_NAME]:NAME:(train val test)"
+  "--label[the table\'s column that is the label]:NAME:"
+  "--image-size[bring all images to one size]:WxH:"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":.npz, .npy, .csv, or a folder:_files"
+  ":folder that is empty or not there yet:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_split_defaults_added=0
+
+_shtab_ddlf_data_verify_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":folder of the data set:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_verify_defaults_added=0
 
 _shtab_ddlf_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -541,6 +610,7 @@ _shtab_ddlf() {
         completion) _arguments -C -s $_shtab_ddlf_completion_options ;;
         config) _shtab_ddlf_config ;;
         dashboard) _arguments -C -s $_shtab_ddlf_dashboard_options ;;
+        data) _shtab_ddlf_data ;;
         demo) _arguments -C -s $_shtab_ddlf_demo_options ;;
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
@@ -576,6 +646,32 @@ _shtab_ddlf_config() {
       curcontext="${curcontext%:*:*}:_shtab_ddlf_config-$line[1]:"
       case $line[1] in
         show) _arguments -C -s $_shtab_ddlf_config_show_options ;;
+      esac
+  esac
+}
+
+_shtab_ddlf_data() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->data'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_ddlf_data_defaults_added )); then
+    if (( ${_shtab_ddlf_data_options[(I)${(q)one_or_more}*]} +          ${_shtab_ddlf_data_options[(I)${(q)remainder}*]} +          ${_shtab_ddlf_data_options[(I)${(q)default}]} == 0 )); then
+      _shtab_ddlf_data_options+=(': :_shtab_ddlf_data_commands' '*::: :->data')
+    fi
+    _shtab_ddlf_data_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_ddlf_data_options
+
+  case $state in
+    data)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_ddlf_data-$line[1]:"
+      case $line[1] in
+        export) _arguments -C -s $_shtab_ddlf_data_export_options ;;
+        info) _arguments -C -s $_shtab_ddlf_data_info_options ;;
+        split) _arguments -C -s $_shtab_ddlf_data_split_options ;;
+        verify) _arguments -C -s $_shtab_ddlf_data_verify_options ;;
       esac
   esac
 }

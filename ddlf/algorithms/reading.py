@@ -1,0 +1,221 @@
+"""Which rows of which partition files each slot reads in an epoch, and in which order. Pure; master and workers come to the same.
+
+The files lie one behind the other in an order of their own, which is cut into an arc for each slot. From epoch to epoch the slots move on by one
+arc: after as many epochs as there are slots each of them has read all of it, and the files are laid out anew. So with as many files as slots each
+slot reads one whole file, and another one in each epoch. A slot's task is a ``Portion``: some numbers, whatever the data set has of files and
+samples, from which its worker finds the rows with the sizes of the files, which all nodes have in the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.partition import shuffled
+from ddlf.errors import ConfigError
+
+Numbers = npt.NDArray[np.int64]
+
+NEAR = 0.02
+"""Of an equal share: a cut so near to the end of a file is made there, so that no file is opened by two slots for the sake of a few rows."""
+MAX_GLOBAL = 2**25
+"""Samples that are shuffled as a whole: their order takes 4 bytes for each of them, on every node."""
+BLOCK_SAMPLES = 2**16
+"""Samples of a block that no window bounds."""
+LAYOUT, ARC, WINDOW = 1, 2, 3
+"""What chance is used for: streams that have nothing to do with each other, nor with the orders of ``partition.shuffled``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Global(Named):
+    """Any sample may come after any other: the order of data in memory. Rows are read one by one, so the files belong on a disk of the worker's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(Named):
+    """Files come in an order by chance; so do the rows of so many files that are open together.
+
+    Args:
+        files: Files in a window, > 0. So many are held in memory.
+
+    Raises:
+        ConfigError: It is out of range.
+    """
+
+    files: int = 8
+
+    def __post_init__(self) -> None:
+        if self.files < 1:
+            raise ConfigError(f"a window needs at least one file, got {self.files}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unshuffled(Named):
+    """Files and rows come as they lie: for data that ``ddlf data split`` has mixed, and models that need no other order in each epoch."""
+
+
+Shuffle = Global | Window | Unshuffled
+SHUFFLE: Family[Shuffle] = Family("shuffle", **{"global": Global, "window": Window, "none": Unshuffled})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """What one slot reads in an epoch.
+
+    Args:
+        shuffle: How rows are mixed, as text of ``SHUFFLE``.
+        seed: Seed of the run, >= 0.
+        epoch: Number of the epoch, >= 0.
+        slots: Number of slots, which the layout of the files depends on.
+        start: Position of its first sample in that layout.
+        stop: Position behind its last one.
+    """
+
+    shuffle: str
+    seed: int
+    epoch: int
+    slots: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+        return self.stop - self.start
+
+    def stretches(self, sizes: Sequence[int] | Numbers) -> Numbers:
+        """The rows that it reads, each file once, in the order of reading; by number of the file where all rows are mixed.
+
+        Args:
+            sizes: Samples in each file, those that the portions were made for.
+
+        Returns:
+            Shape ``(files, 3)``: number of the file, its first row and the one behind its last. With ``global`` that is all of every file.
+        """
+        sizes = np.asarray(sizes, np.int64)
+        if isinstance(SHUFFLE.read(self.shuffle), Global):
+            return np.stack([np.arange(len(sizes)), np.zeros_like(sizes), sizes], axis=1)
+        files = _layout(len(sizes), self)
+        ends = np.cumsum(sizes[files])
+        first, last = np.searchsorted(ends, [self.start, self.stop - 1], side="right")
+        files, ends = files[first : last + 1], ends[first : last + 1]
+        starts = ends - sizes[files]
+        found = np.stack([files, np.maximum(self.start - starts, 0), np.minimum(self.stop, ends) - starts], axis=1)
+        if isinstance(SHUFFLE.read(self.shuffle), Window):
+            _chance(ARC, self.seed, self.epoch, self.start).shuffle(found)
+        return found
+
+    def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+        """Its samples in the order in which they are trained on, some at a time: those of a window, or of a file.
+
+        Args:
+            sizes: Samples in each file, those that the portions were made for.
+
+        Yields:
+            The number of the file of each sample and its row there, both of the block's length.
+        """
+        shuffle = SHUFFLE.read(self.shuffle)
+        if isinstance(shuffle, Global):
+            ends = np.cumsum(sizes, dtype=np.int64)
+            all_of_it = shuffled(int(ends[-1]), self.seed, self.epoch)[self.start : self.stop]
+            for first in range(0, len(all_of_it), BLOCK_SAMPLES):
+                samples = all_of_it[first : first + BLOCK_SAMPLES].astype(np.int64)
+                files = np.searchsorted(ends, samples, side="right")
+                yield files, samples - (ends - sizes)[files]
+            return
+        stretches = self.stretches(sizes)
+        windows = -(-len(stretches) // (shuffle.files if isinstance(shuffle, Window) else 1))
+        for number, window in enumerate(np.array_split(stretches, windows)):
+            files = np.repeat(window[:, 0], window[:, 2] - window[:, 1])
+            rows = np.concatenate([np.arange(start, stop) for _, start, stop in window])
+            if isinstance(shuffle, Window):
+                order = _chance(WINDOW, self.seed, self.epoch, self.start, number).permutation(len(rows))
+                files, rows = files[order], rows[order]
+            yield files, rows
+
+
+def portions(
+    sizes: Sequence[int] | Numbers, shares: Sequence[int], shuffle: str = "window:8", *, seed: int, epoch: int
+) -> list[Portion]:
+    """Share out the samples of an epoch: each has exactly one slot.
+
+    Args:
+        sizes: Samples in each file, each > 0, in the order of the manifest.
+        shares: Samples for each slot, each > 0, together as many as there are: from ``equal_sizes`` or ``sizes_by_speed``. Except with ``global``
+            a slot may get a few more or fewer (``NEAR``), where that leaves a file whole.
+        shuffle: How rows are mixed, as text of ``SHUFFLE``.
+        seed: Seed of the run, >= 0.
+        epoch: Number of the epoch, >= 0.
+
+    Returns:
+        One for each slot, in slot order.
+
+    Raises:
+        ConfigError: An argument is out of range, or there are too many samples to be shuffled as a whole.
+    """
+    sizes = np.asarray(sizes, np.int64)
+    samples, slots, rule = int(sizes.sum()), len(shares), SHUFFLE.read(shuffle)
+    if not len(sizes) or sizes.min() <= 0 or not slots or min(shares) <= 0:
+        raise ConfigError("every partition file and every slot needs at least one sample")
+    if sum(shares) != samples:
+        raise ConfigError(f"shares add up to {sum(shares):,}, but there are {samples:,} samples")
+    if seed < 0 or epoch < 0:
+        raise ConfigError(f"seed and epoch must not be negative, got seed {seed} and epoch {epoch}")
+    if isinstance(rule, Global) and samples > MAX_GLOBAL:
+        raise ConfigError(
+            f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
+            hint="use shuffle='window:8'",
+        )
+    whole = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples)
+    if isinstance(rule, Global):
+        turn, ends = 0, np.array([], np.int64)
+    else:
+        turn, ends = epoch % slots, np.cumsum(sizes[_layout(len(sizes), whole)])
+    whose = [(arc - turn) % slots for arc in range(slots)]
+    cuts = _cuts([shares[slot] for slot in whose], ends)
+    arcs = {slot: (start, stop) for slot, start, stop in zip(whose, [0, *cuts], cuts, strict=False)}
+    return [
+        Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=arcs[slot][0], stop=arcs[slot][1])
+        for slot in range(slots)
+    ]
+
+
+def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
+    """Where each arc ends: at its share, or at the end of a file that is near; each arc has a sample.
+
+    Args:
+        shares: Samples of each arc, in the order of the arcs.
+        ends: Where each file ends, rising; empty if that is of no concern.
+    """
+    samples = sum(shares)
+    near = max(1.0, NEAR * samples / len(shares))
+    cuts: list[int] = []
+    wanted = before = 0
+    for left, share in zip(range(len(shares) - 1, -1, -1), shares, strict=True):
+        wanted += share
+        cut = wanted
+        if len(ends):
+            at = int(np.searchsorted(ends, wanted))
+            end = int(min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(int(end) - wanted)))
+            if abs(end - wanted) <= near and before < end <= samples - left:
+                cut = end
+        before = samples if not left else max(cut, before + 1)
+        cuts.append(before)
+    return cuts
+
+
+def _layout(files: int, portion: Portion) -> Numbers:
+    """The order in which the files lie for as many epochs as there are slots."""
+    if isinstance(SHUFFLE.read(portion.shuffle), Unshuffled):
+        return np.arange(files)
+    return _chance(LAYOUT, portion.seed, portion.epoch // portion.slots).permutation(files)
+
+
+def _chance(stream: int, *numbers: Any) -> np.random.Generator:
+    entropy = [int(number) for number in numbers]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(stream,))))

@@ -1,0 +1,153 @@
+"""``ddlf data``: data sets as partition files. Runs on any machine; no cluster is needed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddlf.algorithms.reading import SHUFFLE, Global, Window
+from ddlf.errors import ConfigError, DatasetError
+from ddlf.machine import memory
+from ddlf.record import size
+from ddlf.storage.manifest import Manifest
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import sizes_of
+from ddlf.storage.split import split as written
+from ddlf.storage.verify import Moved, damage
+from ddlf.storage.verify import export as exported
+
+USUAL_MEMORY = 2**30
+EVERY_S = 0.2
+
+
+def split(options: argparse.Namespace) -> int:
+    """Write a source as partition files."""
+    folder = Folder(options.place)
+    if options.shuffle == "none" and options.seed is not None:
+        raise ConfigError("--seed has no effect with --shuffle none", hint="leave it out")
+    if options.source.is_dir() and folder.path.resolve().is_relative_to(options.source.resolve()):
+        raise ConfigError(f"{folder} is inside of {options.source}", hint="write the data set somewhere else")
+    source = open_source(
+        options.source, columns=options.columns, part=options.part, label=options.label, image_size=options.image_size
+    )
+    sizes = sizes_of(
+        source.samples,
+        sum(column.row_bytes for column in source.columns.values()),
+        files=options.files or 0,
+        file_samples=options.file_samples or 0,
+        file_bytes=options.file_bytes or 0,
+    )
+    cap = options.memory or (memory()[0] or 4 * USUAL_MEMORY) // 4
+    began = time.monotonic()
+    with _line() as moved:
+        made = written(
+            source, folder, sizes, shuffle=options.shuffle == "global", seed=options.seed or 0, memory=cap, moved=moved
+        )
+    _print(folder, made)
+    print(f"took      {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def info(options: argparse.Namespace) -> int:
+    """Say what a data set has, and what one worker needs for it."""
+    folder, rule = Folder(options.place), SHUFFLE.read(options.shuffle)
+    found = folder.manifest()
+    largest = int(found.sizes.max())
+    window = (
+        0 if isinstance(rule, Global) else largest * found.row_bytes * (rule.files if isinstance(rule, Window) else 1)
+    )
+    needs = {
+        "memory": min(window, found.samples * found.row_bytes),
+        "bytes_an_epoch": found.nbytes // options.workers,
+        "disk": found.nbytes if isinstance(rule, Global) else 0,
+    }
+    if options.json:
+        columns = {name: {"dtype": each.dtype, "shape": each.shape} for name, each in found.columns.items()}
+        print(
+            json.dumps(
+                {
+                    "content": found.content,
+                    "version": found.version,
+                    "samples": found.samples,
+                    "bytes": found.nbytes,
+                    "files": len(found.files),
+                    "largest_file": largest,
+                    "columns": columns,
+                    "classes": list(found.classes),
+                    "worker": needs,
+                }
+            )
+        )
+        return 0
+    _print(folder, found)
+    what = f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
+    print(f"a worker  of {options.workers}, {rule}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Check every byte; the exit code is that of a data set that cannot be used if anything is wrong."""
+    folder = Folder(options.place)
+    found = folder.manifest()
+    wrong = 0
+    with _line() as moved:
+        for error in damage(folder, found, moved):
+            wrong += 1
+            print(f"damaged   {error.message}")
+    print(
+        f"{'whole' if not wrong else 'of':<9} {len(found.files):,} files, {found.samples:,} samples, {size(found.nbytes)}"
+    )
+    return DatasetError.exit_code if wrong else 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write all samples into one ``.npz`` file."""
+    folder = Folder(options.place)
+    target: Path = options.target
+    found = folder.manifest()
+    with _line() as moved:
+        exported(folder, found, target, moved)
+    print(f"wrote     {target}: {found.samples:,} samples, {size(target.stat().st_size)}")
+    return 0
+
+
+def _print(folder: Folder, found: Manifest) -> None:
+    print(f"place     {folder}, version {found.version}, content {found.content}")
+    for name, column in found.columns.items():
+        print(f"column    {name}: {column.dtype}, {' x '.join(map(str, column.shape)) or 'a number'}")
+    if found.classes:
+        shown = ", ".join(found.classes[:10])
+        print(f"classes   {len(found.classes):,}: {shown}{', ...' if len(found.classes) > 10 else ''}")
+    sizes = found.sizes
+    each = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+    print(f"samples   {found.samples:,}, {size(found.nbytes)}")
+    print(f"files     {len(found.files):,} of {each} samples")
+
+
+@contextlib.contextmanager
+def _line() -> Iterator[Moved]:
+    """A line on a terminal that says how far it is."""
+    shown, width = 0.0, 0
+
+    def moved(what: str, done: int, of: int) -> None:
+        nonlocal shown, width
+        if not sys.stderr.isatty() or time.monotonic() - shown < EVERY_S:
+            return
+        shown = time.monotonic()
+        text = f"{what:<9} {done:,} of {of:,} samples, {100 * done // of}%"
+        width = max(width, len(text))
+        sys.stderr.write(f"\r{text:<{width}}")
+        sys.stderr.flush()
+
+    try:
+        yield moved
+    finally:
+        if width:
+            sys.stderr.write(f"\r{'':<{width}}\r")
+            sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""``ddlf data``: its actions, their options and examples. Imports nothing of weight."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlf.cli.parsing import Parser, examples_of, number, verb
+
+if TYPE_CHECKING:
+    from ddlf.cli.parsing import Verbs
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    data = verbs.add_parser(
+        "data",
+        help="make, check and show data sets of many files",
+        description="Data sets as partition files in a folder, for data that is larger than memory.",
+        epilog=examples_of("ddlf data split mnist.npz /shared/mnist", "ddlf data info /shared/mnist"),
+    )
+    actions = data.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
+    split = verb(
+        actions,
+        "split",
+        "data:split",
+        "write a source as partition files",
+        "Write arrays (.npz, .npy, a folder of .npy), a table (.csv) or images (a folder for each class) into a new folder as partition files "
+        "with a manifest. The samples are mixed as a whole, however large the source is. What is broken off leaves nothing that could be read; "
+        "the same command begins anew.",
+        "ddlf data split mnist.npz /shared/mnist                       # x_train, y_train as x, y",
+        "ddlf data split mnist.npz /shared/mnist-test --part test",
+        "ddlf data split photos /shared/photos --image-size 64x64 --files 12",
+        "ddlf data split table.csv /shared/table --label price --file-samples 100000",
+        "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
+    )
+    split.add_argument("source", type=Path, metavar="SOURCE", help=".npz, .npy, .csv, or a folder")
+    split.add_argument("place", metavar="PLACE", help="folder that is empty or not there yet")
+    one = split.add_mutually_exclusive_group()
+    one.add_argument("--files", type=number("files", 1), metavar="N", help="how many partition files")
+    one.add_argument("--file-samples", type=number("file-samples", 1), metavar="N", help="at most so many in each")
+    one.add_argument("--file-bytes", type=count_of_bytes, metavar="SIZE", help="at most so much (default: 64MB)")
+    split.add_argument("--memory", type=count_of_bytes, metavar="SIZE", help="to work in (default: a quarter of all)")
+    split.add_argument(
+        "--shuffle",
+        choices=("global", "none"),
+        default="global",
+        help="global or none (default: global)",
+        metavar="HOW",
+    )
+    split.add_argument("--seed", type=number("seed", 0), metavar="N", help="of the shuffle (default: 0)")
+    split.add_argument("--columns", default="", metavar="A,B=C", help="arrays that are meant; new=old renames one")
+    split.add_argument(
+        "--part", choices=("train", "val", "test"), default="", metavar="NAME", help="arrays x_NAME, y_NAME, w_NAME"
+    )
+    split.add_argument("--label", default="", metavar="NAME", help="the table's column that is the label")
+    split.add_argument("--image-size", default="", metavar="WxH", help="bring all images to one size")
+
+    info = verb(
+        actions,
+        "info",
+        "data:info",
+        "what a data set has, and what a worker needs for it",
+        "Show what the manifest of a data set says, and what one worker will need for it. The files are not read.",
+        "ddlf data info /shared/mnist",
+        "ddlf data info /shared/mnist --workers 8 --shuffle window:4",
+    )
+    info.add_argument("place", metavar="PLACE", help="folder of the data set")
+    info.add_argument("--workers", type=number("workers", 1), default=2, metavar="N", help="that train (default: 2)")
+    info.add_argument("--shuffle", default="window:8", metavar="HOW", help="global, window:N, none (default: window:8)")
+    info.add_argument("--json", action="store_true", help="print JSON")
+
+    verify = verb(
+        actions,
+        "verify",
+        "data:verify",
+        "check every byte",
+        "Read all files and compare them with the manifest. The exit code is 0 if all is whole.",
+        "ddlf data verify /shared/mnist",
+    )
+    verify.add_argument("place", metavar="PLACE", help="folder of the data set")
+
+    export = verb(
+        actions,
+        "export",
+        "data:export",
+        "write all samples into one .npz",
+        "Write all samples of a data set into one .npz file, in the order of their ids.",
+        "ddlf data export /shared/mnist mnist-again.npz",
+    )
+    export.add_argument("place", metavar="PLACE", help="folder of the data set")
+    export.add_argument("target", type=Path, metavar="TARGET", help="file that is not there yet")
+    for action in (split, info, verify, export):
+        action.add_argument(
+            "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
+        )
+
+
+def count_of_bytes(text: str) -> int:
+    """An argparse type: a size such as ``64MB``, ``1.5 GiB`` or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
+    if not found:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write it as 512MB or 2GB")
+    result = int(float(found[1]) * UNITS[found[2] or ""])
+    if not result:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return result

@@ -1,0 +1,97 @@
+"""A source of images: a folder for each class, whose name is the class's. Needs Pillow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import ConfigError, DatasetError
+from ddlf.storage.manifest import Column
+from ddlf.storage.sources import Rows, row_type
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_PIXELS = 100_000_000
+SHAPES = {"L": 1, "RGB": 3}
+
+
+class Images:
+    """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8, and ``y``, the number of the class in the order of names.
+
+    Args:
+        path: Folder.
+        image_size: See ``open_source``.
+
+    Raises:
+        DatasetError: There are no images, or Pillow is missing.
+        ConfigError: ``image_size`` cannot be read.
+    """
+
+    def __init__(self, path: Path, image_size: str = "") -> None:
+        try:
+            import PIL.Image
+        except ImportError:
+            raise DatasetError(
+                "images need Pillow, which is not installed", hint="install it: pip install 'ddlf[images]'"
+            ) from None
+        self._pillow = PIL.Image
+        self._size = None
+        if image_size:
+            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
+            if not found:
+                raise ConfigError(f"--image-size must be width x height, got {image_size!r}", hint="for instance 64x64")
+            self._size = int(found[1]), int(found[2])
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        files = [
+            [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
+            for folder in folders
+        ]
+        self.classes: Sequence[str] = [folder.name for folder, found in zip(folders, files, strict=True) if found]
+        self._files = [(file, label) for label, group in enumerate(filter(None, files)) for file in group]
+        if not self._files:
+            raise DatasetError(
+                f"in {path} is neither a .npy file nor a folder of images", hint="make a folder for each class"
+            )
+        first = self._pixels(self._files[0][0])
+        self.samples = len(self._files)
+        self.columns = {"x": Column("uint8", first.shape), "y": Column("int64", ())}
+
+    def rows(self, at_once: int) -> Iterator[Rows]:
+        """See ``Source``."""
+        for start in range(0, self.samples, at_once):
+            files = self._files[start : start + at_once]
+            rows = np.empty(len(files), row_type(self.columns))
+            for row, (file, label) in enumerate(files):
+                pixels = self._pixels(file)
+                if pixels.shape != self.columns["x"].shape:
+                    raise DatasetError(
+                        f"{file} is {_said(pixels.shape)}, but {self._files[0][0]} is {_said(self.columns['x'].shape)}",
+                        hint="bring all to one size with --image-size 64x64, and to one mode beforehand",
+                    )
+                rows[row] = (pixels, label)
+            yield rows
+
+    def _pixels(self, file: Path) -> np.ndarray[Any, Any]:
+        try:
+            with self._pillow.open(file) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise DatasetError(f"{file} has {width * height:,} pixels", hint="make it smaller beforehand")
+                if image.mode not in SHAPES:
+                    raise DatasetError(
+                        f"{file} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out"
+                    )
+                resized = image.resize(self._size) if self._size and image.size != self._size else image
+                pixels = np.asarray(resized, np.uint8)
+        except DatasetError:
+            raise
+        except Exception as error:  # Pillow raises of many kinds for damaged files
+            raise DatasetError(f"{file} is no image that can be read ({error})", hint="copy it again") from None
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _said(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]}x{shape[0]} {'RGB' if shape[2] == 3 else 'grey'}"
