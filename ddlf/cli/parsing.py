@@ -113,7 +113,7 @@ def number(name: str, low: int, high: int | None = None) -> Any:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+            raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
         if value < low or (high is not None and value > high):
             range_ = f"{low}-{high}" if high is not None else f"{low} or more"
             raise argparse.ArgumentTypeError(f"must be {range_}, got {value}")

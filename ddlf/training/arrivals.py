@@ -52,6 +52,7 @@ class Arrivals:
         self._bound = bound
         self.paced = paced
         self._epochs = run.progress.epochs_done
+        self._arrived = run.progress.version + len(run.progress.dropped)
         # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
         self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
@@ -105,8 +106,10 @@ class Arrivals:
     def ends_epoch(self, number: int) -> bool:
         """Whether with the commit of a slot's round, from 0, all samples were trained on once more, by all slots together."""
         progress = self._run.progress
-        if not self.paced:
-            return progress.version % progress.updates_of_epoch(number) == 0
+        if not self.paced:  # an update that was rejected has its place among the others
+            of_epoch = progress.updates_of_epoch(number)
+            arrived, self._arrived = self._arrived, progress.version + len(progress.dropped)
+            return self._arrived // of_epoch > arrived // of_epoch
         before, self._epochs = self._epochs, progress.epochs_done
         return self._epochs > before
 

@@ -57,7 +57,7 @@ class Asynchronous:
             run.state.setdefault(name, group)
         done, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))
         left = sum(map(run.progress.tasks_in, rounds)) - done
-        if isinstance(self.arrival, FedBuff) and self.arrival.size > left:
+        if isinstance(self.arrival, FedBuff) and self.arrival.size > left + int(run.state["buffered"][0]):
             why = (
                 f"it merges when there are {self.arrival.size} updates, and {left} are to come: they are merged at the end only, "
                 "as a small step; take a smaller size"

@@ -26,7 +26,7 @@ def refused(*arguments, **environment):
     ("arguments", "code", "sentence"),
     [
         (["--port", "99999"], 2, "argument --port: must be 0-65535, got 99999"),
-        (["--port", "abc"], 2, "argument --port: not a number: 'abc'"),
+        (["--port", "abc"], 2, "argument --port: not a whole number: 'abc'"),
         (["--token", "x"], 2, "unknown option --token: tokens on the command line are visible to other users"),
         (["--prot", "1"], 2, "unknown option '--prot', did you mean --port?"),
         (["--host", "192.0.2.1", "--insecure-plaintext"], 3, "192.0.2.1 is not an address of this machine; choose one"),

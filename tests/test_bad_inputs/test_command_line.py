@@ -37,7 +37,7 @@ def say(capsys):
     [
         pytest.param(worker, ["--port", "99999"], "argument --port: must be 0-65535, got 99999", id="B1"),
         pytest.param(worker, ["--port", "-1"], "argument --port: must be 0-65535, got -1", id="B1 negative"),
-        pytest.param(worker, ["--port", "abc"], "argument --port: not a number: 'abc'", id="B2"),
+        pytest.param(worker, ["--port", "abc"], "argument --port: not a whole number: 'abc'", id="B2"),
         pytest.param(
             worker,
             ["--token", SECRET],
@@ -62,7 +62,9 @@ def say(capsys):
             )
             for n in ("0", "-3", "1000000000")
         ),
-        pytest.param(ddlf, ["run", "a.py", "--local", "1e9"], "argument --local: not a number: '1e9'", id="B14 1e9"),
+        pytest.param(
+            ddlf, ["run", "a.py", "--local", "1e9"], "argument --local: not a whole number: '1e9'", id="B14 1e9"
+        ),
         pytest.param(
             ddlf, ["status", "--config", "nofile.yaml"], "config file nofile.yaml not found, looked", id="B15"
         ),

@@ -1,11 +1,14 @@
 """What asynchronous training promises of the order, age and number of its updates. No process, no Keras."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.events import RunEnded, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training import reporting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -171,18 +174,38 @@ async def test_a_buffer_that_is_never_full_is_warned_of_and_what_is_left_in_it_i
 
 
 async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
-    class Bad(FakeWorker):
-        def fit(self, task, weights, momentum):
-            update, momentum = super().fit(task, weights, momentum)
-            return [u * np.nan for u in update] if task.round == 3 and task.slot == 1 else update, momentum
-
-    cluster = FakeCluster(2)
-    cluster.workers = [Bad(1), Bad(2)]
+    cluster = spoiling(FakeCluster(2), slot=1, round=3)
     run = await trained(arrival="fedbuff:4", update_policy="reject", arrivals=[1, 1, 1, 1, 2, 2, 2, 2], cluster=cluster)
     assert len(run.history) == 7
     assert warnings(run) == [
         "3 of its updates wait for others, and are not in the model: training that goes on merges them"
     ]
+
+
+def spoiling(cluster, slot, round):
+    """Have a slot's update of a round, both from 0, be of no use."""
+
+    def fit(worker, task, weights, momentum):
+        update, momentum = FakeWorker.fit(worker, task, weights, momentum)
+        return [u * np.nan for u in update] if (task.slot, task.round) == (slot, round) else update, momentum
+
+    for worker in cluster.workers:
+        worker.fit = fit.__get__(worker)
+    return cluster
+
+
+async def test_an_update_that_is_rejected_moves_no_epochs_end():
+    """Of 4 epochs of 2 slots the third update is not merged."""
+    settings = {
+        "update_policy": "reject",
+        "arrivals": [1, 2, 1, 2, 1, 2, 1, 2],
+        "x_val": np.zeros((1, 1)),
+        "x_test": np.zeros((1, 1)),
+    }
+    with mock.patch.object(reporting, "validate", return_value={"val_loss": 0.5}):
+        run = await trained(cluster=spoiling(FakeCluster(2), slot=0, round=1), **settings)
+    validated = [(r.slot, r.round) for r in run.history if "val_loss" in r.metrics]
+    assert validated == [(2, 1), (2, 2), (2, 3), (2, 4)]
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
