@@ -1,6 +1,9 @@
 """The mean of parts' gradients and the step along it equal one Keras step with the whole batch: in float64 to 1e-12, whatever the optimizer."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -198,3 +201,12 @@ def test_a_loss_that_is_scaled_is_refused(scaled):
     app.model = model_of(kind.LossScaleOptimizer(kind.SGD()) if scaled else kind.SGD(loss_scale_factor=2.0))
     with pytest.raises(ConfigError, match="has no use for a loss that is scaled"):
         check_model(app)
+
+
+@pytest.mark.slow
+def test_it_holds_on_jax_too():
+    """Without what is written for TensorFlow, and without schedules, which Keras computes in float32 there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "not whole_with_every_optimizer and not own_step and not jax"]
+    jax = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
+    subprocess.run(command, env={**os.environ, **jax}, check=True, timeout=280)
