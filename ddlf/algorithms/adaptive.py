@@ -22,6 +22,7 @@ class Adaptive(PerTensor):
     beta1: float
     tau: float
     kept: ClassVar[int] = 2
+    by_value: ClassVar[bool] = True
 
     @abstractmethod
     def squares(self, v: Tensor, g: Tensor) -> Any:

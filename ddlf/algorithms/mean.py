@@ -158,6 +158,8 @@ class Rule(Protocol):
     Attributes:
         least: Slots that it needs.
         useful: Slots from which on one bad update cannot do what it likes; with fewer it does no more than the mean.
+
+    One that merges each value by itself says so with ``by_value``: it can be used on slices of the weights (``shards.py``).
     """
 
     @property
@@ -180,6 +182,7 @@ class Mean(Named):
 
     least: ClassVar[int] = 1
     useful: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return RunningMerge(slots, like, names)

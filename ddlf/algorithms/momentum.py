@@ -26,6 +26,8 @@ class Subtract(PerTensor):
 
     learning_rate: float = 1.0
 
+    by_value: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)
 
@@ -60,6 +62,7 @@ class Nesterov(PerTensor):
     momentum: float = 0.9
 
     kept: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)
@@ -97,6 +100,7 @@ class FedAvgM(PerTensor):
     momentum: float = 0.9
 
     kept: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)

@@ -112,6 +112,7 @@ class Median(Named):
 
     least: ClassVar[int] = 1
     useful: ClassVar[int] = 3
+    by_value: ClassVar[bool] = True
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return SortedMerge(slots, like, names, combine=self.combine)
@@ -142,6 +143,7 @@ class TrimmedMean(Named):
     beta: float = 0.2
 
     least: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:

@@ -17,6 +17,8 @@ from ddlf.errors import ConfigError
 class Float32(Codec):
     """Send the values as they are: exact, 4 bytes per value."""
 
+    by_value: ClassVar[bool] = True
+
     def pack(self, tensor: Float32s) -> Payload:
         return {"values": tensor.reshape(-1)}
 
@@ -39,6 +41,7 @@ class Float16(Codec):
         Micikevicius et al. 2017, arXiv:1710.03740, here for each tensor.
     """
 
+    by_value: ClassVar[bool] = True
     largest: ClassVar[float] = (2 - 2**-10) * 2.0**127  # what is above rounds to 2**128
 
     def pack(self, tensor: Float32s) -> Payload:
@@ -79,6 +82,7 @@ class BFloat16(Codec):
         The type of the same name in TensorFlow, ml_dtypes and PyTorch.
     """
 
+    by_value: ClassVar[bool] = True
     largest: ClassVar[float] = float(np.uint32(0x7F7F0000).view(np.float32))
 
     def pack(self, tensor: Float32s) -> Payload:
@@ -136,6 +140,11 @@ class Int8(Codec):
     def __post_init__(self) -> None:
         if self.block is not None and self.block <= 0:
             raise ConfigError(f"block must be > 0 values, got {self.block}")
+
+    @property
+    def by_value(self) -> bool:
+        """Whether there is one scale for the whole tensor."""
+        return self.block is None
 
     def pack(self, tensor: Float32s) -> Payload:
         steps, scales = _rounded(tensor.reshape(-1), self.block, 127)

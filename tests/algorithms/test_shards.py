@@ -1,0 +1,220 @@
+"""Slices of the weights: cut, taken and put back, and stepped to the bits of the whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import decode_update, encode_update
+from ddlf.algorithms.merge import MERGE, merged
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.shards import cut, cut_by_layer, fits, overlapped, pieces, put, stepped, take, take_encoded, within
+from ddlf.errors import BadUpdate, ConfigError
+
+CHANCE = np.random.default_rng(0)
+MODEL = [
+    CHANCE.normal(size=(41, 90)).astype("f4"),  # more than 90% of all
+    np.asarray(0.5, "f4"),
+    CHANCE.normal(size=(0, 3)).astype("f4"),
+    CHANCE.normal(size=17).astype("f2"),
+    np.arange(5),
+    CHANCE.normal(size=(3, 7)).astype("f4"),
+    np.array([True, False, True]),
+    CHANCE.normal(size=300).astype("f4"),
+]
+TRAINABLE = [True, True, True, True, False, False, False, True]
+SIZE = sum(w.size for w in MODEL)
+
+
+def updates_of(slots, number):
+    chance = np.random.default_rng((slots, number))
+    return [
+        [
+            np.asarray(chance.normal(size=w.shape) * 10.0 ** chance.integers(-3, 2), w.dtype)
+            if w.dtype.kind == "f"
+            else np.ones_like(w)
+            for w in MODEL
+        ]
+        for _ in range(slots)
+    ]
+
+
+def empty():
+    return [np.zeros_like(w) for w in MODEL]
+
+
+def same(one, other):
+    return [(a.dtype, a.shape, a.tobytes()) for a in one] == [(b.dtype, b.shape, b.tobytes()) for b in other]
+
+
+# --- cuts -------------------------------------------------------------------------------------------------------------
+
+
+def test_ten_values_on_three_shards_are_4_3_and_3():
+    assert cut(10, 3) == [(0, 4), (4, 7), (7, 10)]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
+def test_slices_differ_by_at_most_one_value_whatever_the_tensors_and_cover_all(shards):
+    slices = cut(SIZE, shards)
+    assert [begin for begin, _ in slices[1:]] == [end for _, end in slices[:-1]]
+    assert (slices[0][0], slices[-1][1]) == (0, SIZE)
+    lengths = {end - begin for begin, end in slices}
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("shards", [0, -1, 11])
+def test_no_shards_or_more_than_values_are_refused(shards):
+    with pytest.raises(ConfigError, match="10 values cannot be cut into"):
+        cut(10, shards)
+
+
+def test_by_layer_no_layer_is_on_two_shards_and_slices_are_as_equal_as_that_allows():
+    sizes, layers = [100, 10, 50, 5, 60, 6, 0], ["a", "a", "b", "b", "c", "c", "d"]
+    assert cut_by_layer(sizes, layers, 1) == [(0, 231)]
+    assert cut_by_layer(sizes, layers, 2) == [(0, 110), (110, 231)]
+    assert cut_by_layer(sizes, layers, 3) == [(0, 110), (110, 165), (165, 231)]
+    with pytest.raises(ConfigError, match="3 layers cannot be cut into 4 shards"):
+        cut_by_layer(sizes, layers, 4)
+
+
+def test_a_layer_that_is_nearly_all_leaves_one_for_each_other_shard():
+    sizes, layers = [1, 1, 1000, 1, 1], list("abcde")
+    for shards in range(1, 6):
+        slices = cut_by_layer(sizes, layers, shards)
+        assert len(slices) == shards
+        assert all(begin < end for begin, end in slices)
+    assert cut_by_layer(sizes, layers, 5) == [(0, 1), (1, 2), (2, 1002), (1002, 1003), (1003, 1004)]
+
+
+def test_pieces_of_a_slice_cover_it():
+    assert pieces((3, 10), 3) == [(3, 6), (6, 9), (9, 10)]
+    assert pieces((3, 3), 3) == []
+
+
+def test_what_lies_within_a_slice_is_found_in_order_also_where_slices_are_there_twice():
+    parts = [((5, 9), "b"), ((0, 5), "a"), ((9, 12), "c"), ((5, 9), "copy of b")]
+    assert within((3, 10), parts) == [((3, 5), "a"), ((5, 9), "b"), ((9, 10), "c")]
+    with pytest.raises(ConfigError, match="nothing has values 12 to 13"):
+        within((10, 13), parts)
+
+
+# --- taken and put back -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
+def test_slices_that_are_taken_are_views_and_put_back_they_are_the_whole(shards):
+    whole = empty()
+    for part in cut(SIZE, shards):
+        values = take(MODEL, part)
+        assert all(any(np.shares_memory(v, w) for w in MODEL) for v in values)
+        assert sum(v.size for v in values) == part[1] - part[0]
+        put(whole, part, values)
+    assert same(whole, MODEL)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda values: values[:-1],
+        lambda values: [values[0][:-1], *values[1:]],
+        lambda values: [values[0].astype("f8"), *values[1:]],
+        lambda values: [values[0].tolist(), *values[1:]],
+    ],
+)
+def test_a_slice_of_wrong_length_or_type_is_refused_and_changes_nothing(wrong):
+    whole = empty()
+    with pytest.raises(ConfigError, match=r"values 3,680 to 3,700 should be .*float32 \(10,\)"):
+        put(whole, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
+    assert same(whole, empty())
+
+
+@pytest.mark.parametrize("name", [name for name in CODEC.names if fits(CODEC.read(name))])
+def test_a_slice_of_what_was_encoded_decodes_to_the_slice_of_what_it_decodes_to(name):
+    encoded, _ = encode_update(CODEC.read(name), MODEL, [False] * len(MODEL))
+    whole = decode_update(encoded, MODEL)
+    for part in cut(SIZE, 7):
+        assert same(decode_update(take_encoded(encoded, MODEL, part), take(MODEL, part)), take(whole, part))
+
+
+def test_which_rules_fit_is_known_of_each():
+    assert [name for name in CODEC.names if fits(CODEC.read(name))] == ["float32", "float16", "bfloat16", "int8"]
+    assert [name for name in MERGE.names if fits(MERGE.read(name))] == ["mean", "median", "trimmed"]
+    assert [name for name in OUTER.names if not fits(OUTER.read(name))] == ["streaming"]
+
+
+# --- stepped ----------------------------------------------------------------------------------------------------------
+
+
+def rounds_of_shards(merge, outer, shards, slots, rounds, length):
+    """Weights and state after some rounds, each slice by itself, in pieces of a length."""
+    weights = MODEL
+    kept = outer.init(MODEL)
+    n = len(MODEL)
+    states = [kept[i : i + n] for i in range(0, len(kept), n)]
+    for number in range(rounds):
+        updates = updates_of(slots, number)
+        after, states_after = empty(), [empty() for _ in states]
+        for part in itertools.chain.from_iterable(pieces(one, length) for one in cut(SIZE, shards)):
+            places = [i for i, _, _ in overlapped(MODEL, part)]
+            state, values = stepped(
+                merge,
+                outer,
+                [array for whole in states for array in take(whole, part)],
+                take(weights, part),
+                [(take(update, part), 10 + slot) for slot, update in enumerate(updates)],
+                [TRAINABLE[i] for i in places],
+                [MODEL[i].size for i in places],
+            )
+            put(after, part, values)
+            for i, whole in enumerate(states_after):
+                put(whole, part, state[i * len(places) : (i + 1) * len(places)])
+        weights, states = after, states_after
+    return weights, [array for whole in states for array in whole]
+
+
+def rounds_of_star(merge, outer, slots, rounds):
+    weights, state = MODEL, outer.init(MODEL)
+    for number in range(rounds):
+        updates = updates_of(slots, number)
+        state, weights = outer.update(state, weights, merged(merge, updates, range(10, 10 + slots)), TRAINABLE)
+    return weights, state
+
+
+FITTING = [
+    (merge, outer)
+    for merge, outer in itertools.product(["mean", "median", "trimmed:0.1"], OUTER.names)
+    if fits(OUTER.read(outer)) and (merge == "mean" or outer in ("subtract", "fedadam"))
+]
+
+
+@pytest.mark.parametrize(("merge", "outer"), FITTING)
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_slices_come_to_the_bits_of_the_whole(merge, outer, shards):
+    merge, outer = MERGE.read(merge), OUTER.read(outer)
+    weights, state = rounds_of_shards(merge, outer, shards, 3, 3, 1000)
+    wanted, wanted_state = rounds_of_star(merge, outer, 3, 3)
+    assert same(weights, wanted)
+    assert same(state, wanted_state)
+
+
+@pytest.mark.parametrize("merge", ["mean", "median", "trimmed:0.05"])
+def test_one_value_that_is_cut_off_a_row_comes_to_the_same_bits_with_many_slots(merge):
+    """NumPy sums one column of 9 values and more in another order than several columns."""
+    merge, outer = MERGE.read(merge), OUTER.read("nesterov")
+    updates = [[CHANCE.normal(size=20).astype("f4") * np.float32(10) ** (slot % 5)] for slot in range(33)]
+    weights = [CHANCE.normal(size=20).astype("f4")]
+    state = outer.init(weights)
+    (wanted_state,), (wanted,) = outer.update(state, weights, merged(merge, updates, range(1, 34)), [True])
+    for part in pieces((0, 20), 1):
+        parts = [(take(update, part), 1 + slot) for slot, update in enumerate(updates)]
+        (velocity,), (value,) = stepped(merge, outer, take(state, part), take(weights, part), parts, [True], [20])
+        assert (value, velocity) == (wanted[part[0]], wanted_state[part[0]])
+
+
+def test_a_slice_with_a_value_that_is_not_finite_is_not_merged():
+    bad = [np.array([1, np.nan], "f4")]
+    weights = [np.zeros(2, "f4")]
+    with pytest.raises(BadUpdate, match="slot 1: 1 of 2 values"):
+        stepped(MERGE.read("mean"), OUTER.read("subtract"), [], weights, [(weights, 1), (bad, 1)], [True], [2])
