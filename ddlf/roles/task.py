@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddlf.algorithms.check import Fault
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
@@ -122,7 +123,8 @@ class Reply:
 
     Args:
         task: The task.
-        update: Weights before minus weights after, one array each; on their way as the codec makes them.
+        update: Weights before minus weights after, one array each; on their way as the codec makes them. Of one that stays on its worker what makes
+            it unusable, or None.
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
         fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
@@ -170,6 +172,8 @@ class Reply:
         samples: int,
         worker: str,
         tensors: Sequence[int] | None = None,
+        *,
+        stays: bool = False,
     ) -> Self:
         """As it came; it is data of another machine, so it is checked.
 
@@ -180,6 +184,7 @@ class Reply:
             samples: n, of all slots.
             worker: Name of the worker, for errors.
             tensors: Numbers of the tensors whose updates come back; None for all. Those of others are zero.
+            stays: Whether the update stays on the worker, which says what makes it unusable, if anything does.
 
         Raises:
             ProtocolError: It trained on other samples than those it was given, or on none that are there.
@@ -188,7 +193,7 @@ class Reply:
         if message["digest"] != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker)
         facts = {name: message[name] for name in _FROM_WORKER}
-        facts["update"] = _decoded(facts["update"], like, tensors)
+        facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         _check_control(facts["state"].get(CONTROL), like, worker)
@@ -204,6 +209,10 @@ def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weigh
     if tensors is None:
         return decode_update(update, like)
     return put([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
+
+
+def _unusable(found: Any) -> Fault | None:
+    return None if found is None else Fault(**found)
 
 
 def _checked(fed: Any, samples: int, worker: str) -> np.ndarray[Any, Any] | None:

@@ -25,6 +25,7 @@ from ddlf.roles import apart, fragments
 from ddlf.roles.ahead import parts
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.training import start
@@ -166,10 +167,11 @@ class FakeWorker:
         self.asked: list[tuple[Any, ...]] = []
         self.kept = KeptStates()
         self.turns: _Turns | None = None
+        self.others: dict[int, FakeWorker] = {}
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
-        self.kept = KeptStates()
+        self.kept, self.end = KeptStates(), ShardEnd(self.id, self._ask)
         self._app = app
 
     async def reconnect(self) -> None:
@@ -190,19 +192,40 @@ class FakeWorker:
             return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
         if verb == "stop":
             return None
+        if verb in ("hold", "merge", "values", "kept"):
+            self.asked.append((verb, *arguments))
+            answer = await getattr(self.end, verb)(*arguments)
+            if self.lost:
+                raise WorkerLost("it was lost", worker=self.name)
+            return answer
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":
             return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
+        if self._app.exchange == "sharded":
+            await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
         reply = self.train(task)
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
         return reply.to_message()
 
+    async def _ask(self, worker: int, verb: str, *arguments: Any) -> Any:
+        """Ask another worker's end of the sharded exchange."""
+        other = self.others[worker]
+        await asyncio.sleep(0)
+        if self.lost or other.lost:
+            raise WorkerLost("it was lost", worker=other.name)
+        return await getattr(other.end, verb)(*arguments)
+
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
         before = self.kept.begin(task)
-        weights = read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
+        sharded = self._app.exchange == "sharded"
+        weights = (
+            self.end.weights(task.weights["generation"])
+            if sharded
+            else read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
+        )
         exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
         own, momentum = before.get(OWN), before.get(OPTIMIZER)
         first, rest = parts(task, own)
@@ -221,7 +244,7 @@ class FakeWorker:
         self.kept.leave(task, left)
         return Reply(
             task=task,
-            update=encoded,
+            update=self.end.sent(task, encoded, list(self._app.start)) if sharded else encoded,
             codec_error=error,
             samples=len(task.indices),
             fed=None,
@@ -301,6 +324,8 @@ class FakeCluster:
 
     def __init__(self, workers: int = 2) -> None:
         self.workers = [FakeWorker(number) for number in range(1, workers + 1)]
+        for worker in self.workers:
+            worker.others = {other.id: other for other in self.workers}
 
     @property
     def N(self) -> int:
@@ -309,6 +334,9 @@ class FakeCluster:
 
     def take_in(self, worker: FakeWorker) -> None:
         """See ``Cluster``."""
+
+    async def introduce(self, workers: Any, run: str) -> None:
+        """They know each other."""
 
 
 class _Turns:

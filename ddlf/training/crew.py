@@ -247,7 +247,7 @@ class Crew:
         except asyncio.CancelledError:
             self._schedule.apply(Ended(number))
         except LOSS as error:
-            self._lose(worker, slot, error)
+            self.lose(worker, slot, error)
         except Exception as error:
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 future.set_exception(error)
@@ -294,7 +294,8 @@ class Crew:
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
-    def _lose(self, worker: ProxyWorker, slot: int, error: Exception) -> None:
+    def lose(self, worker: ProxyWorker, slot: int, error: Exception) -> None:
+        """Say that a worker was lost with what it has of a slot."""
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))

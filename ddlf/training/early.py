@@ -15,7 +15,8 @@ from typing import Any
 
 from ddlf.algorithms.codec import TopK
 from ddlf.algorithms.merge import Median, TrimmedMean
-from ddlf.algorithms.outer import Streaming
+from ddlf.algorithms.outer import OUTER, Streaming
+from ddlf.algorithms.shards import fits
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.settings import SETTINGS
 
@@ -101,6 +102,63 @@ def _check_overlap(settings: Mapping[str, Any], outer: Streaming) -> None:
                 f"{name}={str(settings[name])!r} and overlap={outer.overlap} of outer='streaming' do not go together: {wrong}",
                 hint="leave one of them out" if name != "worker_steps" else f"use an overlap of {steps} or fewer steps",
             )
+
+
+def check_sharded(settings: Mapping[str, Any]) -> None:
+    """Refuse what needs whole updates or weights in one place, where workers exchange slices.
+
+    Args:
+        settings: Every setting as it is used, by name.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if settings["exchange"] != "sharded":
+        return
+    whole = "looks at updates or tensors as wholes, and with exchange='sharded' workers have slices of them"
+    brings = "brings as much as the model to the master in each round, which exchange='sharded' is to spare"
+    outer, rules = settings["outer"], [OUTER.read(name) for name in OUTER.names]
+    steps_values = fits(outer) and type(outer) in map(type, rules)  # and not an own one, which no worker knows
+    for name, fine, why, instead in (
+        ("merge", fits(settings["merge"]), whole, "'mean', 'median' or 'trimmed'"),
+        ("outer", steps_values, whole, "a rule that steps each value by itself, such as 'nesterov' or 'fedadam'"),
+        ("codec", fits(settings["codec"]), whole, "'float32', 'float16', 'bfloat16' or 'int8'"),
+        ("weights_codec", str(settings["weights_codec"]) == "float32", "is of weights from the master", "'float32'"),
+        ("update_policy", settings["update_policy"] == "stop", whole, "'stop'"),
+        ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
+        (
+            "batchnorm",
+            settings["batchnorm"] == "averaged",
+            "needs the weights on the master in each round",
+            "'averaged'",
+        ),
+        ("optimizer_state", settings["optimizer_state"] != "averaged", brings, "'stays' or 'fresh'"),
+        ("callbacks", not settings["callbacks"], "need the model on the master in each epoch", "worker_callbacks"),
+    ):
+        if not fine:
+            what = name if name == "callbacks" else f"{name}={str(settings[name])!r}"
+            raise ConfigError(f"{what} {why}", hint=f"use {instead}, or exchange='star'")
+
+
+def check_optimizer_stays(settings: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Refuse to bring optimizers that keep as much as the weights to the master in each round, where nothing else that large goes there.
+
+    Args:
+        settings: Every setting as it is used, by name.
+        optimizer: What the model was compiled with, as ``describe_optimizer`` gives it.
+
+    Raises:
+        ConfigError: They would come.
+    """
+    more = ("momentum", "use_ema", "gradient_accumulation_steps")
+    small = optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(
+        optimizer.get(f"optimizer {name}") not in (None, False, 0, "None") for name in more
+    )
+    if settings["exchange"] == "sharded" and settings["optimizer_state"] == "kept" and not small:
+        raise ConfigError(
+            f"optimizer_state='kept' brings the state of each slot's {optimizer['optimizer']} to the master in each round, as large as the model",
+            hint="use optimizer_state='stays', which leaves it on its worker, or 'fresh', or exchange='star'",
+        )
 
 
 def check_slots(settings: Mapping[str, Any], slots: int, fewest: int = 0) -> None:

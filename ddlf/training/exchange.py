@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import encode_delta, encode_update
@@ -36,7 +36,10 @@ class WeightsOut:
     Attributes:
         differences: Whether weights travel as differences.
         held: Weights that each slot holds, if they do.
+        stays: Whether updates do not come back.
     """
+
+    stays = False
 
     def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
         how = Outward.read(name)
@@ -79,6 +82,9 @@ class WeightsOut:
         codec = Float32() if self.differences else self._codec
         return {"delta": False, "encoded": encode_update(codec, weights, self.lossless)[0]}
 
+    async def reach(self, worker: ProxyWorker) -> None:
+        """Do what must be done before a worker can have its weights: nothing, when they come from here."""
+
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
         """What brings a slot to new weights; None where it holds nothing yet."""
         if slot not in self.held:
@@ -89,6 +95,23 @@ class WeightsOut:
         encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
         self.held[slot] = put(held, chosen, after)
         return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
+
+
+class Outwards(Protocol):
+    """How tasks get their weights: ``WeightsOut``, or ``WeightsThere`` of the sharded exchange."""
+
+    differences: bool
+    held: dict[int, Weights]
+    lossless: Sequence[bool]
+    stays: bool
+
+    async def reach(self, worker: ProxyWorker) -> None: ...
+
+    def encode(
+        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+    ) -> dict[str, Any]: ...
+
+    def whole(self, weights: Weights) -> dict[str, Any]: ...
 
 
 class Exchange:
@@ -108,7 +131,7 @@ class Exchange:
         name: str,
         samples: int,
         codec: str,
-        weights_out: WeightsOut,
+        weights_out: Outwards,
         states: SlotStates,
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -117,7 +140,7 @@ class Exchange:
         self._role = (name, REPLICA)
         self._samples = samples
         self._codec = codec
-        self._weights_out = weights_out
+        self.weights_out = weights_out
 
     async def send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
         """Send a task to a worker, and wait for the reply.
@@ -137,14 +160,21 @@ class Exchange:
             make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
         state = await self.states.of(task.slot, holds)
-        exact = self._weights_out.lossless
+        await self.weights_out.reach(worker)
+        exact = self.weights_out.lossless
         fresh = changed(task, task.since, task.weights, exact) if task.merged else None
-        encoded = self._weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
+        encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         return dataclasses.replace(
             Reply.from_message(
-                answer, task, task.weights, self._samples, worker.name, exchanged(task, task.weights, exact)
+                answer,
+                task,
+                task.weights,
+                self._samples,
+                worker.name,
+                exchanged(task, task.weights, exact),
+                stays=self.weights_out.stays,
             ),
             worker=worker.id,
             elapsed_s=time.perf_counter() - begin,
@@ -158,7 +188,7 @@ class Exchange:
 
     def whole(self, weights: Weights) -> dict[str, Any]:
         """See ``WeightsOut``."""
-        return self._weights_out.whole(weights)
+        return self.weights_out.whole(weights)
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Tell how far a worker says that it is with a task."""
@@ -196,6 +226,6 @@ class Exchange:
             self.states.left(reply)
         if whole_round:
             self.states.round_over(replies)
-        held = self._weights_out.held
+        held = self.weights_out.held
         for slot in held if whole_round else held.keys() & {reply.slot for reply in replies}:
             self.states.holds(slot, held[slot])

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.check import Verdict, fault, judge, scaled
+from ddlf.algorithms.check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 from ddlf.roles.task import Reply, Task
+from ddlf.training.rounds import Elsewhere
 
 if TYPE_CHECKING:
     from ddlf.training.run import Run
@@ -113,7 +114,8 @@ def check(run: Run, reply: Reply) -> None:
     Raises:
         BadUpdate: Names the worker, the tensor and how many of its values are wrong.
     """
-    found = fault(reply.update, reply.samples, run.weights, run.facts.names)
+    there = reply.update is None or isinstance(reply.update, Fault)  # it stays on its worker, which has looked at it
+    found = reply.update if there else fault(reply.update, reply.samples, run.weights, run.facts.names)
     if found is not None:
         raise found.error(reply.slot + 1, f"worker {reply.worker}")
 
@@ -124,14 +126,20 @@ def check_weights(run: Run, weights: Weights, replies: Sequence[Reply]) -> None:
     Raises:
         BadUpdate: Names the round, the tensor and how many of its values are wrong.
     """
-    found = fault(weights, 1, weights, run.facts.names) if weights is not run.weights else None
-    if found is not None:
-        raise BadUpdate(
-            f"the weights after round {replies[0].task.round + 1} cannot be used: {found.reason}, and no update was",
-            hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
-            tensor=found.tensor,
-            count=found.count,
-        )
+    if weights is run.weights or isinstance(weights, Elsewhere):  # those who made them have looked
+        return
+    if (found := fault(weights, 1, weights, run.facts.names)) is not None:
+        raise unfit(found, replies[0].task.round)
+
+
+def unfit(found: Fault, number: int) -> BadUpdate:
+    """The error for the weights after a round, from 0, that cannot be used."""
+    return BadUpdate(
+        f"the weights after round {number + 1} cannot be used: {found.reason}, and no update was",
+        hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
+        tensor=found.tensor,
+        count=found.count,
+    )
 
 
 def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:

@@ -24,6 +24,7 @@ from ddlf.phases import Phase, PhasesInTurn
 from ddlf.roles import PRELOADED, have_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.roles.replica import REPLICA, Replica
+from ddlf.roles.sharded import ShardedReplica
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.wire.code import PickleOnce
@@ -90,7 +91,8 @@ class Opening:
             phases.begin("importing")
             await worker.preload(*PRELOADED)
             phases.begin("sending", total=self._size, unit="bytes")
-            await worker.call(self._role, "open", Replica, self.app, pickle=self._pickle)
+            make = (ShardedReplica, self.app, self.run) if self.app.exchange == "sharded" else (Replica, self.app)
+            await worker.call(self._role, "open", *make, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
             await asyncio.sleep(0)  # in which it is sent

@@ -92,6 +92,11 @@ class Reporter:
             await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
         return task
 
+    def looks(self, version: int, *, validate: bool) -> bool:
+        """Whether the weights of a commit are tested; of an epoch's last one, on validation data."""
+        every = self._app.evaluate_every
+        return bool(every and version % every == 0) or (validate and has(self._app, "val"))
+
     async def close(self) -> None:
         """End what is still being reported, because the run has ended with an error."""
         tasks = list(self._tasks)

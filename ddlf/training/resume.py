@@ -225,7 +225,8 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
-    same = all(before.settings.get(rule) == now[rule] for rule in ("exchange", "outer", "arrival"))
+    rules = ("exchange", "outer", "arrival")
+    same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
     kept = {OPTIMIZER: now["optimizer_state"] != "fresh", HELD: held, OWN: same, APART: now["batchnorm"] == "local"}
     kept[CONTROL] = before.settings.get("local_rule") == now["local_rule"]
@@ -292,6 +293,11 @@ def rules_of(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: _fact(settings[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
 
 
+def _known(name: str, value: Any) -> Any:
+    """A stored setting as it is compared: through the master or from worker to worker, weights come to the same bits."""
+    return "star" if name == "exchange" and value == "sharded" else value
+
+
 def _fact(value: Any) -> Any:
     """A setting's value as it is stored: a rule as its text."""
     if value is None or isinstance(value, int | float | str):
@@ -330,7 +336,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
     rows = [
         f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"
         for name in sorted(saved)
-        if saved[name] != now.get(name)
+        if _known(name, saved[name]) != _known(name, now.get(name))
     ]
     if rows:
         raise CheckpointMismatch(

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from ddlf.algorithms.local import LocalRule
+from ddlf.errors import ConfigError
 from ddlf.roles.task import Task
+
+
+class Elsewhere(list[Any]):
+    """In the place of weights that are on the workers: nobody takes those of an earlier round for them."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ConfigError(
+            "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint, a test and the last round",
+            hint="set evaluate_every or checkpoint_every to have them here that often, or use exchange='star'",
+        )
+
+    __iter__ = __len__ = __getitem__ = _refuse
 
 
 class Ended(Exception):

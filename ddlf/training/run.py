@@ -50,6 +50,7 @@ class Run:
         keeper: Writes checkpoints, if any are wanted.
 
     Attributes:
+        exchange, keeper, reporter: As they were given.
         stopping: Whether it is to end: nothing that comes now counts any more.
     """
 
@@ -78,11 +79,10 @@ class Run:
         self.exchange = exchange
         self._parts = Parts(facts.samples, facts.seed, progress.owners)
         self._merge_metrics = merge_metrics
-        self._reporter = reporter
-        self._keeper = keeper
-        self._before: tuple[int, int, int] | None = (
-            None  # bytes out, bytes back and losses before the round of all slots
-        )
+        self.reporter = reporter
+        self.keeper = keeper
+        # Bytes out, bytes back and losses before the round of all slots.
+        self._before: tuple[int, int, int] | None = None
         self._reporting: asyncio.Task[bool] | None = None
         self._arrivals: Arrivals | None = None
 
@@ -208,22 +208,22 @@ class Run:
         # As often as all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
         validate = (self._arrivals or progress).ends_epoch(last)
-        reporting = await self._reporter.report(weights, validate=validate, last=progress.is_complete)
-        keeping = self._keeper.keep(progress, self.exchange.states) if self._keeper is not None else None
+        reporting = await self.reporter.report(weights, validate=validate, last=progress.is_complete)
+        keeping = self.keeper.keep(progress, self.exchange.states) if self.keeper is not None else None
         if self._arrivals is not None:
             self._arrivals.committed(replies, reporting, keeping)
             return self.stopping
         self._reporting = reporting
         if keeping is not None:
             await keeping
-        if not self._reporter.is_testing:
+        if not self.reporter.is_testing:
             self.stopping = await reporting
         return self.stopping
 
     @property
     def converged(self) -> bool:
         """Whether the app has said so."""
-        return self._reporter.converged
+        return self.reporter.converged
 
     # -- for who starts it ---------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Run:
             if self._arrivals is not None:
                 await self._arrivals.close()
         finally:
-            await self._reporter.close()
+            await self.reporter.close()
 
     async def keep_last(self, *, again: bool = False) -> None:
         """Fetch what workers still hold of slots, and write what is not written yet, or all of it again."""
@@ -250,8 +250,8 @@ class Run:
             try:
                 await self.exchange.states.close()
             finally:
-                if self._keeper is not None:
-                    await self._keeper.last(self.progress, again=again)
+                if self.keeper is not None:
+                    await self.keeper.last(self.progress, again=again)
 
     # -- for its parts ---------------------------------------------------------------------------------------------------
 

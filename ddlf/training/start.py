@@ -30,9 +30,17 @@ from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend, check_exchange, check_slots, check_together
+from ddlf.training.early import (
+    check_app,
+    check_backend,
+    check_exchange,
+    check_optimizer_stays,
+    check_sharded,
+    check_slots,
+    check_together,
+)
 from ddlf.training.evaluation import check_test_data, to_its_end
-from ddlf.training.exchange import Exchange, WeightsOut
+from ddlf.training.exchange import Exchange, Outwards, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
@@ -42,6 +50,7 @@ from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
 from ddlf.training.states import SlotStates
 from ddlf.training.sync import Synchronous
+from ddlf.training.there import WeightsThere
 
 ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
@@ -67,6 +76,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_app(app)
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_together(settings)
+    check_sharded(settings)
     check_exchange(app, settings["exchange"])
     if settings["replay"] is not None:
         order_of(app, settings)
@@ -286,13 +296,17 @@ async def _run(
             hint="use optimizer_state='kept', or an optimizer without use_ema",
         )
     settings["local_rule"].check_optimizer(app._optimizer)
+    check_optimizer_stays(settings, app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = _norms(app, settings["batchnorm"])
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
     fragments = isinstance(settings["outer"], Streaming)
-    weights_out = WeightsOut(str(settings["weights_codec"]), [not flag for flag in trainable], fragments=fragments)
+    exact = [not flag for flag in trainable]
+    weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)
+    if settings["exchange"] == "sharded":
+        weights_out = WeightsThere(app._run, crew, app.cluster, exact)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     progress.records = History(progress.records)
     paced = settings["mode"] == "async" and settings["balance"] == "speed"

@@ -130,6 +130,11 @@ class SlotStates:
         whole = self._known[slot] | (await asyncio.shield(coming) if coming else {})
         return {name: group for name, group in whole.items() if name != HELD}
 
+    def set_back(self, states: Sequence[SlotState]) -> None:
+        """Say that slots have left this, and nothing since."""
+        self._known = list(states)
+        self._coming, self._on = {}, {}
+
     def all(self) -> asyncio.Future[list[SlotState]]:
         """The state of every slot, as it is now and not when it is awaited."""
         return asyncio.ensure_future(

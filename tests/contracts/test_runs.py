@@ -97,6 +97,8 @@ ROWS = {
     "int4-block": (BOTH, {"codec": "int4-block:32", "weights_codec": "delta:int4-block"}),
     "powersgd": (BOTH, {"codec": "powersgd:rank=3", "weights_codec": "delta:powersgd"}),
     "topk": (BOTH, {"codec": "topk:0.05", "weights_codec": "delta:topk:0.5"}),
+    "sharded": (("sync",), {"exchange": "sharded", "outer": "nesterov"}),
+    "sharded, few bytes": (("sync",), {"exchange": "sharded", "merge": "median", "codec": "int8", "outer": "fedadam"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}
@@ -211,6 +213,7 @@ class TestEach:
             CODEC.read(settings.get("codec", "float32")).biased
             or "streaming" in settings.get("outer", "")
             or settings.get("optimizer_state") == "stays"
+            or settings.get("exchange") == "sharded"
         )
         run = run_of(settings, workers=K + 1, checkpoint=tmp_path if owed else None)
         lost = []

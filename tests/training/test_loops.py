@@ -15,7 +15,7 @@ from ddlf.events import Warned
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.evaluation import compute
 from ddlf.training.start import may_count
-from tests.training.models import Blobs, Quick, app, distance, equal
+from tests.training.models import WIDE, Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -394,3 +394,16 @@ async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
     trained = Stopping(cluster.options(workers=[1]))
     await trained.train_sync()
     assert trained.ledger.is_exact(2)
+
+
+# -- from worker to worker ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Quick, Blobs])
+async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cluster, kind):
+    found = []
+    for exchange in ("star", "sharded"):
+        trained = app(cluster, kind, exchange=exchange, slots=3, master_epochs=3, outer="nesterov", width=WIDE)
+        await trained.train_sync()
+        found.append([*trained.model.get_weights(), *trained._progress.state["outer"]])
+    assert equal(*found)

@@ -1,0 +1,84 @@
+"""A replica whose weights come from the other workers, and whose updates go to them: the sharded exchange. Runs in the executor."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ddlf.algorithms.weights import Weights
+from ddlf.roles.called import App
+from ddlf.roles.generation import State
+from ddlf.roles.replica import REPLICA, Replica
+from ddlf.roles.shards import ShardEnd
+from ddlf.roles.task import Reply, Task
+from ddlf.worker.methods import concurrent, offered
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+
+class ShardedReplica(Replica):
+    """One worker's copy of an app and its model, with its end of the sharded exchange.
+
+    Args:
+        worker: Worker that it is on.
+        app: App as it came from the master.
+        run: Name of the run, by which the other workers find their replicas.
+    """
+
+    def __init__(self, worker: Worker, app: App, run: str) -> None:
+        super().__init__(worker, app)
+        self._end = ShardEnd(worker.id, self._ask)
+        self._role = (run, REPLICA)
+        self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
+
+    async def _ask(self, worker: int, verb: str, *arguments: int) -> Any:
+        return await self._worker.peers[worker].call(self._role, verb, *arguments)
+
+    # -- verbs of the master ------------------------------------------------------------------------------------------
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``; the weights are those of a generation that others have, but for ``ddlf check``."""
+        if "generation" in task["weights"]:
+            await self._end.have(task["weights"]["generation"], task["weights"]["at"], self._model.like)
+        return await super().train(task)
+
+    @concurrent
+    async def hold(self, generation: int, weights: Weights, state: Weights) -> None:
+        """See ``ShardEnd``."""
+        await self._end.hold(generation, weights, state)
+
+    @concurrent
+    async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """See ``ShardEnd``."""
+        return await self._end.merge(plan)
+
+    # -- verbs of other workers, and of the master when it wants the model ----------------------------------------------
+
+    @offered
+    async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
+        """See ``ShardEnd``."""
+        return await self._end.update(generation, slot, begin, end)
+
+    @offered
+    async def values(self, generation: int, begin: int, end: int) -> Weights:
+        """See ``ShardEnd``."""
+        return await self._end.values(generation, begin, end)
+
+    @offered
+    async def kept(self, generation: int, begin: int, end: int) -> State:
+        """See ``ShardEnd``."""
+        return await self._end.kept(generation, begin, end)
+
+    # -- what is done on the compute thread -----------------------------------------------------------------------------
+
+    def carry(self, task: Task) -> Reply:
+        """See ``Replica``; the update stays here, and the reply says what makes it unusable, if anything does."""
+        if "generation" not in task.weights:
+            return super().carry(task)
+        weights = self._end.weights(task.weights["generation"])
+        payloads = [{"raw": w.copy() if self._own else w} for w in weights]
+        whole = {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
+        reply = super().carry(dataclasses.replace(task, weights=whole))
+        names = [weight.path for weight in self.app.model.weights]
+        return dataclasses.replace(reply, update=self._end.sent(task, reply.update, names, copy=self._own))

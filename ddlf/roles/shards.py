@@ -1,0 +1,339 @@
+"""A worker's end of the sharded exchange: what it holds of the weights, and how the next ones come of all slots' updates. Runs in the executor.
+
+The master says in a plan who has which slot's update and which worker steps which slice; the slices go from worker to worker::
+
+    for each piece of my slice: get it of all slots' updates, in slot order; merge them, step it; others may have it
+    for each piece of the others' slices: get it when it is stepped
+
+Weights are named by a *generation*: a number that the master gives to what is to come of one plan, so that slices of two attempts at the same round
+are never mixed. What one generation was made of is kept until a slot begins its round with the next one: a plan that failed is followed by another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.check import fault
+from ddlf.algorithms.encoding import EncodedUpdate, decode_update
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.shards import PIECE, Slice, cut, overlapped, pieces, put, stepped, take, take_encoded, within
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import AppMissing, BadUpdate, ConfigError, DDLFError
+from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, moved, size_of
+from ddlf.roles.task import Task
+
+AT_ONCE = 3
+"""Pieces of a slice that are on their way at a time: one is sent, one is computed, one waits."""
+WAIT_S = 60.0
+"""How long another worker is waited for that has not heard of a plan yet."""
+
+Ask = Callable[..., Awaitable[Any]]
+"""Asks another worker's end: its number, a verb, and the verb's own arguments."""
+
+
+class ShardEnd:
+    """What one worker holds.
+
+    Args:
+        me: Number of this worker.
+        ask: Asks others.
+    """
+
+    def __init__(self, me: int, ask: Ask) -> None:
+        self._me = me
+        self._ask = ask
+        self._generations: dict[int, Generation] = {}
+        self._updates: dict[tuple[int, int], EncodedUpdate] = {}  # by generation and slot
+        self._news = asyncio.Condition()
+
+    # -- what the master asks for -------------------------------------------------------------------------------------
+
+    async def hold(self, generation: int, weights: Weights, state: Weights) -> None:
+        """Hold weights and the outer optimizer's state, whole; others get them from here."""
+        weights, state = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, state))
+        groups = [state[i : i + len(weights)] for i in range(0, len(state), len(weights))]
+        kept = [((0, size_of(weights)), groups)] if groups else []
+        await self._hold({**self._generations, generation: Generation(weights, kept)})
+
+    async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Make the next weights, together with the other owners.
+
+        Args:
+            plan: A ``Plan`` as it travels.
+
+        Returns:
+            What was in the way: ``me``, ``peer`` and ``why``, if that other worker did not give what it was asked for; ``bad``, if an update cannot
+            be merged; ``weights``, if what comes of it cannot be used; nothing if the weights are here.
+        """
+        now = Plan(**plan)
+        base = self._generation(now.base)
+        slices = cut(size_of(base.weights), len(now.owners))
+        new = Generation([np.empty(w.shape, w.dtype) for w in base.weights])
+        new.ready = {piece: asyncio.Event() for part in slices for piece in pieces(part, now.piece)}
+        await self._hold({now.base: base, now.generation: new})
+        work: list[Coroutine[Any, Any, None]] = []
+        for shard, (part, owner) in enumerate(zip(slices, now.owners, strict=True)):
+            mine = owner == self._me
+            work.append(
+                self._make(now, base, new, part) if mine else self._fetch(owner, now.generation, new, part, now.piece)
+            )
+            if now.copies and now.owners[(shard + 1) % len(slices)] == self._me != owner:
+                work.append(self._copy(owner, now, new, part))
+        try:
+            await _all(work)
+        except Unreached as error:
+            return {"me": self._me, "peer": error.worker, "why": error.why}
+        except BadUpdate as error:
+            return {"bad": str(error)}
+        except Unfit as error:
+            return {"weights": dataclasses.asdict(error.fault)}
+        return {}
+
+    # -- what a round needs -------------------------------------------------------------------------------------------
+
+    async def have(self, generation: int, at: Sequence[int], like: Weights) -> None:
+        """Have the weights of a generation here, and forget those before it.
+
+        Args:
+            generation: Which.
+            at: Workers that have them.
+            like: Arrays with the shapes and types of the model's weights.
+
+        Raises:
+            AppMissing: Nobody gives them.
+        """
+        if generation not in self._generations:
+            found = Generation([np.empty(w.shape, w.dtype) for w in like])
+            found.ready = {piece: asyncio.Event() for piece in pieces((0, size_of(like)), PIECE)}
+            why = "nobody has them"
+            for worker in sorted(at, key=lambda one: (one - self._me) % (max(at) + 1)):  # not all from the same one
+                try:
+                    await self._fetch(worker, generation, found, (0, size_of(like)), PIECE)
+                    break
+                except Unreached as error:
+                    why = f"worker {worker}: {error.why}"
+            else:
+                raise AppMissing(f"the weights of this round cannot be had: {why}")
+            self._generations[generation] = found
+        await self._hold({n: one for n, one in self._generations.items() if n >= generation})
+        self._updates = {key: update for key, update in self._updates.items() if key[0] >= generation}
+
+    def weights(self, generation: int) -> Weights:
+        """The weights of a generation that ``have`` has brought. Nobody may change them."""
+        return self._generations[generation].weights
+
+    def sent(
+        self, task: Task, update: EncodedUpdate, names: Sequence[str], *, copy: bool = False
+    ) -> dict[str, Any] | None:
+        """Keep a slot's update, which nobody may change from then on. Any thread may call this.
+
+        Args:
+            task: What it came of.
+            update: As its codec made it.
+            names: Paths of the weights, for what is said of it.
+            copy: Whether somebody may.
+
+        Returns:
+            What makes it unusable, as data; None if nothing does.
+        """
+        generation = task.weights["generation"]
+        like = self.weights(generation)
+        if copy:
+            update = {
+                **update,
+                "payloads": [{name: np.array(a) for name, a in one.items()} for one in update["payloads"]],
+            }
+        self._updates[generation, task.slot] = update
+        found = fault(decode_update(update, like), len(task.indices), like, names)
+        return None if found is None else dataclasses.asdict(found)
+
+    # -- what other workers ask for -----------------------------------------------------------------------------------
+
+    async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
+        """A slice of a slot's update, as its codec made it.
+
+        Raises:
+            AppMissing: It is not here.
+        """
+        found = self._updates.get((generation, slot))
+        if found is None:
+            raise AppMissing(f"there is no update of slot {slot + 1} here")
+        return dict(take_encoded(found, self._generation(generation).weights, (begin, end)))
+
+    async def values(self, generation: int, begin: int, end: int) -> Weights:
+        """A slice of weights, when they are there.
+
+        Raises:
+            AppMissing: They are not to be expected here.
+        """
+        found = await self._expected(generation)
+        await found.wait_for((begin, end))
+        return take(found.weights, (begin, end))
+
+    async def kept(self, generation: int, begin: int, end: int) -> State:
+        """What the outer optimizer keeps of a slice, when it is there.
+
+        Raises:
+            AppMissing: It is not to be expected here.
+        """
+        found = await self._expected(generation)
+        await found.wait_for((begin, end))
+        return found.state_of((begin, end))
+
+    # -- making the next weights ----------------------------------------------------------------------------------------
+
+    async def _make(self, plan: Plan, base: Generation, new: Generation, part: Slice) -> None:
+        """Merge and step a slice, piece by piece."""
+        outer = OUTER.read(plan.outer)
+        like = take(base.weights, part)
+        state: State = [[np.empty_like(view) for view in like] for _ in range(getattr(outer, "kept", 0))]
+        new.state.append((part, state))
+
+        async def one(piece: Slice) -> None:
+            updates, old = await asyncio.gather(
+                asyncio.gather(*(self._update_of(plan, slot, worker, piece) for slot, worker, _ in plan.updates)),
+                self._state_before(plan, piece, len(state)),
+            )
+            await asyncio.to_thread(step, piece, updates, old)
+            new.ready[piece].set()
+
+        def step(piece: Slice, updates: Sequence[EncodedUpdate], old: State) -> None:
+            weights, places = take(base.weights, piece), [i for i, _, _ in overlapped(base.weights, piece)]
+            decoded = []
+            for update, (_, worker, samples) in zip(updates, plan.updates, strict=True):
+                try:
+                    decoded.append((decode_update(update, weights), samples))
+                except ConfigError as error:
+                    raise Unreached(worker, f"it sent an update that does not fit: {error}") from error
+            after, values = stepped(
+                MERGE.read(plan.merge),
+                outer,
+                [array for group in old for array in group],
+                weights,
+                decoded,
+                [plan.trainable[i] for i in places],
+                [base.weights[i].size for i in places],
+            )
+            if (found := fault(values, 1, values, [plan.names[i] for i in places])) is not None:
+                raise Unfit(found)
+            put(new.weights, piece, values)
+            for i, group in enumerate(state):
+                put(group, moved(piece, part[0]), after[i * len(places) : (i + 1) * len(places)])
+
+        await _limited(one, pieces(part, plan.piece))
+
+    async def _fetch(self, owner: int, generation: int, new: Generation, part: Slice, length: int) -> None:
+        """Get a slice of weights from the worker that has them, or makes them."""
+
+        async def one(piece: Slice) -> None:
+            values = await self._asked(owner, "values", generation, *piece)
+            _put(owner, new.weights, piece, values)
+            new.ready[piece].set()
+
+        await _limited(one, pieces(part, length))
+
+    async def _copy(self, owner: int, plan: Plan, new: Generation, part: Slice) -> None:
+        """Keep what the outer optimizer keeps of another worker's slice."""
+        like = take(new.weights, part)
+        state: State = [
+            [np.empty_like(view) for view in like] for _ in range(getattr(OUTER.read(plan.outer), "kept", 0))
+        ]
+
+        async def one(piece: Slice) -> None:
+            groups = await self._asked(owner, "kept", plan.generation, *piece)
+            for group, values in zip(state, groups, strict=True):
+                _put(owner, group, moved(piece, part[0]), values)
+
+        await _limited(one, pieces(part, plan.piece))
+        new.state.append((part, state))
+
+    async def _update_of(self, plan: Plan, slot: int, worker: int, piece: Slice) -> EncodedUpdate:
+        found: EncodedUpdate = await self._asked(worker, "update", plan.base, slot, *piece)
+        return found
+
+    async def _state_before(self, plan: Plan, piece: Slice, groups: int) -> State:
+        """The outer optimizer's state of a piece before this round, of those who have parts of it."""
+        if not groups:
+            return []
+        like = take(self._generation(plan.base).weights, piece)
+        state: State = [[np.empty_like(view) for view in like] for _ in range(groups)]
+        for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
+            found = await self._asked(worker, "kept", plan.base, *part)
+            for group, values in zip(state, found, strict=True):
+                _put(worker, group, moved(part, piece[0]), values)
+        return state
+
+    async def _asked(self, worker: int, verb: str, *arguments: int) -> Any:
+        """What a worker answers; this one, too.
+
+        Raises:
+            Unreached: It does not.
+        """
+        if worker == self._me:
+            return await getattr(self, verb)(*arguments)
+        try:
+            return await self._ask(worker, verb, *arguments)
+        except DDLFError as error:
+            raise Unreached(worker, str(error).partition("\n")[0]) from error
+
+    # -- what is here ---------------------------------------------------------------------------------------------------
+
+    def _generation(self, number: int) -> Generation:
+        try:
+            return self._generations[number]
+        except KeyError:
+            raise AppMissing("the weights of this round are not here") from None
+
+    async def _expected(self, number: int) -> Generation:
+        """A generation, also one whose plan this worker has not heard of yet."""
+        try:
+            async with asyncio.timeout(WAIT_S), self._news:
+                await self._news.wait_for(lambda: max(self._generations, default=-1) >= number)
+        except TimeoutError:
+            raise AppMissing(f"it has not begun with the weights of this round in {WAIT_S:g} s") from None
+        return self._generation(number)
+
+    async def _hold(self, generations: dict[int, Generation]) -> None:
+        async with self._news:
+            self._generations = generations
+            self._news.notify_all()
+
+
+def _put(worker: int, arrays: Weights, part: Slice, values: Any) -> None:
+    """Write what a worker sent.
+
+    Raises:
+        Unreached: It does not fit.
+    """
+    try:
+        put(arrays, part, values)
+    except (ConfigError, TypeError) as error:
+        raise Unreached(worker, f"it sent what does not fit: {error}") from error
+
+
+async def _limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
+    """Do something for each piece, ``AT_ONCE`` of them at a time."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def in_turn(part: Slice) -> None:
+        async with places:
+            await one(part)
+
+    await _all([in_turn(part) for part in parts])
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it at the same time; when one thing fails, the others end."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,98 @@
+"""Weights that are on the workers, and not on the master. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn
+
+from ddlf.algorithms.weights import Weights
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConnectError
+from ddlf.roles.replica import REPLICA
+from ddlf.training.crew import Crew
+from ddlf.training.recovery import LOSS
+
+Member = tuple[int, int]
+"""A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""
+
+
+class WeightsThere:
+    """Where the weights are, for tasks; in the place of ``WeightsOut``.
+
+    Args:
+        run: Name of the run on the workers.
+        crew: Workers.
+        cluster: The cluster that they are of.
+        lossless: As of ``WeightsOut``.
+
+    Attributes:
+        role: How its replicas are called on the workers.
+        generation: Of the weights that rounds begin with.
+        at: Workers that have them.
+        begin: Sees that some have.
+    """
+
+    differences = False
+    stays = True
+
+    def __init__(self, run: str, crew: Crew, cluster: Cluster, lossless: Sequence[bool]) -> None:
+        self._run = run
+        self.role = run, REPLICA
+        self._crew = crew
+        self._cluster = cluster
+        self.lossless = lossless
+        self.held: dict[int, Weights] = {}
+        self.generation = 0
+        self.at: Sequence[Member] = ()
+        self.begin: Callable[[], Awaitable[None]] = _nothing
+        self._introduced: set[Member] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    def members(self) -> dict[Member, ProxyWorker]:
+        """Workers that are there."""
+        found = [(worker.id, self._crew.member(worker.id)) for worker in self._cluster.workers]
+        return {(number, member[1]): member[0] for number, member in found if member is not None}
+
+    def encode(
+        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """What a task says of its weights."""
+        there = self.members()
+        return {"generation": self.generation, "at": [one[0] for one in self.at if one in there]}
+
+    def whole(self, weights: Weights) -> NoReturn:
+        """Not for runs of this kind: what needs it is refused."""
+        raise NotImplementedError
+
+    async def reach(self, worker: ProxyWorker | None = None) -> None:
+        """Have all workers know each other, that are there, and some of them have the weights.
+
+        Args:
+            worker: The one that a task goes to; None if several are to do something together.
+
+        Raises:
+            ConnectError: Two have no way to each other.
+        """
+        async with self._one_at_a_time:
+            left_out: set[str] = set()
+            while True:
+                there = {one: proxy for one, proxy in self.members().items() if proxy.name not in left_out}
+                if there.keys() <= self._introduced:
+                    break
+                try:
+                    await self._cluster.introduce(list(there.values()), self._run)
+                except LOSS as error:
+                    lost = getattr(error, "worker", "")
+                    if isinstance(error, ConnectError) and not lost:  # two of them have no way to each other
+                        self._crew.end(error)
+                    if not lost or (worker is not None and lost == worker.name):
+                        raise
+                    left_out.add(lost)  # who needs it will hear of its loss
+                else:
+                    self._introduced = set(there)
+            await self.begin()
+
+
+async def _nothing() -> None: ...

@@ -1,0 +1,48 @@
+"""The sharded exchange of a real Keras app on real workers: the bits of the star, and what goes through the master."""
+
+import os
+import signal
+
+import pytest
+
+from ddlf import Cluster
+from ddlf.algorithms.weights import digest
+from tests.training.models import Blobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
+
+MOST = 64_000
+"""Bytes through the master in a round, for each worker, besides sample numbers."""
+
+
+class Wide(Blobs):
+    """A model much larger than what is said of it."""
+
+    master_epochs, slots, width, norm, outer = 3, 3, 4000, True, "nesterov"
+
+
+async def trained(cluster, exchange, **settings):
+    app = Wide(cluster)
+    vars(app).update(exchange=exchange, **settings)
+    await app.train_sync()
+    assert app.ledger.is_exact(app.master_epochs)
+    return app, digest([*app.model.get_weights(), *app._progress.state["outer"]])
+
+
+async def test_with_1_2_and_3_workers_it_has_the_bits_of_the_star_also_when_one_is_killed_in_between():
+    async with Cluster.local(3) as cluster:
+        star, wanted = await trained(cluster, "star")
+        model = sum(w.nbytes for w in star.model.get_weights())
+        for workers in ([1], [1, 2], [1, 2, 3]):
+            app, found = await trained(cluster.options(workers=workers), "sharded")
+            assert found == wanted
+            between = app.history[1]
+            assert between.bytes_out + between.bytes_back < MOST * len(workers) < model
+
+        async def kill(record):
+            if record.round == 1:
+                os.kill((await cluster.workers[1].status())["executor_pid"], signal.SIGKILL)
+
+        app, found = await trained(cluster, "sharded", on_round=kill)
+        assert found == wanted
+        assert sum(record.recomputed for record in app.history) == 1

@@ -1,0 +1,341 @@
+"""The sharded exchange: the bits of the star, whoever is lost, and nothing of the model on the master unless somebody looks. No process, no Keras."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.outer import Nesterov
+from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
+from ddlf.events import Warned
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(60, 40)).astype("f4"),  # more than 90% of all values
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "scale": np.asarray(0.5, "f4"),
+    "nothing": np.zeros((0, 3), "f4"),
+    "half": CHANCE.normal(size=5).astype("f2"),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/variance", "norm/steps"])
+ROUNDS, K = 3, 3
+
+
+def run_of(exchange="sharded", workers=K, **settings):
+    settings = {"slots": K, "start": START, "frozen": FROZEN, "master_epochs": ROUNDS, **settings}
+    return FakeRun(FakeCluster(workers), exchange=exchange, **settings)
+
+
+async def trained(*arguments, **settings):
+    run = run_of(*arguments, **settings)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    return run
+
+
+def bits(run):
+    state = run._progress.state["outer"]
+    optimizers = [array for state in run.optimizers for array in state or ()]
+    return [(a.dtype, a.shape, a.tobytes()) for a in [*run.model.get_weights(), *state, *optimizers]]
+
+
+def lose_at(worker, verb, number):
+    """Have a worker be lost when it is asked for a verb for the n-th time, by the master or by another worker."""
+    count, end, asked = itertools.count(1), worker.end, getattr(worker.end, verb)
+
+    async def lost(*arguments):
+        if next(count) == number:
+            worker.lost = True
+            raise WorkerLost("it was lost", worker=worker.name)
+        return await asked(*arguments)
+
+    setattr(end, verb, lost)
+
+
+def when_opened(run, number, do):
+    """Do something to a worker when it has taken the app for the first time."""
+    worker = run.cluster.workers[number - 1]
+
+    def opened(app):
+        FakeWorker.open(worker, app)
+        del worker.open
+        do(worker)
+
+    worker.open = opened
+
+
+# --- the bits of the star ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"slots": 8},
+        {"merge": "median", "outer": "fedadam", "slots": 8},
+        {"merge": "trimmed:0.3", "outer": "fedavgm", "codec": "bfloat16", "slots": 8},
+        {"outer": "fedyogi", "codec": "float16", "slots": 10},
+        {"outer": "nesterov", "codec": "int8", "optimizer_state": "stays", "slots": 5},
+        {"outer": "fedadagrad", "balance": "speed", "worker_steps": 2, "local_rule": "fedprox:0.1", "slots": 4},
+    ],
+    ids=str,
+)
+async def test_weights_and_outer_state_have_the_bits_of_the_star(settings, workers):
+    assert bits(await trained(workers=workers, **settings)) == bits(await trained("star", workers=workers, **settings))
+
+
+async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
+    monkeypatch.setattr("ddlf.roles.shards.PIECE", 100)
+    monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
+    assert bits(await trained(outer="nesterov")) == bits(await trained("star", outer="nesterov"))
+
+
+@pytest.mark.parametrize(("before", "after"), [("star", "sharded"), ("sharded", "star")])
+async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, tmp_path):
+    whole = await trained("star", outer="nesterov")
+    await trained(before, outer="nesterov", master_epochs=1, checkpoint=tmp_path)
+    assert bits(await trained(after, outer="nesterov", checkpoint=tmp_path, resume="auto")) == bits(whole)
+
+
+async def test_trained_twice_in_a_row_it_is_the_same_bits():
+    runs = [run_of(exchange, outer="nesterov", master_epochs=2) for exchange in ("star", "sharded")]
+    for run in runs:
+        await run.train_model()
+        await run.train_model()
+    assert bits(runs[1]) == bits(runs[0])
+
+
+# --- what goes through the master ---------------------------------------------------------------------------------------
+
+
+async def test_only_two_workers_get_the_weights_from_the_master_and_it_asks_for_slices_once_at_the_end():
+    run = await trained(outer="nesterov", workers=3)
+    asked = [[what[0] for what in worker.asked] for worker in run.cluster.workers]
+    rounds = ["train", "merge"] * ROUNDS
+    assert asked == [[*["hold"] * (number < 2), *rounds, "values", "kept"] for number in range(3)]
+
+
+async def test_the_master_has_the_weights_of_the_rounds_of_which_there_is_a_checkpoint(tmp_path):
+    run = run_of(checkpoint=tmp_path, checkpoint_every=2, checkpoint_keep=9, master_epochs=5)
+    await run.train_model()
+    star = run_of("star", checkpoint=tmp_path / "star", checkpoint_every=2, checkpoint_keep=9, master_epochs=5)
+    await star.train_model()
+    assert [path.name for path in sorted(tmp_path.glob("round-*"))] == ["round-000002", "round-000004", "round-000005"]
+    for path in tmp_path.glob("round-*"):
+        other = tmp_path / "star" / path.name / "weights.safetensors"
+        assert (path / "weights.safetensors").read_bytes() == other.read_bytes()
+    assert sum(what[0] == "values" for what in run.cluster.workers[0].asked) == 3
+
+
+async def test_a_hook_that_looks_at_the_model_in_between_is_told_where_it_is():
+    run = run_of()
+    run.on_round = lambda record: run.model.get_weights()
+    with pytest.raises(ConfigError, match=r"the weights of this round are on the workers.*checkpoint_every"):
+        await run.train_model()
+    assert run._progress.round == 1
+    assert [w.tobytes() for w in run.model.get_weights()] == [
+        w.tobytes() for w in (await trained("star", master_epochs=1)).model.get_weights()
+    ]
+
+
+async def test_a_hook_may_look_at_the_model_of_rounds_with_a_checkpoint(tmp_path):
+    seen = []
+    run = run_of(checkpoint=tmp_path)
+    run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
+    await run.train_model()
+    assert len(set(seen)) == ROUNDS
+
+
+async def test_stopped_by_the_app_a_run_ends_with_the_weights_of_then():
+    run = run_of()
+    run.is_convergent = lambda record: record.round == 2
+    await run.train_model()
+    star = await trained("star", master_epochs=2)
+    assert bits(run) == bits(star)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["update", "values", "kept", "merge"])
+@pytest.mark.parametrize("number", [1, 2, 4])
+async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(verb, number):
+    """Without a checkpoint: the others have the weights, and a copy of its part of the state."""
+    run = run_of(outer="fedadam", workers=4)
+    when_opened(run, 2, lambda worker: lose_at(worker, verb, number))
+    await run.train_model()
+    assert bits(run) == bits(await trained("star", outer="fedadam"))
+
+
+async def test_who_comes_back_has_the_weights_from_the_others():
+    run = run_of(outer="nesterov", workers=3, master_epochs=5)
+    when_opened(run, 3, lambda worker: lose_at(worker, "merge", 2))
+    await run.train_model()
+    assert "hold" not in [what[0] for what in run.cluster.workers[2].asked]
+    assert sum(record.recomputed for record in run.history) == 1
+    assert bits(run) == bits(await trained("star", outer="nesterov", master_epochs=5))
+
+
+async def test_a_link_between_two_workers_that_the_master_sees_is_named():
+    run = run_of()
+    second, third = run.cluster.workers[1:3]
+
+    async def cut_off(worker, verb, *arguments):
+        if worker == 3:
+            raise WorkerLost("no answer", worker="worker 3")
+        return await FakeWorker._ask(second, worker, verb, *arguments)
+
+    when_opened(run, 2, lambda worker: setattr(worker.end, "_ask", cut_off))
+    with pytest.raises(
+        ConnectError,
+        match="worker 2 does not get its part of the round from worker 3: worker 3: no answer; look at the network between the two",
+    ):
+        await run.train_model()
+    assert not third.lost
+    assert run._progress.round == 0
+    assert np.array_equal(run.model.get_weights()[0], START["dense/kernel"])
+
+
+async def test_when_all_are_lost_at_once_what_is_left_is_the_last_checkpoint_and_it_is_said(tmp_path):
+    run = run_of(outer="nesterov", workers=2, checkpoint=tmp_path, checkpoint_every=2, master_epochs=6, slots=2)
+
+    def lose_all(record):
+        if record.round == 3:
+            for worker in run.cluster.workers:
+                worker.lost = True
+
+    run.on_round = lose_all
+    told = []
+    run.subscribe(told.append)
+    with pytest.raises(ClusterTooSmall, match=r"weights after round 3 were on workers that are lost.*last checkpoint"):
+        await run.train_model()
+    assert run._progress.round == 2
+    assert len(run.history) == 2
+    assert "what is left is that of round 2" in [event.why for event in told if isinstance(event, Warned)][-1]
+    star = await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=2)
+    assert bits(run) == bits(star)
+    run.on_round = lambda record: None
+    run.resume, run.master_epochs = "auto", 6
+    await run.train_model()
+    assert bits(run) == bits(await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=6))
+
+
+async def test_with_a_checkpoint_of_each_round_all_may_be_lost_at_once(tmp_path):
+    run = run_of(outer="nesterov", workers=2, checkpoint=tmp_path, slots=2, master_epochs=4)
+
+    def lose_all(record):
+        if record.round == 2:
+            for worker in run.cluster.workers:
+                worker.lost = True
+
+    run.on_round = lose_all
+    await run.train_model()
+    assert bits(run) == bits(await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=4))
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_update_with_nan_ends_the_run_and_is_named_as_with_the_star():
+    async def error_of(exchange):
+        run = run_of(exchange)
+        worker = run.cluster.workers[1]
+
+        def fit(task, weights, momentum):
+            update, momentum = FakeWorker.fit(worker, task, weights, momentum)
+            if task.round == 1:
+                update[0][3, :2] = np.nan
+            return update, momentum
+
+        worker.fit = fit
+        with pytest.raises(BadUpdate) as caught:
+            await run.train_model()
+        assert run._progress.round == 1
+        return str(caught.value), caught.value.tensor, caught.value.count, bits(run)
+
+    assert await error_of("sharded") == await error_of("star")
+
+
+@pytest.mark.parametrize("wrong", ["short", "type", "nan", "nothing"])
+async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_it_is_named(wrong):
+    run = run_of()
+
+    def spoil(worker):
+        update = worker.end.update
+
+        async def spoilt(*arguments):
+            found = await update(*arguments)
+            (raw,) = found["payloads"][0].values()
+            changed = {"short": raw[:-1], "type": raw.astype("f8"), "nan": raw * np.float32(np.nan), "nothing": None}
+            return {**found, "payloads": [{"raw": changed[wrong]}, *found["payloads"][1:]]}
+
+        worker.end.update = spoilt
+
+    when_opened(run, 1, spoil)
+    error, text = (
+        (BadUpdate, "NaN or infinite")
+        if wrong == "nan"
+        else (ConnectError, "from worker 1: it sent an update that does not")
+    )
+    with pytest.raises(error, match=text):
+        await run.train_model()
+    assert np.array_equal(run.model.get_weights()[0], START["dense/kernel"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"merge": "krum:bad=0"}, "merge='krum:bad=0,keep=1' looks at updates or tensors as wholes"),
+        ({"merge": "geometric"}, "merge='geometric"),
+        ({"merge": "clipped"}, "merge='clipped"),
+        ({"outer": "streaming"}, "outer='streaming"),
+        ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* looks at"),
+        ({"codec": "topk"}, "codec='topk"),
+        ({"codec": "powersgd"}, "codec='powersgd"),
+        ({"codec": "int4-block"}, "codec='int4-block"),
+        ({"codec": "int8-block"}, "codec='int8-block"),
+        (
+            {"weights_codec": "float16"},
+            "weights_codec='float16' is of weights from the master; use 'float32', or exchange='star'",
+        ),
+        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of weights from the master"),
+        ({"update_policy": "reject"}, "update_policy='reject' looks at"),
+        ({"update_policy": "clip"}, "update_policy='clip' looks at"),
+        ({"local_rule": "scaffold"}, "local_rule='scaffold.*' brings as much as the model to the master in each round"),
+        ({"batchnorm": "local", "norms": frozenset(["norm/variance"])}, "batchnorm='local' needs the weights on"),
+        ({"batchnorm": "recalibrated"}, "batchnorm='recalibrated' needs the weights on the master in each round"),
+        ({"optimizer_state": "averaged"}, "optimizer_state='averaged' brings as much"),
+        ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
+    ],
+)
+async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings, text):
+    run = run_of(**settings)
+    with pytest.raises(ConfigError, match=text):
+        await run.train_model()
+    assert run.cluster.workers[0].asked == []
+
+
+async def test_callbacks_that_need_the_model_are_refused():
+    run = run_of()
+    run.callbacks = [type("Callback", (), {"set_model": None, "on_epoch_end": None})()]
+    with pytest.raises(ConfigError, match="callbacks"):
+        await run.train_model()
+
+
+@pytest.mark.parametrize(
+    "optimizer", [{"optimizer": "Adam"}, {"optimizer": "SGD", "optimizer momentum": 0.9}, {"optimizer": "Own"}]
+)
+async def test_an_optimizer_that_keeps_as_much_as_the_weights_does_not_come_back_in_each_round(optimizer, monkeypatch):
+    run = run_of()
+    kept = vars(FakeRun).get("_optimizer")
+    assert kept is None
+    monkeypatch.setattr(
+        FakeRun, "_optimizer", property(lambda self: optimizer, lambda self, value: None), raising=False
+    )
+    with pytest.raises(ConfigError, match=f"the state of each slot's {optimizer['optimizer']} to the master.*'stays'"):
+        await run.train_model()
+    run.optimizer_state = "stays"
+    await run.train_model()
