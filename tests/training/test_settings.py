@@ -151,7 +151,10 @@ WRONG = [
         "worker_steps must be a whole number of 1 or more, or None for rounds of worker_epochs, got '5'",
     ),
     (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both say how long a round is"),
-    (dict(exchange="gradients"), "exchange must be one of star, sharded, gradient, got 'gradients'; did you mean 'gradient'?"),
+    (
+        dict(exchange="gradients"),
+        "exchange must be one of star, sharded, gradient, got 'gradients'; did you mean 'gradient'?",
+    ),
     (dict(local_rule="scafold"), "unknown local rule 'scafold', did you mean 'scaffold'?"),
     (dict(local_rule=3), "local_rule must be a name, got 3"),
     (
