@@ -1,0 +1,43 @@
+"""A data set at a place, as an app uses it."""
+
+import numpy as np
+import pytest
+
+import ddlf.data
+from ddlf.data.parts import check_data
+from ddlf.errors import DatasetError
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import split
+
+X, Y = np.arange(60, dtype=np.float32).reshape(20, 3), np.arange(20)
+
+
+@pytest.fixture(params=[[20], [7, 7, 6]], ids=["one file", "three files"])
+def place(request, tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), request.param, shuffle=False)
+    return tmp_path / "place"
+
+
+def test_columns_are_arrays_that_an_app_can_train_on(place):
+    class App:
+        x_train, y_train = ddlf.data.open(place)["x"], ddlf.data.open(place)["y"]
+
+    check_data(App())
+    assert np.array_equal(App.x_train, X)
+    assert np.array_equal(App.y_train, Y)
+    assert list(ddlf.data.open(place)) == ["x", "y"]
+    with pytest.raises(ValueError, match="read-only"):
+        App.x_train[0] = 1
+
+
+def test_a_damaged_file_and_a_missing_column_are_named(place):
+    with pytest.raises(DatasetError, match="has no column 'z'; it has x, y"):
+        ddlf.data.open(place)["z"]
+    path = place / "v0001" / "00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match=r"00000\.safetensors is damaged"):
+        ddlf.data.open(place)
