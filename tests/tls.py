@@ -115,6 +115,7 @@ class Relay:
         self._certificate = certificate
         self._alter = alter
         self.heard = bytearray()
+        self._accepted: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Relay:
@@ -127,11 +128,14 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for sock in self._accepted:  # also of a task that was cancelled before it began
+            sock.close()
         self._listener.close()
 
     async def _accept(self) -> None:
         while True:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            self._accepted.append(sock)
             self._tasks.add(asyncio.create_task(self._meet(sock)))
 
     async def _meet(self, client: socket.socket) -> None:
