@@ -312,6 +312,8 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     """
     facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
     facts.setdefault("exchange", "star")
+    if saved.get("mode") == "async" and not saved.get("worker_steps"):
+        facts.pop("balance", None)  # asynchronous rounds of whole epochs have no use for it
     for name in SETTINGS.keys() & facts.keys():
         text = saved[name]
         if name == "outer":
