@@ -140,7 +140,7 @@ def test_only_codecs_that_drop_small_values_ask_for_error_feedback():
         "int8-block:4096",
         "int8-block:3",
         "topk:0.01",
-        "topk:1",
+        "topk:1.0",
         "int4-block:64",
         "int4-block:3",
         "powersgd:1",

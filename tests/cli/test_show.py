@@ -87,9 +87,9 @@ def test_without_an_app_the_defaults_are_shown_and_without_origin_the_values_alo
 
 def test_what_the_mode_does_not_use_is_said_and_what_it_refuses_is_an_error(show):
     lines, errors, code = show("app.py", "--target", "App", "--mode", "async")
-    assert (lines["merge"], lines["balance"]) == (
+    assert (lines["merge"], lines["batchnorm"]) == (
         ["mean", "not", "used", "by", "async"],
-        ["equal", "not", "used", "by", "async"],
+        ["averaged", "not", "used", "by", "async"],
     )
     assert (errors, code) == ("", 0)
     lines, errors, code = show("app.py", "--target", "App", "--mode", "async", more="merge = 'median'")

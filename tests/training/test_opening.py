@@ -241,7 +241,7 @@ async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(
     async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
         run = Run.__new__(Run)
         run._cluster = cluster
-        run._exchange = Exchange("run", 1, "float32", None, None)
+        run.exchange = Exchange("run", 1, "float32", None, None)
         cluster.machine(2).cut_off()
         await asyncio.wait_for(run.stop_workers(), PATIENCE_S)
 
