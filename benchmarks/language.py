@@ -97,7 +97,7 @@ class Result:
 
 async def main(options: argparse.Namespace) -> dict[str, Result]:
     """Train in each way and print a table; returns it by the names of the ways."""
-    fragments = {"outer": "streaming:fragments=4", "worker_steps": options.steps // 4}
+    fragments = {"outer": "streaming:fragments=5", "worker_steps": max(1, options.steps // 5)}
     ways: dict[str, dict[str, Any]] = {
         "diloco": {"outer": options.outer},
         "streaming": fragments,

@@ -53,12 +53,9 @@ class PowerSGD(Codec):
         if not self._is_smaller(rows, columns):
             return {"values": tensor.reshape(-1)}
         matrix = np.ascontiguousarray(tensor).reshape(rows, columns)
-        chance = np.random.default_rng(0).standard_normal((columns, self.rank))
-        start = chance
-        if last is not None and last.size == chance.size:  # from zero a power iteration would never return
-            start = np.where(np.any(last.reshape(chance.shape), axis=0), last.reshape(chance.shape), chance)
+        start = _orthonormal(_begun(last, (columns, self.rank))).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities come out as such
-            left = _orthonormal(matrix @ _orthonormal(start).astype(np.float32)).astype(np.float32)
+            left = _orthonormal(matrix @ start).astype(np.float32)
             right = matrix.T @ left
         return {"left": left.reshape(-1), "right": np.ascontiguousarray(right).reshape(-1)}
 
@@ -82,6 +79,14 @@ class PowerSGD(Codec):
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix."""
     return prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    """What an iteration begins with: where nothing was before, or zeros, from which it would never return, chance."""
+    chance = np.random.default_rng(0).standard_normal(shape)
+    if last is None or last.size != chance.size:
+        return chance
+    return np.where(np.any(last.reshape(shape), axis=0), last.reshape(shape), chance)
 
 
 def _orthonormal(matrix: Tensor) -> npt.NDArray[np.float64]:

@@ -22,10 +22,8 @@ class Streaming(Named):
         w <- w - learning_rate * (g + momentum * v)
         w_j <- alpha * w_j + (1 - alpha) * w  (on slot j, before its next round)
 
-    So a round moves ``1 / P`` of the bytes, and each fragment has ``P`` rounds of local training behind it. Tensors that are
-    not trained (BatchNorm statistics) are exchanged in every round. The last round of a training exchanges all fragments, and so
-    does each with ``fragments=1``, which is ``diloco``. With ``overlap`` a slot mixes in what was merged of a round only after so many
-    steps of the next one, which its worker trains meanwhile: nobody waits for an exchange that takes no longer than these.
+    So a round moves ``1 / P`` of the bytes. What is not trained (BatchNorm statistics) is exchanged in every round, and all in the last one.
+    With ``overlap`` a slot mixes in what was merged of a round only after so many steps of the next one, which its worker trains meanwhile.
 
     Args:
         fragments: P, at most as many as there are tensors that are trained, > 0.
@@ -38,8 +36,7 @@ class Streaming(Named):
         ConfigError: A value is out of range.
 
     Source:
-        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2. There fragments are whole layers; here tensors are dealt
-        so that fragments are equally large.
+        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, with whole layers as fragments; here tensors are dealt so that all are equally large.
     """
 
     fragments: int = 4
@@ -51,10 +48,9 @@ class Streaming(Named):
     only: ClassVar[str] = "sync"
 
     def __post_init__(self) -> None:
-        if self.fragments <= 0:
-            raise ConfigError(f"fragments must be > 0, got {self.fragments}")
-        if self.overlap < 0:
-            raise ConfigError(f"overlap must be >= 0, got {self.overlap}")
+        for name, least in {"fragments": 1, "overlap": 0}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be >= {least}, got {getattr(self, name)}")
         check_shares(alpha=self.alpha)
         Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
 

@@ -93,7 +93,7 @@ def test_each_fragment_has_a_tensor_also_when_some_are_empty():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("streaming:0", "fragments must be > 0, got 0"),
+        ("streaming:0", "fragments must be >= 1, got 0"),
         ("streaming:alpha=1", r"alpha must be in \[0, 1\), got 1.0"),
         ("streaming:learning_rate=0", "learning_rate must be finite and > 0"),
         ("streaming:momentum=1", r"momentum must be in \[0, 1\)"),
