@@ -207,6 +207,7 @@ def test_a_loss_that_is_scaled_is_refused(scaled):
 def test_it_holds_on_jax_too():
     """Without what is written for TensorFlow, and without schedules, which Keras computes in float32 there."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    command += ["-k", "not whole_with_every_optimizer and not own_step and not jax"]
+    # On JAX what a layer does to a trained weight when it is called is lost in one process, too.
+    command += ["-k", "not whole_with_every_optimizer and not own_step and not jax and not changes_a_trained_weight"]
     jax = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
     subprocess.run(command, env={**os.environ, **jax}, check=True, timeout=280)

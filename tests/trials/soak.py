@@ -24,6 +24,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -54,10 +55,10 @@ def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def tasks() -> int:
-    """Tasks of asyncio in this process that have not ended."""
+def tasks() -> Counter[str]:
+    """Tasks of this event loop that have not ended, by what they do."""
     gc.collect()
-    return sum(1 for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done())
+    return Counter(f"master tasks of {task.get_coro().__qualname__}" for task in asyncio.all_tasks())  # type: ignore[union-attr]
 
 
 class Watch:
@@ -98,7 +99,7 @@ class Watch:
         for name, process in {**self._processes, "executor": self.executor()}.items():
             found[f"{name} descriptors"] = process.num_fds() if process else 0
             found[f"{name} threads"] = process.num_threads() if process else 0
-        self.counts.append({**found, "master tasks": tasks()})
+        self.counts.append({**found, **tasks()})
         self.blocks.append(sys.getallocatedblocks())
 
     def results(self, name: str) -> tuple[float, float]:
@@ -194,10 +195,11 @@ async def soak(options: argparse.Namespace) -> int:
             process, port = workers.start()
             watch = await part(workers, process.pid, port, options)
         before, after = watch.counts
-        left = {what: after[what] - before[what] for what in before if after[what] != before[what]}
+        left = {what: after.get(what, 0) - before.get(what, 0) for what in before | after}
         for role in watch.memory:
             slope, grown = watch.results(role)
-            own = ", ".join(f"{more:+} {what.split()[1]}" for what, more in left.items() if what.startswith(role))
+            mine = {what.partition(" ")[2]: more for what, more in left.items() if more and what.startswith(role)}
+            own = ", ".join(f"{more:+} {what}" for what, more in mine.items())
             minutes = (watch.at[-1] - watch.at[0]) / 60
             rows.append(
                 [
