@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import DATA
-from benchmarks.measure import mean_and_deviation, table
+from benchmarks.measure import mean_and_deviation, some_of, table
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.arrived import Arrived
 from ddlf.algorithms.outer import OUTER
@@ -185,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
     """What can be said on the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", choices=DATA, default="mnist")
-    made.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}")
+    made.add_argument("--rules", type=some_of(RULES), default=list(RULES), help=f"of {', '.join(RULES)}")
     made.add_argument("--slots", type=int, default=4)
     made.add_argument("--slow", type=float, default=1.0, help="how many times as long the last slot takes")
     made.add_argument("--samples", type=int, default=4000, help="of training")

@@ -21,7 +21,7 @@ from typing import Any
 from apps.cifar10_cnn import CIFAR10CNN
 from apps.digits_cnn import DigitsCNN
 from apps.mnist_cnn import MNISTCNN
-from benchmarks.measure import mean_and_deviation, table, turns
+from benchmarks.measure import mean_and_deviation, some_of, table, turns
 from ddlf import Cluster
 
 DATA: dict[str, tuple[type[Any], float]] = {
@@ -164,7 +164,7 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure in turns, print the table, and return the runs."""
-    names = options.rules.split(",")
+    names = options.rules
     runs = []
     async with Cluster.local(options.workers) as cluster:
         for seed, rule in turns(names, options.seeds):
@@ -184,7 +184,9 @@ def parser() -> argparse.ArgumentParser:
     """What can be said on the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--data", choices=DATA, default="mnist")
-    made.add_argument("--rules", default="average,average-10,gradient", help=f"of {', '.join(RULES)}")
+    made.add_argument(
+        "--rules", type=some_of(RULES), default="average,average-10,gradient", help=f"of {', '.join(RULES)}"
+    )
     made.add_argument("--target", type=float, default=0.95, help="test accuracy")
     made.add_argument("--epochs", type=int, default=4)
     made.add_argument("--samples", type=int, default=None, help="of training; all by default")

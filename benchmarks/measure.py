@@ -6,6 +6,7 @@ is the ratio within one repeat, whose median over the repeats is shown. Repeats 
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,18 @@ def turns(names: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
         first = repeat % max(1, len(names))
         for name in (*names[first:], *names[:first]):
             yield repeat, name
+
+
+def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """A type for argparse: some of these names, with commas between them."""
+    known = list(names)
+
+    def read(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose of {', '.join(known)}")
+        return text.split(",")
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)

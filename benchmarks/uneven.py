@@ -15,6 +15,7 @@ import statistics
 from typing import Any
 
 import ddlf
+from benchmarks.measure import some_of
 from ddlf import Cluster
 
 RULES: dict[str, dict[str, Any]] = {
@@ -97,7 +98,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=60_000)
-    parser.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES))
+    parser.add_argument("--rules", type=some_of(RULES), default=list(RULES))
     return parser
 
 

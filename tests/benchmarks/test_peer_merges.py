@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from benchmarks import peer_merges
+from tests.mnist import folder_with_mnist
 
 pytestmark = pytest.mark.slow
 
 
-def test_each_rule_says_what_it_took_to_the_target(capsys):
+def test_each_rule_says_what_it_took_to_the_target(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
     said = "--target 0.2 --slots 2 --samples 3000 --steps 2 --looks 4 --epochs 6 --repeats 1"
     options = peer_merges.parser().parse_args([*said.split(), "--rules", "one peer,average"])
     runs = asyncio.run(peer_merges.main(options))

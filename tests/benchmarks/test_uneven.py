@@ -1,9 +1,11 @@
 """The study of uneven data in its shortest form: a rule that is made for it is better than the mean, one that takes a minority for bad is worse."""
 
 from benchmarks import uneven
+from tests.mnist import folder_with_mnist
 
 
-async def test_rules_differ_on_labels_that_are_dealt_out_unevenly(capsys):
+async def test_rules_differ_on_labels_that_are_dealt_out_unevenly(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
     said = ["--samples", "2000", "--rounds", "6", "--seeds", "1", "--rules", "mean,fedavgm 0.7,krum"]
     found = await uneven.run(uneven.arguments().parse_args(said))
     assert list(found) == ["mean", "fedavgm 0.7", "krum"]

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
+from tests.mnist import folder_with_mnist
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -22,29 +22,7 @@ def environment(tmp_path):
     """Own folders for tokens, state and caches, and a folder with mnist.npz."""
     folders = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DDLF_")}
-    data = os.environ.get("DDLF_DATA", "")
-    if not (Path(data) / "mnist.npz").is_file():
-        data = str(stand_in_for_mnist(tmp_path / "data"))
-    return {**kept, **folders, "DDLF_DATA": data}
-
-
-def stand_in_for_mnist(folder: Path) -> Path:
-    """Where MNIST is not at hand: scikit-learn's real digits, enlarged to its size and repeated to its number."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.pad(np.kron(digits.images * 15.9, np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    test = np.arange(len(images)) % 5 == 0
-    train = np.resize(np.flatnonzero(~test), 60_000)
-    folder.mkdir()
-    np.savez(
-        folder / "mnist.npz",
-        x_train=images[train],
-        y_train=digits.target[train].astype("uint8"),
-        x_test=images[test],
-        y_test=digits.target[test].astype("uint8"),
-    )
-    return folder
+    return {**kept, **folders, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
 
 
 @pytest.fixture
