@@ -186,11 +186,17 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
                 loop.call_soon_threadsafe(daemon.stop)
 
         threading.Thread(target=watch, daemon=True).start()
-    watchdog = asyncio.create_task(feed_watchdog())
+    tasks = []
+
+    def now_ready() -> None:
+        ready(daemon)
+        tasks.append(asyncio.create_task(feed_watchdog()))
+
     try:
-        await daemon.run(lambda: ready(daemon))
+        await daemon.run(now_ready)
     finally:
-        watchdog.cancel()
+        for task in tasks:
+            task.cancel()
     return code
 
 
