@@ -1,1 +1,1 @@
-"""Data sets as files at a place that all machines can reach: a folder or a URL with partition files and one manifest. Runs on all machines."""
+"""Data sets as files at a place that all machines can reach: a folder with partition files and one manifest. Runs on all machines."""

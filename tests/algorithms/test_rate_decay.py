@@ -1,3 +1,5 @@
+"""How the learning rate falls with validations: against the formula, and what is refused."""
+
 import math
 
 import pytest
