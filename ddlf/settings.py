@@ -5,9 +5,7 @@ its JSON Schema, what a checkpoint compares, ``ddlf config show`` and docs/refer
 nobody trains a day with a median that was never taken.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Flag, auto
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +16,6 @@ from ddlf.checks import (
     CODEC,
     CONVERGE,
     FOLDER,
-    LOCAL,
     LOCAL_RULE,
     MERGE,
     NAME,
@@ -31,49 +28,13 @@ from ddlf.checks import (
     TRACKERS,
     OneOf,
     Whole,
-    check_gradient,
     page,
     seconds,
 )
-from ddlf.errors import ConfigError
+from ddlf.setting import FACT, FILE, NOWHERE, Setting
 
 if TYPE_CHECKING:
     from ddlf.algorithms.outer import OuterOptimizer
-
-MODES = {"sync": "synchronous", "async": "asynchronous"}
-
-
-class Use(Flag):
-    """Where a setting is used besides in a run."""
-
-    FILE = auto()
-    """In ``run:`` of cluster.yaml."""
-    FACT = auto()
-    """In checkpoints, since the result depends on it: a run goes on only with the same."""
-
-
-FILE, FACT, NOWHERE = Use.FILE, Use.FACT, Use(0)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What there is to know about a setting besides its name, type and default.
-
-    Args:
-        check: Takes the setting's name and a value; returns the value as it is used, or raises ConfigError.
-        help: What it is, for the command line, the file's schema and the reference.
-        flag: What stands for the value in ``--help``, "" where that lists the choices; None if there is no such option.
-        use: Where else it is used.
-        only: The mode that uses it; None for all.
-        option: Name of the option, where it is not that of the setting.
-    """
-
-    check: Callable[[str, Any], Any]
-    help: str
-    flag: str | None = None
-    use: Use = NOWHERE
-    only: Literal["sync", "async"] | None = None
-    option: str = ""
 
 
 class Settings:
@@ -352,48 +313,3 @@ def option(name: str) -> str:
     """How a setting, or another option, is written on the command line."""
     other = SETTINGS[name].option if name in SETTINGS else ""
     return f"--{(other or name).replace('_', '-')}"
-
-
-def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting as it is used.
-
-    Args:
-        app: Has them as attributes.
-        mode: ``"sync"`` or ``"async"``.
-        given: Those that win over the attributes, by name; None for one that does not.
-
-    Raises:
-        ConfigError: A value cannot be, or the mode has no use for what was set.
-    """
-    values = {}
-    for name, setting in SETTINGS.items():
-        value = getattr(app, name) if given.get(name) is None else given[name]
-        values[name] = setting.check(name, value)
-        usual = getattr(Settings, name)
-        if setting.only and setting.only != mode and values[name] != setting.check(name, usual):
-            raise ConfigError(
-                f"{name}={value!r} is for {MODES[setting.only]} training: {MODES[mode]} training has no use for it",
-                hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
-            )
-    for name, rule in values.items():
-        if getattr(rule, "only", mode) != mode:
-            raise ConfigError(
-                f"{name}={str(rule)!r} is for {MODES[rule.only]} training: {MODES[mode]} training has nothing like it",
-                hint=f"choose another {name}, or train in mode {rule.only!r}",
-            )
-        for other in getattr(rule, "ignores", ()):
-            if values[other] != SETTINGS[other].check(other, getattr(Settings, other)):
-                raise ConfigError(
-                    f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
-                    hint=f"leave {other} out, or choose another {name}",
-                )
-    if values["exchange"] == "gradient":
-        usual = {name: getattr(Settings, name) for name in LOCAL}
-        check_gradient(values, {name: (value, SETTINGS[name].check(name, value)) for name, value in usual.items()})
-        values["worker_steps"] = 1
-    if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
-        raise ConfigError(
-            f"worker_steps={values['worker_steps']} and worker_epochs={values['worker_epochs']} both say how long a round is",
-            hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
-        )
-    return {**values, "mode": mode}

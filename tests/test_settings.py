@@ -14,10 +14,12 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.algorithms.uneven import PARTITION
+from ddlf.chosen import read
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.config.models import RunConfig, schema
-from ddlf.settings import SETTINGS, Settings, Use, option, read
+from ddlf.setting import Use
+from ddlf.settings import SETTINGS, Settings, option
 from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ddlf.checks import OneOf, Whole
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
-from ddlf.settings import SETTINGS, Setting, Settings, option
+from ddlf.setting import Setting
+from ddlf.settings import SETTINGS, Settings, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

@@ -31,7 +31,8 @@ from ddlf.config.addresses import (
 from ddlf.config.positions import Where
 from ddlf.errors import ConfigError
 from ddlf.liveness import Timing
-from ddlf.settings import SETTINGS, Setting, Settings, Use
+from ddlf.setting import Setting, Use
+from ddlf.settings import SETTINGS, Settings
 
 MAX_WORKERS = 4096
 SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"

@@ -19,6 +19,7 @@ import numpy as np
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.weights import Weights, difference, is_float
+from ddlf.chosen import read
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents
 from ddlf.data.trees import tree_map
@@ -31,7 +32,6 @@ from ddlf.roles.optimizer_state import no_final_averages
 from ddlf.roles.precision import set_precision
 from ddlf.roles.randomness import keeps_a_seed
 from ddlf.roles.task import Reply, Task
-from ddlf.settings import read
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_together
 from ddlf.training.exchange import Exchange, WeightsOut

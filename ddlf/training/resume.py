@@ -24,7 +24,8 @@ from ddlf.events import CheckpointDamaged
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN
-from ddlf.settings import SETTINGS, Use
+from ddlf.setting import Use
+from ddlf.settings import SETTINGS
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger

@@ -16,6 +16,7 @@ import numpy as np
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
+from ddlf.chosen import read
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
@@ -26,7 +27,6 @@ from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import HELD
-from ddlf.settings import read
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew

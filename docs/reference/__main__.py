@@ -29,7 +29,8 @@ from ddlf.cli.completion import SHELLS
 from ddlf.config.models import schema
 from ddlf.events import KINDS
 from ddlf.record import RoundRecord
-from ddlf.settings import SETTINGS, Settings, Use, option
+from ddlf.setting import Use
+from ddlf.settings import SETTINGS, Settings, option
 
 ROOT = Path(__file__).parents[2]
 

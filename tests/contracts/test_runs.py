@@ -29,7 +29,8 @@ from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.roles.exchange import send_update
 from ddlf.roles.statistics import moving
-from ddlf.settings import MODES, SETTINGS
+from ddlf.setting import MODES
+from ddlf.settings import SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_run import accuracy_of
 

@@ -1,0 +1,54 @@
+"""The settings of a run as they are used: what is given wins over what the app has; what would have no effect is refused. Runs everywhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddlf.checks import LOCAL, check_gradient
+from ddlf.errors import ConfigError
+from ddlf.setting import MODES
+from ddlf.settings import SETTINGS, Settings
+
+
+def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting as it is used.
+
+    Args:
+        app: Has them as attributes.
+        mode: ``"sync"`` or ``"async"``.
+        given: Those that win over the attributes, by name; None for one that does not.
+
+    Raises:
+        ConfigError: A value cannot be, or the mode has no use for what was set.
+    """
+    values = {}
+    for name, setting in SETTINGS.items():
+        value = getattr(app, name) if given.get(name) is None else given[name]
+        values[name] = setting.check(name, value)
+        usual = getattr(Settings, name)
+        if setting.only and setting.only != mode and values[name] != setting.check(name, usual):
+            raise ConfigError(
+                f"{name}={value!r} is for {MODES[setting.only]} training: {MODES[mode]} training has no use for it",
+                hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
+            )
+    for name, rule in values.items():
+        if getattr(rule, "only", mode) != mode:
+            raise ConfigError(
+                f"{name}={str(rule)!r} is for {MODES[rule.only]} training: {MODES[mode]} training has nothing like it",
+                hint=f"choose another {name}, or train in mode {rule.only!r}",
+            )
+        for other in getattr(rule, "ignores", ()):
+            if values[other] != SETTINGS[other].check(other, getattr(Settings, other)):
+                raise ConfigError(
+                    f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
+                    hint=f"leave {other} out, or choose another {name}",
+                )
+    if values["exchange"] == "gradient":
+        usual = {name: getattr(Settings, name) for name in LOCAL}
+        check_gradient(values, {name: (value, SETTINGS[name].check(name, value)) for name, value in usual.items()})
+        values["worker_steps"] = 1
+    if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
+        raise ConfigError(
+            f"worker_steps={values['worker_steps']} and worker_epochs={values['worker_epochs']} both say how long a round is",
+            hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
+        )
+    return {**values, "mode": mode}
