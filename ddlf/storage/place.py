@@ -9,9 +9,9 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,45 @@ MAX_HEADER_BYTES = 2**20
 MAX_MANIFEST_BYTES = 2**30
 
 
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Place(Protocol):
+    """What whoever reads a data set uses of the place where it is."""
+
+    def manifest(self) -> Manifest:
+        """What is at this place."""
+
+    def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """The columns of a partition file in memory; the bytes that are given are those that were checked.
+
+        Args:
+            file: From the manifest.
+            columns: Those that it must have.
+
+        Returns:
+            Read-only arrays, a row for each sample.
+
+        Raises:
+            DatasetError: It is missing, or is not what the manifest says.
+        """
+
+    def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """The same on a disk of this machine, read row by row when it is used. It is checked when it is first mapped, and again when it changed."""
+
+
+def open_place(text: str | Path) -> Place:
+    """The place that a user names.
+
+    Args:
+        text: A folder.
+
+    Raises:
+        DatasetError: It is none.
+    """
+    return Folder(text)
+
+
 class Folder:
     """A place on a disk of this machine, or on one that it has mounted.
 
@@ -42,6 +81,7 @@ class Folder:
         if "://" in str(text):
             raise DatasetError(f"{text} is a URL", hint="name a folder; mount the storage to use it as one")
         self.path = Path(text).expanduser()
+        self._checked: dict[str, tuple[int, ...]] = {}
 
     def __str__(self) -> str:
         return str(self.path)
@@ -64,7 +104,25 @@ class Folder:
                 raise DatasetError(f"{path} has {size(file)}, which no manifest has", hint="bring it back from a copy")
             return manifest.read(path.read_bytes(), str(path))
 
-    def arrays(self, file: PartitionFile, columns: dict[str, Column] | Any) -> dict[str, np.ndarray[Any, Any]]:
+    def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """See ``Place``."""
+        path = self._found(file)
+        with explained(path, "read"):
+            whole = np.fromfile(path, np.uint8)
+        return columns_of(whole, file, columns, str(path))
+
+    def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """See ``Place``."""
+        path = self._found(file)
+        with explained(path, "read"):
+            found = path.stat()
+        now = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if self._checked.get(file.name) != now:
+            self.check(file)
+            self._checked[file.name] = now
+        return self.arrays(file, columns)
+
+    def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """The columns of a partition file, mapped from the disk: read when they are used, and not checked for damage.
 
         Args:
@@ -77,10 +135,7 @@ class Folder:
         path = self._found(file)
         with explained(path, "read"):
             whole = np.memmap(path, np.uint8, "r")
-        try:
-            return _columns_of(whole, file, columns)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DatasetError(f"{path} has other columns than the manifest ({error})", hint=COPY) from None
+        return _columns_of(whole, file, columns, str(path))
 
     def check(self, file: PartitionFile) -> None:
         """Compare every byte of a file with the manifest.
@@ -183,30 +238,49 @@ class Folder:
 COPY = "bring it back from a copy, or split the data set again"
 
 
-def _columns_of(
-    whole: np.ndarray[Any, Any], file: PartitionFile, columns: dict[str, Column]
-) -> dict[str, np.ndarray[Any, Any]]:
+def columns_of(whole: np.ndarray[Any, Any], file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
+    """The arrays in the bytes of a partition file, which are compared with the manifest. Read-only.
+
+    Args:
+        whole: All bytes of the file, as uint8.
+        file: From the manifest.
+        columns: Those that it must have.
+        where: Its name, for errors.
+
+    Raises:
+        DatasetError: It is damaged, or has other columns.
+    """
+    if hashlib.sha256(whole.data).hexdigest() != file.sha256:
+        raise DatasetError(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+    whole.flags.writeable = False
+    return _columns_of(whole, file, columns, where)
+
+
+def _columns_of(whole: np.ndarray[Any, Any], file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
     """Views of the arrays in a file of the safetensors format: 8 bytes with the length of the header, the header as JSON, the bytes of the arrays."""
     import json
 
-    length = int.from_bytes(whole[:8].tobytes(), "little")
-    if length > min(MAX_HEADER_BYTES, len(whole) - 8):
-        raise ValueError("its header is too long")
-    head = json.loads(whole[8 : 8 + length].tobytes())
-    head.pop("__metadata__", None)
-    if set(head) != set(columns):
-        raise ValueError(f"it has {', '.join(sorted(head))}")
-    found = {}
-    for name, column in columns.items():
-        entry, kind = head[name], np.dtype(column.dtype)
-        code = "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
-        start, stop = entry["data_offsets"]
-        wanted = [file.samples, *column.shape]
-        if entry["dtype"] != code or entry["shape"] != wanted or stop - start != file.samples * column.row_bytes:
-            raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
-        if not 0 <= start <= stop <= len(whole) - 8 - length:
-            raise ValueError(f"{name} is not in it")
-        found[name] = whole[8 + length + start : 8 + length + stop].view(kind.newbyteorder("<")).reshape(wanted)
+    try:
+        length = int.from_bytes(whole[:8].tobytes(), "little")
+        if length > min(MAX_HEADER_BYTES, len(whole) - 8):
+            raise ValueError("its header is too long")
+        head = json.loads(whole[8 : 8 + length].tobytes())
+        head.pop("__metadata__", None)
+        if set(head) != set(columns):
+            raise ValueError(f"it has {', '.join(sorted(head))}")
+        found = {}
+        for name, column in columns.items():
+            entry, kind = head[name], np.dtype(column.dtype)
+            code = "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
+            start, stop = entry["data_offsets"]
+            wanted = [file.samples, *column.shape]
+            if entry["dtype"] != code or entry["shape"] != wanted or stop - start != file.samples * column.row_bytes:
+                raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
+            if not 0 <= start <= stop <= len(whole) - 8 - length:
+                raise ValueError(f"{name} is not in it")
+            found[name] = whole[8 + length + start : 8 + length + stop].view(kind.newbyteorder("<")).reshape(wanted)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DatasetError(f"{where} has other columns than the manifest ({error})", hint=COPY) from None
     return found
 
 

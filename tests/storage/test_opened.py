@@ -6,7 +6,7 @@ import pytest
 import ddlf.data
 from ddlf.data.parts import check_data
 from ddlf.errors import DatasetError
-from ddlf.storage.place import Folder
+from ddlf.storage.place import Folder, open_place
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import split
 
@@ -41,3 +41,21 @@ def test_a_damaged_file_and_a_missing_column_are_named(place):
     path.write_bytes(data)
     with pytest.raises(DatasetError, match=r"00000\.safetensors is damaged"):
         ddlf.data.open(place)
+
+
+@pytest.mark.parametrize("way", ["load", "mapped"])
+def test_a_file_gives_its_columns_and_is_checked_before_a_sample_of_it_is_used(place, way):
+    reading = open_place(place)
+    found = reading.manifest()
+    read = getattr(reading, way)
+    parts = [read(file, found.columns) for file in found.files]
+    assert np.array_equal(np.concatenate([part["x"] for part in parts]), X)
+    assert np.array_equal(np.concatenate([part["y"] for part in parts]), Y)
+    with pytest.raises(ValueError, match="read-only"):
+        parts[0]["x"][0] = 1
+    path = place / found.files[-1].name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)  # in the middle of a run
+    with pytest.raises(DatasetError, match=r"\.safetensors is damaged"):
+        read(found.files[-1], found.columns)
