@@ -176,6 +176,15 @@ def contents(app: Any) -> dict[str, str]:
     return found
 
 
+def content_of(app: Any, part: str) -> dict[str, str]:
+    """The fingerprint of each attribute that holds data of a part; none at all if something there has none."""
+    names = [name for name in NAMES if name.endswith(f"_{part}") and getattr(app, name, None) is not None]
+    try:
+        return {name: fingerprint(getattr(app, name)) for name in names}
+    except DatasetError:
+        return {}
+
+
 def content(found: dict[str, str]) -> str:
     """One name for the content of the training data, which all nodes must have: 16 hex digits.
 

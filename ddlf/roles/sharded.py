@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.weights import Weights
 from ddlf.roles.called import App
+from ddlf.roles.evaluation import evaluate
 from ddlf.roles.generation import State
 from ddlf.roles.replica import REPLICA, Replica
 from ddlf.roles.shards import ShardEnd
@@ -52,6 +54,36 @@ class ShardedReplica(Replica):
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
         return await self._end.merge(plan)
+
+    @concurrent
+    async def evaluate(
+        self, generation: int, part: str, batch_size: int, content: dict[str, str]
+    ) -> dict[str, float] | None:
+        """Evaluate weights that are here, before or after a slot is trained.
+
+        Args:
+            generation: Which.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            content: Fingerprint of each attribute with data of that part, as the master has it.
+
+        Returns:
+            The metrics; None if the data here is other data.
+        """
+        if not content or any(self._found.get(name) != one for name, one in content.items()):
+            return None
+        weights, gone = self._end.weights(generation), False
+        evaluating = asyncio.ensure_future(
+            self._worker.compute(lambda: None if gone else evaluate(self.app, weights, part, batch_size))
+        )
+        try:
+            return await asyncio.shield(evaluating)
+        except asyncio.CancelledError:
+            gone = True
+            while not evaluating.done():
+                self.app.model.stop_evaluating = True
+                await asyncio.wait([evaluating], timeout=0.05)
+            raise
 
     # -- verbs of other workers, and of the master when it wants the model ----------------------------------------------
 

@@ -125,8 +125,12 @@ class ShardEnd:
         self._updates = {key: update for key, update in self._updates.items() if key[0] >= generation}
 
     def weights(self, generation: int) -> Weights:
-        """The weights of a generation that ``have`` has brought. Nobody may change them."""
-        return self._generations[generation].weights
+        """The weights of a generation that are here, whole. Nobody may change them.
+
+        Raises:
+            AppMissing: They are not.
+        """
+        return self._generation(generation).weights
 
     def sent(
         self, task: Task, update: EncodedUpdate, names: Sequence[str], *, copy: bool = False

@@ -23,9 +23,10 @@ from ddlf.events import Committed, Event
 from ddlf.history import metrics
 from ddlf.iworker import awaited
 from ddlf.record import RoundRecord
+from ddlf.roles.evaluation import evaluate
 from ddlf.settings import SETTINGS
 from ddlf.training.callbacks import Callbacks
-from ddlf.training.evaluation import evaluate, measured, validate
+from ddlf.training.evaluation import measured, validate
 
 
 def check_convergence(app: Any) -> None:
@@ -91,11 +92,6 @@ class Reporter:
         if callbacks is not None:
             await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
         return task
-
-    def looks(self, version: int, *, validate: bool) -> bool:
-        """Whether the weights of a commit are tested; of an epoch's last one, on validation data."""
-        every = self._app.evaluate_every
-        return bool(every and version % every == 0) or (validate and has(self._app, "val"))
 
     async def close(self) -> None:
         """End what is still being reported, because the run has ended with an error."""

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ddlf.algorithms.local import LocalRule
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.roles.task import Task
 
 
 class Elsewhere(list[Any]):
-    """In the place of weights that are on the workers: nobody takes those of an earlier round for them."""
+    """In the place of weights that are on the workers: nobody takes those of an earlier round for them.
+
+    Args:
+        evaluated: Evaluates them there; None if that is to be done here.
+        brought: Brings them.
+    """
+
+    def __init__(
+        self,
+        evaluated: Callable[..., Awaitable[dict[str, float] | None]],
+        brought: Callable[[], Awaitable[Weights]],
+    ) -> None:
+        super().__init__()
+        self.evaluated, self.brought = evaluated, brought
 
     def _refuse(self, *_: object) -> NoReturn:
         raise ConfigError(
-            "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint, a test and the last round",
-            hint="set evaluate_every or checkpoint_every to have them here that often, or use exchange='star'",
+            "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round",
+            hint="set checkpoint_every to have them here that often, or use exchange='star'",
         )
 
     __iter__ = __len__ = __getitem__ = _refuse

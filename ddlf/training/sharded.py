@@ -17,6 +17,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,9 @@ class Sharded:
             replies: What they came of.
             looks: Whether they are to be here, too.
         """
-        weights: Weights = Elsewhere()
+        weights: Weights = Elsewhere(
+            partial(self._there.evaluated, place.at, place.generation), partial(self._weights_of, place)
+        )
         if looks:
             weights, state = await self._brought(place)
             self._here = place.generation, weights, state
@@ -288,10 +291,13 @@ class Sharded:
             pass
         return None
 
-    async def _brought(self, place: Place) -> tuple[Weights, Weights]:
+    async def _weights_of(self, place: Place) -> Weights:
+        return (await self._brought(place, state=False))[0]
+
+    async def _brought(self, place: Place, *, state: bool = True) -> tuple[Weights, Weights]:
         """Weights and state, from those who have them."""
         weights = [np.empty(w.shape, w.dtype) for w in self._like]
-        groups = [[np.empty(w.shape, w.dtype) for w in self._like] for _ in range(self._kept)]
+        groups = [[np.empty(w.shape, w.dtype) for w in self._like] for _ in range(self._kept * state)]
         alive = self._there.members()
 
         async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
@@ -306,7 +312,7 @@ class Sharded:
 
         while True:
             holders = [one for one in place.at if one in alive][: self._size]
-            parts = self._parts(place, alive)
+            parts = self._parts(place, alive) if state else []
             if not holders or parts is None:
                 raise self._gone()
             work = [
@@ -335,10 +341,8 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
 
 
 def _looks(run: Run, round: Round) -> bool:
-    """Whether the weights after a round are looked at here: in a checkpoint, in a test, or since it is the last one."""
-    version = run.version + 1
-    due = run.keeper is not None and run.keeper.is_due(version)
-    return round.last or due or run.reporter.looks(version, validate=run.progress.ends_epoch(round.number))
+    """Whether the weights after a round are to be here: for a checkpoint, or since it is the last one. Tests are done where they are."""
+    return round.last or (run.keeper is not None and run.keeper.is_due(run.version + 1))
 
 
 def _snapshot(progress: Any) -> Any:

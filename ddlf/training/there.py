@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError
+from ddlf.roles.evaluation import EVALUATION_BATCH
 from ddlf.roles.replica import REPLICA
 from ddlf.training.crew import Crew
 from ddlf.training.recovery import LOSS
@@ -48,6 +50,7 @@ class WeightsThere:
         self.at: Sequence[Member] = ()
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self._introduced: set[Member] = set()
+        self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def members(self) -> dict[Member, ProxyWorker]:
@@ -65,6 +68,38 @@ class WeightsThere:
     def whole(self, weights: Weights) -> NoReturn:
         """Not for runs of this kind: what needs it is refused."""
         raise NotImplementedError
+
+    async def evaluated(
+        self, at: Sequence[Member], generation: int, app: Any, part: str, batch_size: int = EVALUATION_BATCH
+    ) -> dict[str, float] | None:
+        """Have a worker evaluate weights, to the bits that this side would come to.
+
+        Args:
+            at: Workers that have them.
+            generation: Which.
+            app: The user's ``IApp``.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+
+        Returns:
+            The metrics; None if workers have other data of that part, or compute with fewer bits than this side: then it is to be done here.
+        """
+        if app.precision not in ("float32", "auto"):
+            return None
+        which = part, *(id(getattr(app, f"{letter}_{part}", None)) for letter in "xyw")
+        if which not in self._content:
+            self._content[which] = await asyncio.to_thread(content_of, app, part)
+        there = self.members()
+        for member in at:
+            if member in there:
+                try:
+                    found: dict[str, float] | None = await there[member].call(
+                        self.role, "evaluate", generation, part, batch_size, self._content[which]
+                    )
+                    return found
+                except LOSS:
+                    continue  # the crew will hear of it
+        return None
 
     async def reach(self, worker: ProxyWorker | None = None) -> None:
         """Have all workers know each other, that are there, and some of them have the weights.

@@ -399,6 +399,14 @@ async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
 # -- from worker to worker ---------------------------------------------------------------------------------------------
 
 
+class Validated(Quick):
+    """With validation data, too."""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = self.x_test[:40], self.y_test[:40]
+
+
 @pytest.mark.parametrize("kind", [Quick, Blobs])
 async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cluster, kind):
     found = []
@@ -407,3 +415,35 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
         await trained.train_sync()
         found.append([*trained.model.get_weights(), *trained._progress.state["outer"]])
     assert equal(*found)
+
+
+async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch):
+    here = []
+    monkeypatch.setattr(
+        "ddlf.training.evaluation.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)
+    )
+    found, tested_here = [], []
+    for exchange in ("star", "sharded"):
+        trained = app(cluster, Validated, exchange=exchange, slots=2, master_epochs=3, evaluate_every=1)
+        await trained.train_sync()
+        found.append([(record.metrics, record.test) for record in trained.history])
+        tested_here.append(len(here))
+        here.clear()
+    assert found[1] == found[0]
+    assert all("val_loss" in metrics and test for metrics, test in found[1])
+    assert tested_here == [6, 2], "the last round's weights are on the master anyway"
+
+
+async def test_where_a_worker_has_other_test_data_that_of_the_master_counts(cluster):
+    class Others(Quick):
+        async def load_dataset(self):
+            await super().load_dataset()
+            if getattr(self, "worker", None) is not None:
+                self.y_test = self.y_test[::-1].copy()
+
+    tests = []
+    for kind, exchange in ((Quick, "star"), (Others, "sharded")):
+        trained = app(cluster, kind, exchange=exchange, slots=2, master_epochs=2, evaluate_every=1)
+        await trained.train_sync()
+        tests.append([record.test for record in trained.history])
+    assert tests[1] == tests[0]
