@@ -175,8 +175,8 @@ def relative_error(exact: Sequence[Tensor], decoded: Sequence[Tensor]) -> float:
 
 
 def _squared_norm(x: npt.NDArray[np.float64]) -> float:
-    x = x.reshape(-1)
-    return float(np.einsum("i,i", x, x))  # a BLAS would have all cores' threads wait for each other, for a sum of no length
+    flat = x.reshape(-1)  # without a BLAS, whose threads wait for each other for longer than the sum takes
+    return float(np.einsum("i,i", flat, flat))
 
 
 def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
