@@ -20,6 +20,7 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
+from ddlf.algorithms.pushed import PUSHED
 from ddlf.algorithms.rate_decay import RATE_DECAY
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.algorithms.uneven import PARTITION
@@ -260,6 +261,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         "How much an update counts whose weights others have changed meanwhile. For asynchronous training.",
         STALENESS,
     ),
+    "push_rule": ("A gradient that was pushed to a shard changes its values. For Downpour SGD.", PUSHED),
     "local_rule": ("What local training adds to its gradients, so that slots do not drift apart.", LOCAL),
     "codec": ("Updates are made smaller on their way to the master.", CODEC),
     "weights_codec": (

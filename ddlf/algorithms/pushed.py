@@ -1,0 +1,347 @@
+"""A gradient that a replica has pushed -> new values of a shard: the rules of Downpour SGD. Runs on workers that have shards; pure.
+
+A rule of a shard has a state, some arrays as long as the shard, and steps values and state in place::
+
+    state = rule.start(size)
+    rule.apply(weights, state, gradient, factor=s(tau), count=0)
+
+Each shard applies it to its slice alone, value by value, so that a cut changes no bit. ``factor`` is what the staleness of the push leaves of its
+step (``ddlf.algorithms.staleness``: ``inverse`` is ``1 / max(1, tau)``, with ``tau`` the pushes that this shard applied since the replica read it).
+It scales the step, never the state: in Adagrad it stands outside the root, which would take it out again.
+
+A push is the *sum* of the gradients since the replica's last one. With a rate, ``n_push`` of them go as far as one by one; ``Sgd(rate=1)`` on
+*updates*, weights before minus weights after, subtracts what any local optimizer did.
+
+``Softsync`` has a shard collect pushes first, and ``Cadence`` says when a replica fetches and pushes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.per_tensor import check_positive, check_shares
+from ddlf.errors import ConfigError
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+BLOCK = 1 << 15
+"""Values that are stepped at a time, so that what lies between two operations stays in the cache."""
+
+
+class Pushed(Protocol):
+    """What every rule in this file is."""
+
+    def start(self, size: int) -> list[FloatArray]:
+        """Return the state of a shard of so many values before its first push, as float32 arrays of that length."""
+
+    def apply(
+        self,
+        weights: FloatArray,
+        state: list[FloatArray],
+        gradient: FloatArray,
+        factor: float = 1.0,
+        count: int = 0,
+    ) -> None:
+        """Step the values of a shard by a pushed gradient, in place.
+
+        Args:
+            weights: All values of the shard, in one row, float32.
+            state: From ``start``; changed in place, too.
+            gradient: What was pushed, as long as ``weights`` and of their type; not modified.
+            factor: Share of the step that is taken, in (0, 1].
+            count: Pushes that this shard has applied before.
+
+        Raises:
+            ConfigError: Length or type of the gradient are others; then nothing was changed.
+        """
+
+
+class _Rule(Named):
+    """A rule that steps block after block. Subclasses say how."""
+
+    __slots__ = ()
+
+    def start(self, size: int) -> list[FloatArray]:
+        return []
+
+    def apply(
+        self,
+        weights: FloatArray,
+        state: list[FloatArray],
+        gradient: FloatArray,
+        factor: float = 1.0,
+        count: int = 0,
+    ) -> None:
+        check_fits(gradient, weights)
+        for begin in range(0, weights.size, BLOCK):
+            block = slice(begin, begin + BLOCK)
+            weights[block] -= self.step([kept[block] for kept in state], gradient[block], factor, count)
+
+    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        """Change what is kept of a block, and return what is subtracted from its values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sgd(_Rule):
+    """Step along each push: ``w <- w - s rate g``.
+
+    Args:
+        rate: Step size on a gradient, > 0.
+
+    Raises:
+        ConfigError: ``rate`` is out of range.
+
+    Source:
+        Dean et al. 2012, Large Scale Distributed Deep Networks, section 4.1.
+    """
+
+    rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate)
+
+    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        return (factor * self.rate) * g
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum(_Rule):
+    """Step along a velocity of all pushes: ``m <- beta m + g``, ``w <- w - s rate m``.
+
+    One velocity for all replicas: a lasting ``g`` moves the weights by ``rate / (1 - beta)`` of it with each push.
+
+    Args:
+        rate: Step size on the velocity, > 0.
+        beta: Share of the previous velocity to keep, in [0, 1).
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    rate: float = 0.01
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate)
+        check_shares(beta=self.beta)
+
+    def start(self, size: int) -> list[FloatArray]:
+        return [np.zeros(size, np.float32)]
+
+    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        m = kept[0]
+        m *= self.beta
+        m += g
+        return (factor * self.rate) * m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad(_Rule):
+    """Step each value by its gradient over the size of all its gradients so far: ``a <- a + g^2``, ``w <- w - s rate g / sqrt(a)``.
+
+    Values that rarely have a gradient keep their long steps, and many replicas stay stable: the source's choice. ``a`` starts at ``first``, as in
+    TensorFlow; from 0 the first step of each value would be ``rate``, however small its gradient.
+
+    Args:
+        rate: Step of a value whose first gradient is much larger than ``sqrt(first)``, in units of the weight, > 0.
+        first: ``a`` before the first push, in units of a squared gradient, >= 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Duchi et al. 2011, JMLR 12; Dean et al. 2012, section 4.1.
+    """
+
+    rate: float = 0.05
+    first: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate)
+        if not 0 <= self.first <= 1e18:
+            raise ConfigError(f"first must be from 0 to 1e18, got {self.first}")
+
+    def start(self, size: int) -> list[FloatArray]:
+        return [np.full(size, self.first, np.float32)]
+
+    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        a = kept[0]
+        a += g * g
+        by = (factor * self.rate) * g
+        root = np.sqrt(a)
+        # Where no gradient has been yet, a may be 0, and so is the step.
+        np.divide(by, root, out=by, where=root > 0 if self.first == 0 else True)
+        return by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(_Rule):
+    """Step each value by its mean gradient over the size that its gradients usually have.
+
+    With ``t``, from 1, the number of the shard's pushes::
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        w <- w - s rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
+
+    That is Keras's form of it, with its defaults. With K replicas a value goes up to K times as far in the time of a push of each: divide the rate.
+
+    Args:
+        rate: Step of a value whose gradients are always the same, in units of the weight, > 0.
+        beta1: Share of the previous ``m`` to keep, in [0, 1).
+        beta2: Share of the previous ``v`` to keep, in [0, 1).
+        epsilon: Size of gradients below which steps are smaller, > 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Kingma, Ba 2014, arXiv:1412.6980, the order of section 2.
+    """
+
+    rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate, epsilon=self.epsilon)
+        check_shares(beta1=self.beta1, beta2=self.beta2)
+
+    def start(self, size: int) -> list[FloatArray]:
+        return [np.zeros(size, np.float32), np.zeros(size, np.float32)]
+
+    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        m, v = kept
+        m += (1 - self.beta1) * (g - m)
+        v += (1 - self.beta2) * (g * g - v)
+        rate = self.rate * (1 - self.beta2 ** (count + 1)) ** 0.5 / (1 - self.beta1 ** (count + 1))
+        by: FloatArray = (factor * rate) * m / (np.sqrt(v) + self.epsilon)
+        return by
+
+
+PUSHED: Family[Pushed] = Family("push rule", sgd=Sgd, momentum=Momentum, adagrad=Adagrad, adam=Adam)
+"""Every rule of a shard by name."""
+
+
+def check_fits(gradient: Any, weights: FloatArray) -> None:
+    """Refuse what is no gradient for a shard: broadcasting would silently accept it.
+
+    Raises:
+        ConfigError: It is no array, or of another length or type.
+    """
+    if not isinstance(gradient, np.ndarray) or (gradient.shape, gradient.dtype) != (weights.shape, weights.dtype):
+        found = f"{gradient.dtype} {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
+        raise ConfigError(f"a push to this shard must be {weights.dtype} {weights.shape}, but is {found}")
+
+
+@dataclass(slots=True)
+class Softsync:
+    """Pushes that a shard collects before it steps: n-softsync, with ``c = floor(K / n)`` of K replicas.
+
+    Each has its own factor, ``s_i``. Of ``c`` pushes come the gradient ``sum(s_i g_i) / sum(s_i)`` and the factor ``sum(s_i) / c``; together they are
+    the mean of ``s_i g_i`` of the source, and a rule that divides by the size of gradients does not see the factors.
+
+    Args:
+        pushes: How many make a step, ``c``, 1 or more.
+        total: Their sum so far, each times its factor; changed in place.
+        count: How many there are.
+        factors: The sum of their factors.
+
+    Source:
+        Zhang et al. 2016, arXiv:1511.05950: the mean staleness is about n.
+    """
+
+    pushes: int
+    total: FloatArray
+    count: int = 0
+    factors: float = 0.0
+
+    @classmethod
+    def begun(cls, size: int, replicas: int, n: int) -> Softsync:
+        """Return what a shard of so many values begins with.
+
+        Raises:
+            ConfigError: ``n`` is not from 1 to the number of replicas.
+        """
+        if not 1 <= n <= replicas:
+            raise ConfigError(f"softsync must be from 1 to the {replicas} replicas, got {n}")
+        return cls(replicas // n, np.zeros(size, np.float32))
+
+    def add(self, gradient: FloatArray, factor: float) -> tuple[FloatArray, float] | None:
+        """Add a push; the last of ``c`` gives the gradient and the factor to step with, and begins anew.
+
+        Raises:
+            ConfigError: Length or type of the gradient are others; then nothing was changed.
+        """
+        check_fits(gradient, self.total)
+        self.total += factor * gradient
+        self.count += 1
+        self.factors += factor
+        if self.count < self.pushes:
+            return None
+        mean, share = self.total / self.factors, self.factors / self.count
+        self.total[:] = 0
+        self.count, self.factors = 0, 0.0
+        return mean, share
+
+
+Action = Literal["fetch", "begin fetch", "take", "step", "push"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """When a replica fetches and pushes; its steps are numbered from 0.
+
+    ``n_fetch=5, n_push=4`` over 22 steps are 5 fetches, the first among them, and 6 pushes, of 4, 4, 4, 4, 4 and 2 gradients: none is left out,
+    and no fetch is begun that nobody would take.
+
+    Args:
+        n_fetch: Steps on the weights of one fetch, 1 or more.
+        n_push: Gradients in a push, 1 or more; in the last one what is left.
+
+    Raises:
+        ConfigError: A value is no whole number, or 0.
+
+    Source:
+        Dean et al. 2012, algorithm 1.1, which pushes the first gradient alone and never the last ones.
+    """
+
+    n_fetch: int = 1
+    n_push: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("n_fetch", "n_push"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of steps, 1 or more, got {value!r}")
+
+    def takes(self, step: int) -> bool:
+        """Whether the step begins with fetched weights. The first does, and waits for them; the others take what is under way."""
+        return step % self.n_fetch == 0
+
+    def begins(self, step: int, steps: int) -> bool:
+        """Whether the next fetch is begun in front of a step: where the one before was taken, if there is a step to take it."""
+        return self.takes(step) and step + self.n_fetch < steps
+
+    def pushes(self, step: int, steps: int) -> bool:
+        """Whether what is unpushed is pushed behind a step; behind the last one it always is."""
+        return (step + 1) % self.n_push == 0 or step + 1 == steps
+
+    def actions(self, steps: int) -> Iterator[Action]:
+        """All that a replica does in so many steps, in order."""
+        for step in range(steps):
+            if self.takes(step):
+                yield "take" if step else "fetch"
+            if self.begins(step, steps):
+                yield "begin fetch"
+            yield "step"
+            if self.pushes(step, steps):
+                yield "push"
