@@ -4,6 +4,7 @@ A check is called with a setting's name and a value; it returns the value as it 
 """
 
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -164,6 +165,21 @@ def seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
         raise ConfigError(f"{name} must be {seconds.__doc__}, got {value!r}")
     return value
+
+
+UNITS = {"": 1} | {
+    f"{unit}{i}": (1024 if i else 1000) ** (power + 1) for power, unit in enumerate("KMGT") for i in ("", "I")
+}
+
+
+def count_of_bytes(name: str, value: Any) -> int | None:
+    """a size such as `512MiB` or `2GB`, a number of bytes, or None"""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(value).strip().upper())
+    if isinstance(value, bool) or not found or not (count := int(float(found[1]) * UNITS[found[2] or ""])):
+        raise ConfigError(f"{name} must be {count_of_bytes.__doc__}, got {value!r}")
+    return count
 
 
 def page(name: str, value: Any) -> int | None:

@@ -14,9 +14,11 @@ from ddlf.algorithms.reading import SHUFFLE, Global, Window
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.machine import memory
 from ddlf.record import size
+from ddlf.storage.again import Placed
+from ddlf.storage.again import repartition as rewritten
 from ddlf.storage.manifest import Manifest
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
+from ddlf.storage.place import Folder, Place, open_place
+from ddlf.storage.sources import Source, open_source
 from ddlf.storage.split import sizes_of
 from ddlf.storage.split import split as written
 from ddlf.storage.verify import Moved, damage
@@ -28,36 +30,68 @@ EVERY_S = 0.2
 
 def split(options: argparse.Namespace) -> int:
     """Write a source as partition files."""
-    folder = Folder(options.place)
+    place = open_place(options.place)
     if options.shuffle == "none" and options.seed is not None:
         raise ConfigError("--seed has no effect with --shuffle none", hint="leave it out")
-    if options.source.is_dir() and folder.path.resolve().is_relative_to(options.source.resolve()):
-        raise ConfigError(f"{folder} is inside of {options.source}", hint="write the data set somewhere else")
+    if (
+        options.source.is_dir()
+        and isinstance(place, Folder)
+        and place.path.resolve().is_relative_to(options.source.resolve())
+    ):
+        raise ConfigError(f"{place} is inside of {options.source}", hint="write the data set somewhere else")
     source = open_source(
         options.source, columns=options.columns, part=options.part, label=options.label, image_size=options.image_size
     )
-    sizes = sizes_of(
+    sizes = _sizes(source, options)
+    began = time.monotonic()
+    with _line() as moved:
+        made = written(
+            source,
+            place,
+            sizes,
+            shuffle=options.shuffle == "global",
+            seed=options.seed or 0,
+            memory=_cap(options),
+            moved=moved,
+        )
+    _print(place, made)
+    print(f"took      {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def repartition(options: argparse.Namespace) -> int:
+    """Write a data set into other files."""
+    place = open_place(options.place)
+    source = Placed(place)
+    sizes = _sizes(source, options)
+    began = time.monotonic()
+    with _line() as moved:
+        made = rewritten(place, source, sizes, memory=_cap(options), moved=moved)
+    if options.remove_old:
+        place.retire(source.manifest)
+    _print(place, made)
+    print(f"took      {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def _sizes(source: Source, options: argparse.Namespace) -> list[int]:
+    return sizes_of(
         source.samples,
         sum(column.row_bytes for column in source.columns.values()),
         files=options.files or 0,
         file_samples=options.file_samples or 0,
         file_bytes=options.file_bytes or 0,
     )
-    cap = options.memory or (memory()[0] or 4 * USUAL_MEMORY) // 4
-    began = time.monotonic()
-    with _line() as moved:
-        made = written(
-            source, folder, sizes, shuffle=options.shuffle == "global", seed=options.seed or 0, memory=cap, moved=moved
-        )
-    _print(folder, made)
-    print(f"took      {time.monotonic() - began:.1f} s")
-    return 0
+
+
+def _cap(options: argparse.Namespace) -> int:
+    return int(options.memory or (memory()[0] or 4 * USUAL_MEMORY) // 4)
 
 
 def info(options: argparse.Namespace) -> int:
     """Say what a data set has, and what one worker needs for it."""
-    folder, rule = Folder(options.place), SHUFFLE.read(options.shuffle)
-    found = folder.manifest()
+    place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
+    found = place.manifest()
     largest = int(found.sizes.max())
     window = (
         0 if isinstance(rule, Global) else largest * found.row_bytes * (rule.files if isinstance(rule, Window) else 1)
@@ -85,7 +119,7 @@ def info(options: argparse.Namespace) -> int:
             )
         )
         return 0
-    _print(folder, found)
+    _print(place, found)
     what = f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
     print(f"a worker  of {options.workers}, {rule}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch")
     return 0
@@ -93,11 +127,11 @@ def info(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     """Check every byte; the exit code is that of a data set that cannot be used if anything is wrong."""
-    folder = Folder(options.place)
-    found = folder.manifest()
+    place = open_place(options.place)
+    found = place.manifest()
     wrong = 0
     with _line() as moved:
-        for error in damage(folder, found, moved):
+        for error in damage(place, found, moved):
             wrong += 1
             print(f"damaged   {error.message}")
     print(
@@ -108,17 +142,17 @@ def verify(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write all samples into one ``.npz`` file."""
-    folder = Folder(options.place)
+    place = open_place(options.place)
     target: Path = options.target
-    found = folder.manifest()
+    found = place.manifest()
     with _line() as moved:
-        exported(folder, found, target, moved)
+        exported(place, found, target, moved)
     print(f"wrote     {target}: {found.samples:,} samples, {size(target.stat().st_size)}")
     return 0
 
 
-def _print(folder: Folder, found: Manifest) -> None:
-    print(f"place     {folder}, version {found.version}, content {found.content}")
+def _print(place: Place, found: Manifest) -> None:
+    print(f"place     {place}, version {found.version}, content {found.content}")
     for name, column in found.columns.items():
         print(f"column    {name}: {column.dtype}, {' x '.join(map(str, column.shape)) or 'a number'}")
     if found.classes:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlf.checks import count_of_bytes as size_of
 from ddlf.cli.parsing import Parser, examples_of, number, verb
+from ddlf.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddlf.cli.parsing import Verbs
-
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def add(verbs: Verbs) -> None:
@@ -39,12 +38,7 @@ def add(verbs: Verbs) -> None:
         "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
     )
     split.add_argument("source", type=Path, metavar="SOURCE", help=".npz, .npy, .csv, or a folder")
-    split.add_argument("place", metavar="PLACE", help="folder that is empty or not there yet")
-    one = split.add_mutually_exclusive_group()
-    one.add_argument("--files", type=number("files", 1), metavar="N", help="how many partition files")
-    one.add_argument("--file-samples", type=number("file-samples", 1), metavar="N", help="at most so many in each")
-    one.add_argument("--file-bytes", type=count_of_bytes, metavar="SIZE", help="at most so much (default: 64MB)")
-    split.add_argument("--memory", type=count_of_bytes, metavar="SIZE", help="to work in (default: a quarter of all)")
+    split.add_argument("place", metavar="PLACE", help="folder or URL that is empty or not there yet")
     split.add_argument(
         "--shuffle",
         choices=("global", "none"),
@@ -60,6 +54,27 @@ def add(verbs: Verbs) -> None:
     split.add_argument("--label", default="", metavar="NAME", help="the table's column that is the label")
     split.add_argument("--image-size", default="", metavar="WxH", help="bring all images to one size")
 
+    repartition = verb(
+        actions,
+        "repartition",
+        "data:repartition",
+        "write a data set into other files",
+        "Write the samples of a data set into more or fewer partition files, in the same order, as its next version. The version before stays the "
+        "one that there is until all is written, and its files stay for whoever reads them, until the next time.",
+        "ddlf data repartition /shared/mnist --files 7",
+        "ddlf data repartition s3://bucket/photos --file-bytes 32MB --remove-old",
+    )
+    repartition.add_argument("place", metavar="PLACE", help="folder or URL of the data set")
+    for action in (split, repartition):
+        one = action.add_mutually_exclusive_group(required=action is repartition)
+        one.add_argument("--files", type=number("files", 1), metavar="N", help="how many partition files")
+        one.add_argument("--file-samples", type=number("file-samples", 1), metavar="N", help="at most so many in each")
+        one.add_argument("--file-bytes", type=count_of_bytes, metavar="SIZE", help="at most so much (split: 64MB)")
+        action.add_argument(
+            "--memory", type=count_of_bytes, metavar="SIZE", help="to work in (default: a quarter of all)"
+        )
+    repartition.add_argument("--remove-old", action="store_true", help="remove the files of the version before")
+
     info = verb(
         actions,
         "info",
@@ -69,7 +84,7 @@ def add(verbs: Verbs) -> None:
         "ddlf data info /shared/mnist",
         "ddlf data info /shared/mnist --workers 8 --shuffle window:4",
     )
-    info.add_argument("place", metavar="PLACE", help="folder of the data set")
+    info.add_argument("place", metavar="PLACE", help="folder or URL of the data set")
     info.add_argument("--workers", type=number("workers", 1), default=2, metavar="N", help="that train (default: 2)")
     info.add_argument("--shuffle", default="window:8", metavar="HOW", help="global, window:N, none (default: window:8)")
     info.add_argument("--json", action="store_true", help="print JSON")
@@ -82,7 +97,7 @@ def add(verbs: Verbs) -> None:
         "Read all files and compare them with the manifest. The exit code is 0 if all is whole.",
         "ddlf data verify /shared/mnist",
     )
-    verify.add_argument("place", metavar="PLACE", help="folder of the data set")
+    verify.add_argument("place", metavar="PLACE", help="folder or URL of the data set")
 
     export = verb(
         actions,
@@ -92,9 +107,9 @@ def add(verbs: Verbs) -> None:
         "Write all samples of a data set into one .npz file, in the order of their ids.",
         "ddlf data export /shared/mnist mnist-again.npz",
     )
-    export.add_argument("place", metavar="PLACE", help="folder of the data set")
+    export.add_argument("place", metavar="PLACE", help="folder or URL of the data set")
     export.add_argument("target", type=Path, metavar="TARGET", help="file that is not there yet")
-    for action in (split, info, verify, export):
+    for action in (split, repartition, info, verify, export):
         action.add_argument(
             "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
         )
@@ -102,10 +117,7 @@ def add(verbs: Verbs) -> None:
 
 def count_of_bytes(text: str) -> int:
     """An argparse type: a size such as ``64MB``, ``1.5 GiB`` or a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
-    if not found:
-        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write it as 512MB or 2GB")
-    result = int(float(found[1]) * UNITS[found[2] or ""])
-    if not result:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
-    return result
+    try:
+        return size_of("it", text) or 0
+    except ConfigError:
+        raise argparse.ArgumentTypeError(f"not a size above 0: {text!r}; write it as 512MB or 2GB") from None

@@ -9,33 +9,37 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ddlf.errors import DatasetError, DDLFError
+from ddlf.errors import DatasetError
 from ddlf.record import size
 from ddlf.storage import manifest
+from ddlf.storage.explained import explained
+from ddlf.storage.files import COPY, Arrays, columns_of, mapped_columns
 from ddlf.storage.manifest import Column, Manifest, PartitionFile
 
 LOCK = ".ddlf-data.lock"
 """Beside the manifest; only in folders that ``ddlf data`` has made, so it also says whose leftovers may be removed."""
 READ_BYTES = 2**20
-MAX_HEADER_BYTES = 2**20
-"""Of a partition file: a name, a type and a shape for each column."""
 MAX_MANIFEST_BYTES = 2**30
-
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+FREE_BYTES = 32 * 10**6
+"""Left on a disk that is written to."""
 
 
 class Place(Protocol):
-    """What whoever reads a data set uses of the place where it is."""
+    """Where a data set is. Not for other processes: each opens it for itself, with what its machine may do there."""
 
     def manifest(self) -> Manifest:
-        """What is at this place."""
+        """What is at this place.
+
+        Raises:
+            DatasetError: There is no data set, or its manifest is damaged.
+        """
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """The columns of a partition file in memory; the bytes that are given are those that were checked.
@@ -54,17 +58,62 @@ class Place(Protocol):
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """The same on a disk of this machine, read row by row when it is used. It is checked when it is first mapped, and again when it changed."""
 
+    def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
+        """Compare every byte of a file with the manifest, as it is at the place.
+
+        Raises:
+            DatasetError: It is missing or damaged.
+        """
+
+    def extra(self, found: Manifest) -> Sequence[object]:
+        """Files in the folders of the manifest's files that it does not name."""
+
+    def close(self) -> None:
+        """End what another thread waits for here, with an error."""
+
+    def writing(self, *, after: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Be the only one who makes a data set here. What is half made is removed, whether now or by whoever begins next.
+
+        Args:
+            after: Version of the data set that there is; 0 if there must be none.
+
+        Raises:
+            DatasetError: The place holds something else, somebody else writes there, or it cannot be written.
+        """
+
+    def scratch(self, need: int) -> contextlib.AbstractContextManager[Path]:
+        """A folder on this machine while a version is made.
+
+        Args:
+            need: Bytes that will be written, there and into the version together.
+        """
+
+    def new(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A path on this machine to write a partition file of this name to; it is at the place, for good, when this is left."""
+
+    def commit(self, new: Manifest) -> None:
+        """Make a version the one that there is, in one step, when all of its files are there."""
+
+    def retire(self, before: Manifest) -> None:
+        """Remove the files of a version that is no longer the one that there is."""
+
 
 def open_place(text: str | Path) -> Place:
     """The place that a user names.
 
     Args:
-        text: A folder.
+        text: A folder, or a URL that a driver of fsspec knows.
 
     Raises:
-        DatasetError: It is none.
+        ConfigError: The URL cannot be used.
+        DatasetError: There is no driver for it.
     """
-    return Folder(text)
+    if "://" not in str(text):
+        return Folder(text)
+    from ddlf.storage.bucket import Bucket, path_of
+
+    path = path_of(str(text))
+    return Bucket(str(text)) if path is None else Folder(path)
 
 
 class Folder:
@@ -72,26 +121,20 @@ class Folder:
 
     Args:
         text: As the user names it.
-
-    Raises:
-        DatasetError: It is a URL.
     """
 
     def __init__(self, text: str | Path) -> None:
-        if "://" in str(text):
-            raise DatasetError(f"{text} is a URL", hint="name a folder; mount the storage to use it as one")
         self.path = Path(text).expanduser()
         self._checked: dict[str, tuple[int, ...]] = {}
 
     def __str__(self) -> str:
         return str(self.path)
 
-    def manifest(self) -> Manifest:
-        """What is at this place.
+    def close(self) -> None:
+        """See ``Place``; a disk is not waited for."""
 
-        Raises:
-            DatasetError: There is no data set, or its manifest is damaged.
-        """
+    def manifest(self) -> Manifest:
+        """See ``Place``."""
         path = self.path / manifest.NAME
         with explained(self.path, "read"):
             if not self.path.is_dir():
@@ -118,36 +161,23 @@ class Folder:
             found = path.stat()
         now = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if self._checked.get(file.name) != now:
-            self.check(file)
+            self.check(file, columns)
             self._checked[file.name] = now
         return self.arrays(file, columns)
 
     def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """The columns of a partition file, mapped from the disk: read when they are used, and not checked for damage.
-
-        Args:
-            file: From the manifest.
-            columns: Those that it must have.
-
-        Raises:
-            DatasetError: It is missing, or not of the size, the form or the columns that the manifest says.
-        """
+        """The same without a comparison: size, form and columns are looked at, but not every byte."""
         path = self._found(file)
-        with explained(path, "read"):
-            whole = np.memmap(path, np.uint8, "r")
-        return _columns_of(whole, file, columns, str(path))
+        return mapped_columns(path, file, columns, str(path))
 
-    def check(self, file: PartitionFile) -> None:
-        """Compare every byte of a file with the manifest.
-
-        Raises:
-            DatasetError: It is missing or damaged.
-        """
+    def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
+        """See ``Place``."""
         path = self._found(file)
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != file.sha256:
             raise DatasetError(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+        self.arrays(file, columns)
 
     def _found(self, file: PartitionFile) -> Path:
         path = self.path / file.name
@@ -170,40 +200,35 @@ class Folder:
         return found.st_size
 
     def extra(self, found: Manifest) -> list[Path]:
-        """Files in the folders of the manifest's files that it does not name."""
+        """See ``Place``."""
         named = {file.name for file in found.files}
         folders = {name.partition("/")[0] for name in named}
-        there = [path for folder in sorted(folders) for path in sorted((self.path / folder).iterdir())]
+        there = [path for folder in sorted(folders) for path in sorted((self.path / folder).glob("*"))]
         return [path for path in there if str(path.relative_to(self.path)) not in named]
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[int]:
-        """Be the only one who makes a data set here. What is half made is removed, whether now or by whoever begins next.
-
-        Yields:
-            Number of the version to make.
-
-        Raises:
-            DatasetError: The folder holds something, somebody else writes there, or it cannot be written.
-        """
+    def writing(self, *, after: int = 0) -> Iterator[None]:
+        """See ``Place``."""
         from filelock import FileLock, Timeout
 
         with explained(self.path, "write to"):
+            if after:
+                self.manifest()
             if os.path.lexists(self.path) and not self.path.is_dir():
                 raise DatasetError(f"{self.path} is a file", hint="name a folder that is empty or not there yet")
             made = not self.path.exists()
-            if not made and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
+            if not (made or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
                 raise DatasetError(f"{self.path} is not empty, and nothing is overwritten", hint="name another folder")
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(self.path / LOCK, timeout=0):
-                    if os.path.lexists(self.path / manifest.NAME):
-                        raise DatasetError(f"in {self.path} is a data set already", hint="name another folder")
-                    self._tidy()
+                    there = self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
+                    check_version(there, after, self)
+                    self._tidy(there)
                     try:
-                        yield 1
+                        yield
                     except BaseException:
-                        self._tidy()
+                        self._tidy(there)
                         raise
             except Timeout:
                 raise DatasetError(
@@ -216,14 +241,32 @@ class Folder:
                         self.path.rmdir()
                 raise
 
-    def _tidy(self) -> None:
+    def _tidy(self, kept: Manifest | None) -> None:
+        folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
         for path in self.path.glob("v[0-9][0-9][0-9][0-9]*"):
-            shutil.rmtree(path)
+            if path.name not in folders:
+                shutil.rmtree(path)
         for path in self.path.glob(f".{manifest.NAME}-*"):
             path.unlink()
 
+    @contextlib.contextmanager
+    def scratch(self, need: int) -> Iterator[Path]:
+        """See ``Place``. It is in this folder, since data of this size fits nowhere else for sure."""
+        check_room(self.path, need)
+        with tempfile.TemporaryDirectory(prefix="v0000-", dir=self.path) as folder:
+            yield Path(folder)
+
+    @contextlib.contextmanager
+    def new(self, name: str) -> Iterator[Path]:
+        """See ``Place``."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        yield path
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
+
     def commit(self, new: Manifest) -> None:
-        """Make a version the one that there is, by one rename, when all of its files are on the disk."""
+        """See ``Place``."""
         for folder in {str(Path(file.name).parent) for file in new.files}:
             synced(self.path / folder)
         temporary = self.path / f".{manifest.NAME}-{secrets.token_hex(4)}"
@@ -234,54 +277,10 @@ class Folder:
         os.rename(temporary, self.path / manifest.NAME)
         synced(self.path)
 
-
-COPY = "bring it back from a copy, or split the data set again"
-
-
-def columns_of(whole: np.ndarray[Any, Any], file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """The arrays in the bytes of a partition file, which are compared with the manifest. Read-only.
-
-    Args:
-        whole: All bytes of the file, as uint8.
-        file: From the manifest.
-        columns: Those that it must have.
-        where: Its name, for errors.
-
-    Raises:
-        DatasetError: It is damaged, or has other columns.
-    """
-    if hashlib.sha256(whole.data).hexdigest() != file.sha256:
-        raise DatasetError(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
-    whole.flags.writeable = False
-    return _columns_of(whole, file, columns, where)
-
-
-def _columns_of(whole: np.ndarray[Any, Any], file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """Views of the arrays in a file of the safetensors format: 8 bytes with the length of the header, the header as JSON, the bytes of the arrays."""
-    import json
-
-    try:
-        length = int.from_bytes(whole[:8].tobytes(), "little")
-        if length > min(MAX_HEADER_BYTES, len(whole) - 8):
-            raise ValueError("its header is too long")
-        head = json.loads(whole[8 : 8 + length].tobytes())
-        head.pop("__metadata__", None)
-        if set(head) != set(columns):
-            raise ValueError(f"it has {', '.join(sorted(head))}")
-        found = {}
-        for name, column in columns.items():
-            entry, kind = head[name], np.dtype(column.dtype)
-            code = "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
-            start, stop = entry["data_offsets"]
-            wanted = [file.samples, *column.shape]
-            if entry["dtype"] != code or entry["shape"] != wanted or stop - start != file.samples * column.row_bytes:
-                raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}")
-            if not 0 <= start <= stop <= len(whole) - 8 - length:
-                raise ValueError(f"{name} is not in it")
-            found[name] = whole[8 + length + start : 8 + length + stop].view(kind.newbyteorder("<")).reshape(wanted)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DatasetError(f"{where} has other columns than the manifest ({error})", hint=COPY) from None
-    return found
+    def retire(self, before: Manifest) -> None:
+        """See ``Place``."""
+        for folder in {file.name.partition("/")[0] for file in before.files}:
+            shutil.rmtree(self.path / folder)
 
 
 def synced(folder: Path) -> None:
@@ -294,25 +293,24 @@ def synced(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def explained(path: Path, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn what the operating system says into a sentence.
-
-    Args:
-        path: What it happens to.
-        doing: What is done, as ``"write to"``.
-        need: Bytes that are wanted, for a full disk.
+def check_version(found: Manifest | None, after: int, where: object) -> None:
+    """Refuse to write after another version than the one that there is.
 
     Raises:
-        DatasetError: In place of any OSError that is not DDLF's.
+        DatasetError: There is a data set, or a newer one.
     """
-    try:
-        yield
-    except DDLFError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            much = f"; {size(need)} are needed" if need else ""
-            raise DatasetError(f"no space in {path}{much}", hint="free some, or name another folder") from error
-        hint = "name another one" if error.errno == errno.EROFS else "look at its owner and mode"
-        raise DatasetError(f"cannot {doing} {path}: {error.strerror or error}", hint=hint) from error
+    if found is not None and not after:
+        raise DatasetError(f"in {where} is a data set already", hint="name another place")
+    if found is not None and found.version != after:
+        raise DatasetError(f"somebody else has changed {where} meanwhile", hint="look at it, and run this again")
+
+
+def check_room(folder: Path, need: int) -> None:
+    """Refuse what does not fit onto a disk, as far as it says how much it has.
+
+    Raises:
+        OSError: As the disk would do it in the end.
+    """
+    total, _, free = shutil.disk_usage(folder)
+    if total and free < need + FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddlf.errors import ConfigError, DatasetError
+from ddlf.storage.explained import explained
 from ddlf.storage.manifest import Column
-from ddlf.storage.place import explained
 
 Rows = np.ndarray[Any, Any]
 """Structured array of shape (n,) with a field for each column."""

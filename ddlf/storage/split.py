@@ -8,12 +8,9 @@ so the bits do not depend on the memory.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,8 +21,9 @@ import numpy.typing as npt
 
 from ddlf.errors import ConfigError
 from ddlf.record import size
+from ddlf.storage.explained import explained
 from ddlf.storage.manifest import Manifest, PartitionFile
-from ddlf.storage.place import Folder, explained
+from ddlf.storage.place import Place
 from ddlf.storage.sources import Rows, Source, row_type
 
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
@@ -38,8 +36,6 @@ PIECE = 1024
 """Samples that are taken out of a heap at a time."""
 SPLIT = 4
 """What chance is used for; ``algorithms/reading.py`` has the other streams."""
-FREE_BYTES = 32 * 10**6
-"""Left on a disk that is written to."""
 
 
 def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int = 0, file_bytes: int = 0) -> list[int]:
@@ -70,20 +66,22 @@ def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int 
 
 def split(
     source: Source,
-    folder: Folder,
+    place: Place,
     sizes: Sequence[int],
     *,
+    after: int = 0,
     shuffle: bool = True,
     seed: int = 0,
     memory: int = 10**9,
     moved: Callable[[str, int, int], None] = lambda what, done, of: None,
 ) -> Manifest:
-    """Write a source to a folder as a data set.
+    """Write a source to a place as a data set.
 
     Args:
         source: Where the samples come from.
-        folder: Empty, not there yet, or with what an earlier call left that was broken off.
+        place: Empty, not there yet, or with what an earlier call left that was broken off.
         sizes: Samples of each file.
+        after: Version of the data set that is there, of which this is the next one; 0 if there is none.
         shuffle: Whether they are mixed; else they stay in the source's order.
         seed: Seed of the order, >= 0. The same source, sizes and seed give the same bytes, whatever the memory.
         memory: Bytes to work in.
@@ -91,7 +89,7 @@ def split(
 
     Raises:
         ConfigError: The memory is not enough for one file.
-        DatasetError: The source or the folder cannot be used. Nothing of a data set is left there.
+        DatasetError: The source or the place cannot be used. Nothing is left of what was made.
     """
     kind = row_type(source.columns)
     row = kind.itemsize + ORDER_BYTES
@@ -104,10 +102,9 @@ def split(
     buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed)
     at_once = max(memory // 8 // row, 1)
     need = source.samples * kind.itemsize * (1 + (shuffle and len(buckets.heaps) > 1))
-    with folder.writing() as version, ExitStack() as stack, explained(folder.path, "write to", need=need):
-        _check_room(folder.path, need)
-        (folder.path / f"v{version:04}").mkdir()
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="v0000-", dir=folder.path)))
+    version = after + 1
+    with place.writing(after=after), ExitStack() as stack, explained(place, "write to", need=need):
+        scratch = stack.enter_context(place.scratch(need))
         rows = _told(source.rows(at_once), source.samples, "reading", moved)
         if shuffle and len(buckets.heaps) == 1:
             rows = buckets.shuffled(0, *buckets.held(rows, kind))
@@ -116,10 +113,10 @@ def split(
         files: list[PartitionFile] = []
         for part in _told(_cut(rows, sizes, kind), source.samples, "writing", moved):
             first = files[-1].first + files[-1].samples if files else 0
-            files.append(_written(part, folder.path, f"v{version:04}/{len(files):05}.safetensors", first))
+            files.append(_written(part, place, f"v{version:04}/{len(files):05}.safetensors", first))
         result = Manifest(source.columns, files, version, tuple(source.classes))
         stack.close()
-        folder.commit(result)
+        place.commit(result)
     return result
 
 
@@ -207,34 +204,26 @@ def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> I
                 filled, number = 0, number + 1
 
 
-def _written(rows: Rows, folder: Path, name: str, first: int) -> PartitionFile:
-    """Write a partition file, on the disk when this returns."""
+def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
+    """Write a partition file, which is where it should be when this returns."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    path = folder / name
     arrays = {column: np.ascontiguousarray(rows[column]) for column in rows.dtype.names or ()}
-    path.touch()
-    mode = (
-        path.stat().st_mode & 0o777
-    )  # who may read it is as for other new files; safetensors makes it the owner's only
-    try:
-        save_file(arrays, path)
-        path.chmod(mode)
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
-    with open(path, "rb", buffering=0) as file:
-        os.fsync(file.fileno())
-        return PartitionFile(
-            name, len(rows), os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest(), first
-        )
-
-
-def _check_room(folder: Path, need: int) -> None:
-    total, _, free = shutil.disk_usage(folder)
-    if total and free < need + FREE_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with place.new(name) as path:
+        path.touch()
+        mode = (
+            path.stat().st_mode & 0o777
+        )  # who may read it is as for other new files; safetensors makes it the owner's
+        try:
+            save_file(arrays, path)
+            path.chmod(mode)
+        except SafetensorError as error:
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    return PartitionFile(name, len(rows), *found, first)
 
 
 def _chance(seed: int, *numbers: int) -> np.random.Generator:

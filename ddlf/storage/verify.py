@@ -12,26 +12,27 @@ from pathlib import Path
 import numpy as np
 
 from ddlf.errors import DatasetError
+from ddlf.storage.explained import explained
 from ddlf.storage.manifest import Manifest, PartitionFile
-from ddlf.storage.place import Folder, explained
+from ddlf.storage.place import Place
 
 Moved = Callable[[str, int, int], None]
 
 
-def damage(folder: Folder, found: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
+def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
     """What is wrong at a place, file by file; nothing if all is whole. Every byte is read, on all cores.
 
     Args:
-        folder: The place.
+        place: Where it is.
         found: Its manifest.
         moved: Is told what is done, and how many samples of how many.
     """
-    for path in folder.extra(found):
+    for path in place.extra(found):
         yield DatasetError(f"{path} is not of this data set", hint="remove it")
     done = 0
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for file, error in zip(
-            found.files, threads.map(lambda file: _of(folder, found, file), found.files), strict=True
+            found.files, threads.map(lambda file: _of(place, found, file), found.files), strict=True
         ):
             done += file.samples
             moved("checking", done, found.samples)
@@ -39,20 +40,19 @@ def damage(folder: Folder, found: Manifest, moved: Moved = lambda what, done, of
                 yield error
 
 
-def _of(folder: Folder, found: Manifest, file: PartitionFile) -> DatasetError | None:
+def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | None:
     try:
-        folder.check(file)
-        folder.arrays(file, found.columns)
+        place.check(file, found.columns)
     except DatasetError as error:
         return error
     return None
 
 
-def export(folder: Folder, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
+def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
     """Write all samples into one ``.npz`` file, in the order of their ids; each file is checked first.
 
     Args:
-        folder: The place.
+        place: Where it is.
         found: Its manifest.
         target: File that is not there yet.
         moved: Is told what is done, and how many samples of how many.
@@ -75,11 +75,10 @@ def export(folder: Folder, found: Manifest, target: Path, moved: Moved = lambda 
                         head = {"descr": kind.str, "fortran_order": False, "shape": (found.samples, *column.shape)}
                         np.lib.format.write_array_header_2_0(member, head)
                         for file in found.files:
+                            member.write(place.mapped(file, found.columns)[name].reshape(-1).view(np.uint8).data)
                             if not number:
-                                folder.check(file)
                                 done += file.samples
                                 moved("writing", done, found.samples)
-                            member.write(folder.arrays(file, found.columns)[name].reshape(-1).view(np.uint8).data)
             os.rename(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

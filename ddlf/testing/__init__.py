@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlf.testing.network import FaultProxy as FaultProxy
     from ddlf.testing.plan import FaultPlan as FaultPlan
     from ddlf.testing.plan import Injection as Injection
+    from ddlf.testing.store import FaultyStore as FaultyStore
 
 _HOME = {
     "FakeCluster": "fake_run",
@@ -29,6 +30,7 @@ _HOME = {
     "FaultPlan": "plan",
     "FaultProxy": "network",
     "FaultyCluster": "cluster",
+    "FaultyStore": "store",
     "Injection": "plan",
     "Machine": "cluster",
     "in_process_cluster": "in_process",

@@ -193,7 +193,7 @@ def test_nothing_is_overwritten_and_only_one_writes(source, tmp_path):
 
 
 def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.storage.split.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
+    monkeypatch.setattr("ddlf.storage.place.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
     with pytest.raises(DatasetError, match=r"no space in .*; \d+.* are needed"):
         made(source, tmp_path / "place")
     assert not (tmp_path / "place").exists()

@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/ddlf
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_ddlf_data_subparsers=(split info verify export)
+_shtab_ddlf_data_subparsers=(split repartition info verify export)
 _shtab_ddlf_runs_subparsers=(compare prune)
 _shtab_ddlf_config_subparsers=(show)
 _shtab_ddlf_token_subparsers=(new paste show)
@@ -21,7 +21,8 @@ _shtab_ddlf_dashboard_option_strings=(-h --help --no-open)
 _shtab_ddlf_stop_option_strings=(-h --help -c --config --hosts --token-file --insecure-plaintext --timeout -v --verbose --debug --restart --force)
 _shtab_ddlf_clean_option_strings=(-h --help -c --config --hosts --token-file --insecure-plaintext --timeout -v --verbose --debug --methods)
 _shtab_ddlf_bench_option_strings=(-h --help -c --config --hosts --token-file --insecure-plaintext --timeout -v --verbose --debug --megabytes --limit --json)
-_shtab_ddlf_data_split_option_strings=(-h --help --files --file-samples --file-bytes --memory --shuffle --seed --columns --part --label --image-size -v --verbose --debug)
+_shtab_ddlf_data_split_option_strings=(-h --help --shuffle --seed --columns --part --label --image-size --files --file-samples --file-bytes --memory -v --verbose --debug)
+_shtab_ddlf_data_repartition_option_strings=(-h --help --files --file-samples --file-bytes --memory --remove-old -v --verbose --debug)
 _shtab_ddlf_data_info_option_strings=(-h --help --workers --shuffle --json -v --verbose --debug)
 _shtab_ddlf_data_verify_option_strings=(-h --help -v --verbose --debug)
 _shtab_ddlf_data_export_option_strings=(-h --help -v --verbose --debug)
@@ -106,7 +107,7 @@ _shtab_ddlf_demo___exchange_choices=(star sharded gradient)
 _shtab_ddlf_demo___ui_choices=(auto rich plain json none)
 _shtab_ddlf_data_split___shuffle_choices=(global none)
 _shtab_ddlf_data_split___part_choices=(train val test)
-_shtab_ddlf_data_pos_0_choices=(split info verify export)
+_shtab_ddlf_data_pos_0_choices=(split repartition info verify export)
 _shtab_ddlf_runs_pos_0_choices=(compare prune)
 _shtab_ddlf_env___mode_choices=(sync async)
 _shtab_ddlf_env___precision_choices=(auto float32 mixed_bfloat16 mixed_float16)
@@ -209,6 +210,12 @@ _shtab_ddlf_data_split___help_nargs=0
 _shtab_ddlf_data_split__v_nargs=0
 _shtab_ddlf_data_split___verbose_nargs=0
 _shtab_ddlf_data_split___debug_nargs=0
+_shtab_ddlf_data_repartition__h_nargs=0
+_shtab_ddlf_data_repartition___help_nargs=0
+_shtab_ddlf_data_repartition___remove_old_nargs=0
+_shtab_ddlf_data_repartition__v_nargs=0
+_shtab_ddlf_data_repartition___verbose_nargs=0
+_shtab_ddlf_data_repartition___debug_nargs=0
 _shtab_ddlf_data_info__h_nargs=0
 _shtab_ddlf_data_info___help_nargs=0
 _shtab_ddlf_data_info___json_nargs=0

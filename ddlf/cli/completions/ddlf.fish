@@ -50,7 +50,7 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data repartition' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
 set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --name --optimizer-state --out --outer --part --partition --precision --rate-decay --replay --resume --save --seed --shuffle --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
@@ -230,18 +230,26 @@ complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a dat
 complete -c ddlf -n '_shtab_ddlf_using data' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a split -d 'write a source as partition files'
 complete -c ddlf -n '_shtab_ddlf_using data split' -s h -l help -d 'show this help message and exit'
-complete -c ddlf -n '_shtab_ddlf_using data split' -l files -x -d 'how many partition files'
-complete -c ddlf -n '_shtab_ddlf_using data split' -l file-samples -x -d 'at most so many in each'
-complete -c ddlf -n '_shtab_ddlf_using data split' -l file-bytes -x -d 'at most so much (default: 64MB)'
-complete -c ddlf -n '_shtab_ddlf_using data split' -l memory -x -d 'to work in (default: a quarter of all)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l shuffle -xka "global none" -d 'global or none (default: global)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l seed -x -d 'of the shuffle (default: 0)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l columns -x -d 'arrays that are meant; new=old renames one'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l part -xka "train val test" -d 'arrays x_NAME, y_NAME, w_NAME'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l label -x -d 'the table'"'"'s column that is the label'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l image-size -x -d 'bring all images to one size'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l files -x -d 'how many partition files'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l file-samples -x -d 'at most so many in each'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l file-bytes -x -d 'at most so much (split: 64MB)'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l memory -x -d 'to work in (default: a quarter of all)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data split; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d '.npz, .npy, .csv, or a folder'
+complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a repartition -d 'write a data set into other files'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -l files -x -d 'how many partition files'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -l file-samples -x -d 'at most so many in each'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -l file-bytes -x -d 'at most so much (split: 64MB)'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -l memory -x -d 'to work in (default: a quarter of all)'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -l remove-old -d 'remove the files of the version before'
+complete -c ddlf -n '_shtab_ddlf_using data repartition' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a info -d 'what a data set has, and what a worker needs for it'
 complete -c ddlf -n '_shtab_ddlf_using data info' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data info' -l workers -x -d 'that train (default: 2)'

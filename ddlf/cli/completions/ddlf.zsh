@@ -44,6 +44,7 @@ _shtab_ddlf_data_commands() {
   local _commands=(
     export:'write all samples into one .npz'
     info:'what a data set has, and what a worker needs for it'
+    repartition:'write a data set into other files'
     split:'write a source as partition files'
     verify:'check every byte'
   )
@@ -211,7 +212,7 @@ _shtab_ddlf_data_defaults_added=0
 _shtab_ddlf_data_export_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":folder of the data set:"
+  ":folder or URL of the data set:"
   ":file that is not there yet:_files"
 )
 
@@ -224,27 +225,41 @@ _shtab_ddlf_data_info_options=(
   "--shuffle[global, window\:N, none (default\: window\:8)]:HOW:"
   "--json[print JSON]"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":folder of the data set:"
+  ":folder or URL of the data set:"
 )
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_data_info_defaults_added=0
 
-_shtab_ddlf_data_split_options=(
+_shtab_ddlf_data_repartition_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--files[how many partition files]:N:"
   "--file-samples[at most so many in each]:N:"
-  "--file-bytes[at most so much (default\: 64MB)]:SIZE:"
+  "--file-bytes[at most so much (split\: 64MB)]:SIZE:"
   "--memory[to work in (default\: a quarter of all)]:SIZE:"
+  "--remove-old[remove the files of the version before]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":folder or URL of the data set:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_repartition_defaults_added=0
+
+_shtab_ddlf_data_split_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
   "--shuffle[global or none (default\: global)]:HOW:(global none)"
   "--seed[of the shuffle (default\: 0)]:N:"
   "--columns[arrays that are meant\; new\=old renames one]:A,B=C:"
   "--part[arrays x_NAME, y_NAME, w_NAME]:NAME:(train val test)"
   "--label[the table\'s column that is the label]:NAME:"
   "--image-size[bring all images to one size]:WxH:"
+  "--files[how many partition files]:N:"
+  "--file-samples[at most so many in each]:N:"
+  "--file-bytes[at most so much (split\: 64MB)]:SIZE:"
+  "--memory[to work in (default\: a quarter of all)]:SIZE:"
   {-v,--verbose,--debug}"[show the traceback of an error]"
   ":.npz, .npy, .csv, or a folder:_files"
-  ":folder that is empty or not there yet:"
+  ":folder or URL that is empty or not there yet:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -253,7 +268,7 @@ _shtab_ddlf_data_split_defaults_added=0
 _shtab_ddlf_data_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":folder of the data set:"
+  ":folder or URL of the data set:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -670,6 +685,7 @@ _shtab_ddlf_data() {
       case $line[1] in
         export) _arguments -C -s $_shtab_ddlf_data_export_options ;;
         info) _arguments -C -s $_shtab_ddlf_data_info_options ;;
+        repartition) _arguments -C -s $_shtab_ddlf_data_repartition_options ;;
         split) _arguments -C -s $_shtab_ddlf_data_split_options ;;
         verify) _arguments -C -s $_shtab_ddlf_data_verify_options ;;
       esac

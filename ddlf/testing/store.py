@@ -1,0 +1,124 @@
+"""A web server of a folder whose answers go wrong on purpose, as a place of data sets. Runs on the master, for workers on the same machine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ddlf.errors import ConfigError
+
+KINDS = ("error", "throttle", "stall", "cut", "damage")
+
+
+class FaultyStore:
+    """Serves a folder at ``url``, read-only, until it is closed; a context.
+
+    Args:
+        folder: Folder to serve.
+        seed: Seed of which requests go wrong.
+
+    Attributes:
+        url: Address, as a place.
+        served: How often each file was given whole and unharmed, by its path below the folder.
+        failed: How often each kind of fault happened.
+    """
+
+    def __init__(self, folder: str | Path, *, seed: int = 0) -> None:
+        self._folder = Path(folder).resolve()
+        self._chance, self._lock = random.Random(seed), threading.Lock()
+        self._shares: dict[str, float] = {}
+        self._ended = threading.Event()
+        self.served: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> FaultyStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and what still waits for an answer."""
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def fail(self, **shares: float) -> None:
+        """Have a share of the requests go wrong from now on; without an argument none.
+
+        Args:
+            shares: By kind, from 0 to 1, together at most 1: ``error`` answers 500, ``throttle`` 503, ``stall`` sends half and then nothing,
+                ``cut`` sends half and hangs up, ``damage`` flips a bit.
+
+        Raises:
+            ConfigError: There is no such kind, or the shares are out of range.
+        """
+        if wrong := set(shares) - set(KINDS):
+            raise ConfigError(
+                f"no fault of a store is named {', '.join(sorted(wrong))}", hint=f"use {', '.join(KINDS)}"
+            )
+        if any(share < 0 for share in shares.values()) or sum(shares.values()) > 1:
+            raise ConfigError(f"shares must be from 0 to 1 together, got {shares}")
+        with self._lock:
+            self._shares = dict(shares)
+
+    def _fault(self) -> str:
+        with self._lock:
+            thrown, kind = self._chance.random(), ""
+            for name, share in self._shares.items():
+                if 0 <= thrown < share:
+                    kind = name
+                    self.failed[name] += 1
+                thrown -= share
+        return kind
+
+
+class _Handler(BaseHTTPRequestHandler):
+    store: FaultyStore
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        name = unquote(self.path).strip("/")
+        path = (self.store._folder / name).resolve()
+        if not path.is_relative_to(self.store._folder) or not path.is_file():
+            self._answer(404, b"")
+            return
+        data, kind = path.read_bytes(), self.store._fault()
+        if kind in ("error", "throttle"):
+            self._answer(500 if kind == "error" else 503, b"")
+            return
+        if kind == "damage":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        half = len(data) // 2
+        self._answer(200, data[:half] if kind in ("stall", "cut") else data, len(data))
+        if kind == "stall":
+            self.wfile.flush()
+            self.store._ended.wait()
+        if kind in ("stall", "cut"):
+            self.close_connection = True
+        elif not kind:
+            with self.store._lock:
+                self.store.served[name] += 1
+
+    def _answer(self, status: int, data: bytes, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        self.end_headers()
+        try:
+            self.wfile.write(data)
+        except ConnectionError:  # who asked has gone
+            self.close_connection = True
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing is printed."""

@@ -1,0 +1,135 @@
+"""A data set in files of other sizes: the same samples with the same ids, the old version or the new one, whole."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError, DatasetError
+from ddlf.storage.again import Placed, repartition
+from ddlf.storage.place import Folder, open_place
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import sizes_of, split
+from ddlf.storage.verify import damage
+
+X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    where = open_place(str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}")
+    split(open_source(tmp_path / "a.npz"), where, sizes_of(600, 1, files=3))
+    return where
+
+
+def rows(place):
+    """All samples in the order of their ids."""
+    found = place.manifest()
+    parts = [place.load(file, found.columns) for file in found.files]
+    return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
+
+
+def test_three_files_become_five_and_seven_and_each_sample_keeps_its_id(place):
+    before = rows(place)
+    for version, files in ((2, 5), (3, 7)):
+        found = repartition(place, Placed(place), sizes_of(600, 1, files=files))
+        assert place.manifest() == found
+        assert (found.version, found.samples, len(found.files)) == (version, 600, files)
+        assert [file.first for file in found.files] == np.cumsum([0, *found.sizes[:-1]]).tolist()
+        assert rows(place) == before
+        assert not list(damage(place, found))
+
+
+def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_removed(place):
+    first, reader = place.manifest(), open_place(str(place))
+    repartition(place, Placed(place), sizes_of(600, 1, files=5))
+    assert len(reader.load(first.files[0], first.columns)["x"]) == 200
+    second = place.manifest()
+    repartition(place, Placed(place), sizes_of(600, 1, files=7))
+    assert [str(error) for error in damage(place, first) if "is missing" in str(error)]
+    place.retire(second)
+    assert "is missing" in str(next(damage(place, second)))
+    assert not list(damage(place, place.manifest()))
+
+
+def test_the_same_sizes_and_two_at_once_are_refused(place):
+    with pytest.raises(ConfigError, match="has 3 files of these sizes already"):
+        repartition(place, Placed(place), [200] * 3)
+    with place.writing(after=1), pytest.raises(DatasetError, match=r"writes to .*wait"):
+        repartition(place, Placed(place), [300] * 2)
+    late = Placed(place)
+    repartition(place, Placed(place), [300] * 2)
+    with pytest.raises(DatasetError, match="somebody else has changed"):
+        repartition(place, late, [100] * 6)
+    assert place.manifest().sizes.tolist() == [300, 300]
+
+
+def test_what_is_broken_off_or_damaged_leaves_the_version_that_there_is(place, tmp_path):
+    before = rows(place)
+
+    def tear(what, done, of):
+        if what == "writing" and done > 300:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repartition(place, Placed(place), sizes_of(600, 1, files=5), moved=tear)
+    assert place.manifest().version == 1
+    assert rows(place) == before
+    if isinstance(place, Folder):
+        path = place.path / place.manifest().files[1].name
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        with pytest.raises(DatasetError, match="is damaged"):
+            repartition(place, Placed(place), sizes_of(600, 1, files=5))
+        assert sorted(path.name for path in place.path.glob("v*")) == ["v0001"]
+
+
+KILLED = """
+import os, random, signal, sys
+from ddlf.storage import place, split
+from ddlf.storage.again import Placed, repartition
+left = int(sys.argv[3])
+def count(name):
+    real = getattr(os, name)
+    def call(*args, **more):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **more)
+    setattr(os, name, call)
+for name in ("fsync", "rename", "mkdir", "open", "fstat"):
+    count(name)
+where = place.open_place(sys.argv[1])
+repartition(where, Placed(where), split.sizes_of(600, 1, files=int(sys.argv[2])))
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_leaves_the_old_version_or_the_new_one(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    where = Folder(tmp_path / "place")
+    split(open_source(tmp_path / "a.npz"), where, sizes_of(600, 1, files=3))
+    before, versions, done = rows(where), [1], 0
+    for moment in range(50):
+        files = 3 + (where.manifest().version % 3) * 2
+        files = files if files != len(where.manifest().files) else files + 1
+        ran = subprocess.run(
+            [sys.executable, "-c", KILLED, str(where), str(files), str(moment * 2)],
+            capture_output=True,
+            text=True,
+            env=os.environ,
+        )
+        assert ran.returncode in (0, -9), ran.stderr
+        done += ran.returncode == 0
+        found = where.manifest()
+        assert found.version in (versions[-1], versions[-1] + 1)
+        versions.append(found.version)
+        assert rows(where) == before
+        assert not list(damage(where, found))
+    assert len(set(versions)) > 2
+    assert done < 50
