@@ -148,6 +148,18 @@ class OuterOf(RuleOf):
         return f"{super().__str__()}, or an object of your own"
 
 
+class CodecOf(RuleOf):
+    """As ``RuleOf``; says where a difference of weights belongs."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("delta:"):
+            raise ConfigError(
+                f"{name}={value!r}: an update is a difference already",
+                hint=f"{name}={value.removeprefix('delta:')!r} for updates, weights_codec={value!r} for weights",
+            )
+        return super().__call__(name, value)
+
+
 class OutwardOf(RuleOf):
     """As ``RuleOf``, or a codec."""
 
@@ -189,7 +201,7 @@ def page(name: str, value: Any) -> int | None:
     return value
 
 
-CODEC = RuleOf("ddlf.algorithms.codec:CODEC")
+CODEC = CodecOf("ddlf.algorithms.codec:CODEC")
 LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
 OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")

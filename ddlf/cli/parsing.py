@@ -49,6 +49,15 @@ class Parser(argparse.ArgumentParser):
             if arg.startswith("--") and arg.partition("=")[0] not in self._option_string_actions:
                 self.unknown(arg)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], 1)
+            if near:
+                error.message += f"; did you mean {near[0]!r}?"
+            raise
+
     def _with_values(self, args: list[str]) -> list[str]:
         result: list[str] = []
         for arg in [*args, "the end"]:

@@ -12,6 +12,7 @@ def parser():
     result.add_argument("--port", type=number("port", 0, 65535))
     result.add_argument("--workers", type=number("workers", 1, 1024))
     result.add_argument("--seed", type=number("seed", 0))
+    result.add_argument("--ui", choices=["rich", "plain"])
     return result
 
 
@@ -28,6 +29,11 @@ def parser():
         (["--workers", "1e9"], "tool: argument --workers: not a whole number: '1e9'"),
         (["--seed", "-1"], "tool: argument --seed: must be 0 or more, got -1"),
         (["--prot", "1"], "tool: unknown option '--prot', did you mean --port?"),
+        (
+            ["--ui", "plane"],
+            "tool: argument --ui: invalid choice: 'plane' (choose from 'rich', 'plain'); did you mean 'plain'?",
+        ),
+        (["--ui", "x"], "tool: argument --ui: invalid choice: 'x' (choose from 'rich', 'plain')"),
         (["--xyz"], "tool: unknown option '--xyz'"),
         (["word"], "tool: unknown argument 'word'"),
         (["--por", "1"], "tool: unknown option '--por', did you mean --port?"),

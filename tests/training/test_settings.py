@@ -134,6 +134,10 @@ WRONG = [
     (dict(dashboard=65536), "dashboard must be True, False, a port, or None, got 65536"),
     (dict(takeover="yes"), "takeover must be True or False, got 'yes'"),
     (dict(codec=None), "codec must be a name, got None"),
+    (
+        dict(codec="delta:int8"),
+        "codec='delta:int8': an update is a difference already; codec='int8' for updates, weights_codec='delta:int8' for weights",
+    ),
     (dict(weights_codec=8), "weights_codec must be a name, got 8"),
     (dict(merge=None), "merge must be a name, got None"),
     (dict(merge="trimmed:0.7"), "merge 'trimmed:0.7': beta must be in [0, 0.5), got 0.7; write it as trimmed:beta=0.2"),
