@@ -1,13 +1,17 @@
 """``ddlf bench``: how fast the way to each worker is, so that a slow cable is found. Runs on the master.
 
 Workers are measured one after another, so that they do not share the master's own cable meanwhile. A worker that runs something else shows that, too.
+With ``--pairs`` so are the ways between workers, each pair by the two themselves. Nobody else may have them for that: as guests they would not be
+introduced to each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import secrets
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -16,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.cli.options import named_cluster
-from ddlf.errors import DDLFError
+from ddlf.cli.pairs import taken
+from ddlf.errors import ConnectError, DDLFError
+from ddlf.roles.ways import WAYS, Ways
 from ddlf.wire.messages import Request
 
 if TYPE_CHECKING:
@@ -30,13 +36,13 @@ SLOW = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What was measured between the master and one worker.
+    """What was measured between the master and one worker, or between two workers.
 
     Args:
         latency_s: Median round trip of a call with 64 bytes.
         latency_p99_s: 99 of 100 were faster.
-        there_mbs: Master to worker, in MB/s (10^6 bytes).
-        back_mbs: Worker to master.
+        there_mbs: Master to worker, or the first of two to the other, in MB/s (10^6 bytes).
+        back_mbs: The other way.
     """
 
     latency_s: float
@@ -95,6 +101,40 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
     return Way(latency, calls[CALLS * 99 // 100], there_mbs, back_mbs)
 
 
+Pair = tuple["ProxyWorker", "ProxyWorker", "Way | DDLFError"]
+
+
+async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
+    """Have workers measure the way between each two of them, one pair after the other, and print a line for each.
+
+    Raises:
+        DDLFError: One is in use, or was lost.
+    """
+    from ddlf.cluster.introduce import introduced
+
+    role, found = (secrets.token_hex(8), WAYS), []
+    async with taken(options, which) as workers:
+        await asyncio.gather(*(worker.call(role, "open", Ways, role[0]) for worker in workers))
+        unmet = await introduced(workers, role[0])
+        for two in itertools.combinations(workers, 2):
+            way: Way | DDLFError
+            no_way = [f"{a.nickname} has no way to {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
+            try:
+                if no_way:
+                    raise ConnectError("; ".join(no_way))
+                async with asyncio.timeout(options.limit):
+                    way = Way(*await two[0].call(role, "measure", two[1].id, options.megabytes * 10**6))
+            except DDLFError as error:
+                error.worker = ""
+                way = error
+            except TimeoutError:
+                way = DDLFError(f"not done within {options.limit} s")
+            found.append((*two, way))
+            if not options.json:
+                print(_line(f"{two[0].id:>3} - {two[1].id:<3}", way, "there", "back"), flush=True)
+    return found
+
+
 async def bench(options: argparse.Namespace) -> int:
     """Measure each worker and print a line for it; return the exit code."""
     cluster = named_cluster(options, guest=True)
@@ -112,24 +152,32 @@ async def bench(options: argparse.Namespace) -> int:
         finally:
             await worker.close()
         if not options.json:
-            print(_line(worker, found[-1]), flush=True)
+            print(_line(f"{worker.id:>3}  {worker.label:<21}", found[-1], "to it", "from it"), flush=True)
+    reached = [worker.id for worker, way in zip(cluster.workers, found, strict=True) if isinstance(way, Way)]
+    pairs = await between(options, reached) if options.pairs else []
     if options.json:
         rows = [asdict(way) if isinstance(way, Way) else {"error": str(way)} for way in found]
         addresses = [{"address": f"{worker.host}:{worker.port}"} for worker in cluster.workers]
-        print(json.dumps([address | row for address, row in zip(addresses, rows, strict=True)]))
+        workers = [address | row for address, row in zip(addresses, rows, strict=True)]
+        print(json.dumps({"workers": workers, "pairs": [_facts(pair) for pair in pairs]} if options.pairs else workers))
     else:
-        for text in slow(cluster.workers, found):
+        for text in (*slow(cluster.workers, found), *slow_pairs(pairs)):
             print(text)
-    return max((error.exit_code for error in found if isinstance(error, DDLFError)), default=0)
+    ways = [*found, *(way for _, _, way in pairs)]
+    return max((error.exit_code for error in ways if isinstance(error, DDLFError)), default=0)
 
 
-def _line(worker: ProxyWorker, way: Way | DDLFError) -> str:
-    name = f"{worker.id:>3}  {worker.label:<21}  "
+def _facts(pair: Pair) -> dict[str, Any]:
+    first, second, way = pair
+    return {"from": first.id, "to": second.id, **(asdict(way) if isinstance(way, Way) else {"error": str(way)})}
+
+
+def _line(name: str, way: Way | DDLFError, there: str, back: str) -> str:
     if isinstance(way, DDLFError):
-        return f"{name}{way}"
+        return f"{name}  {way}"
     return (
-        f"{name}call {way.latency_s * 1e3:6.2f} ms, p99 {way.latency_p99_s * 1e3:6.2f} ms; "
-        f"to it {way.there_mbs:7,.0f} MB/s, from it {way.back_mbs:7,.0f} MB/s"
+        f"{name}  call {way.latency_s * 1e3:6.2f} ms, p99 {way.latency_p99_s * 1e3:6.2f} ms; "
+        f"{there} {way.there_mbs:7,.0f} MB/s, {back} {way.back_mbs:7,.0f} MB/s"
     )
 
 
@@ -147,3 +195,17 @@ def slow(workers: list[ProxyWorker], found: list[Way | DDLFError]) -> list[str]:
             if speed < SLOW * middle
         ]
     return sentences
+
+
+def slow_pairs(pairs: list[Pair]) -> list[str]:
+    """The same for ways between workers, both directions of all pairs together."""
+    ways = [(first.name, second.name, way) for first, second, way in pairs if isinstance(way, Way)]
+    speeds = [(a, b, way.there_mbs) for a, b, way in ways] + [(b, a, way.back_mbs) for a, b, way in ways]
+    if len(ways) < 3:
+        return []
+    middle = statistics.median(speed for _, _, speed in speeds)
+    return [
+        f"the way from {a} to {b} has {speed / middle:.0%} of the usual speed between workers"
+        for a, b, speed in speeds
+        if speed < SLOW * middle
+    ]

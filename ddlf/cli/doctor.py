@@ -1,6 +1,7 @@
 """``ddlf doctor``: look at this machine and at the workers of a cluster, and say what somebody should do. Runs on the master.
 
 The workers are asked at once and as a guest, so whoever has them is not disturbed; what goes over the way to one that is in use is not measured.
+Those that are free are taken for a moment, to see whether they reach each other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_speeds, of_versions
+from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.cli.options import named_cluster
+from ddlf.cli.pairs import without_way
 from ddlf.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConnectError, DDLFError, ProtocolError
 from ddlf.machine import TENSORFLOWS, about
@@ -120,6 +122,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
         else:
             say(f"cluster   {report.cluster} ({cluster.N} worker{'s' * (cluster.N != 1)})")
             await _examine_workers(cluster.workers, options.timeout, report, say)
+            found += await _examine_pairs(options, report, say)
     except DDLFError as error:
         found.append(of_error(error, HERE))
     for answer in report.answers:
@@ -233,6 +236,22 @@ async def _examine_workers(
             say(f"          {answer.name:<{width}}  {_line(report.machine, answer)}")
     finally:
         await asyncio.gather(*(worker.close() for worker in workers))
+
+
+async def _examine_pairs(options: argparse.Namespace, report: Report, say: Callable[[str], None]) -> list[Finding]:
+    """Have workers that are free try to reach each other. They are taken for that moment."""
+    answers = enumerate(report.answers, 1)
+    free = [n for n, one in answers if one.error is None and not (one.status["lease"] or one.status["busy"])]
+    if len(free) < 2:
+        return []
+    try:
+        unmet = await without_way(options, free)
+    except DDLFError as error:  # somebody's run has begun, or one was lost
+        say(f"pairs     not tried: {error}")
+        return []
+    count = len(free) * (len(free) - 1)
+    say(f"pairs     {count - len(unmet)} of {count} ways from worker to worker work")
+    return [of_pair(*one) for one in unmet]
 
 
 async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:

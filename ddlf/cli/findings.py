@@ -161,6 +161,16 @@ def of_clock(offset_s: float, where: str) -> Iterator[Finding]:
         )
 
 
+def of_pair(caller: str, called: str, why: str) -> Finding:
+    """Two workers of which one has no way to the other."""
+    return Finding(
+        "warning",
+        (caller,),
+        f"it has no way to {called}: {why}",
+        "let a firewall pass that, or say where others reach it: ddlf-worker --advertise HOST:PORT; else train with exchange='star'",
+    )
+
+
 def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Finding]:
     """Ways that are slow, by themselves or beside the others: of three or more, since of two nobody can say which is the odd one.
 

@@ -49,10 +49,22 @@ def describe(answer: Any, label: str) -> str:
     lease = answer["lease"]
     restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
     methods = answer.get("methods") or []
-    holds = [*held(answer), *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else [])]
+    holds = [
+        *held(answer),
+        *shown(answer.get("shard")),
+        *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
+    ]
     restarts += f", holds {' and '.join(holds)}" if holds else ""
     plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
+
+
+def shown(shard: dict[str, Any] | None) -> list[str]:
+    """Which slice of a run's weights a worker keeps, in words."""
+    if shard is None:
+        return []
+    share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
+    return [f"a shard ({share}, version {shard['version']}) of run {shard['run']}"]
 
 
 async def stop(options: argparse.Namespace) -> int:

@@ -216,6 +216,7 @@ def _cluster(verbs: Verbs) -> None:
         "measure the way to each worker",
         "Measure latency and speed of the way to each worker.",
         "ddlf bench -c cluster.yaml",
+        "ddlf bench -c cluster.yaml --pairs",
         "ddlf bench --hosts 10.0.0.11:9000 --megabytes 100",
     )
     _add_cluster(bench)
@@ -224,6 +225,9 @@ def _cluster(verbs: Verbs) -> None:
     )
     bench.add_argument(
         "--limit", type=number("limit", 1), default=60, metavar="S", help="seconds for one worker (default: 60)"
+    )
+    bench.add_argument(
+        "--pairs", action="store_true", help="also the ways between workers, which nobody else may use meanwhile"
     )
     bench.add_argument("--json", action="store_true", help="print JSON")
 

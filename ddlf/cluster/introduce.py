@@ -40,6 +40,23 @@ async def introduce(
         VersionError: A worker is of a release whose workers do not call each other.
         WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed``, ``AppMissing`` and ``LeaseError``.
     """
+    if found := await introduced(workers, run, calls=calls):
+        lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
+        more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
+        raise ConnectError(
+            "\n".join([*lines[:PAIRS_SHOWN], *more]),
+            hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
+        )
+
+
+async def introduced(
+    workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
+) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
+    """``introduce``, but who has no way to whom is the result, and no error.
+
+    Returns:
+        Of each such pair who calls, who is called, and what is wrong at each address.
+    """
     for worker in workers:
         if worker.claim.guest:
             raise ConfigError(
@@ -54,19 +71,9 @@ async def introduce(
     executors = {worker.id: worker.facts["executor"] for worker in workers}
     unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
     others = {worker.id: worker for worker in workers}
-    lines = [
-        f"{worker.name} has no way to {others[id].name}: {why}"
-        for worker, found in zip(workers, unmet, strict=True)
-        for id, why in found
-    ]
-    if lines:
-        missed = {id for found in unmet for id, _ in found}
-        await asyncio.gather(*(_check_there(others[id], executors[id]) for id in missed))
-        more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
-        raise ConnectError(
-            "\n".join([*lines[:PAIRS_SHOWN], *more]),
-            hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
-        )
+    missed = {id for found in unmet for id, _ in found}
+    await asyncio.gather(*(_check_there(others[id], executors[id]) for id in missed))
+    return [(worker, others[id], why) for worker, found in zip(workers, unmet, strict=True) for id, why in found]
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:

@@ -13,6 +13,7 @@ from ddlf.roles.generation import State
 from ddlf.roles.replica import REPLICA, Replica
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.task import Reply, Task
+from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
@@ -53,7 +54,15 @@ class ShardedReplica(Replica):
     @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
-        return await self._end.merge(plan)
+        found = await self._end.merge(plan)
+        if self._end.shard is not None:
+            self._worker.on_shard(Shard(*self._end.shard, self._role[0]))
+        return found
+
+    async def close(self) -> None:
+        """See ``Replica``."""
+        self._worker.on_shard(None)
+        await super().close()
 
     @concurrent
     async def evaluate(

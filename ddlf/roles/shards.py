@@ -51,6 +51,9 @@ class ShardEnd:
         self._generations: dict[int, Generation] = {}
         self._updates: dict[tuple[int, int], EncodedUpdate] = {}  # by generation and slot
         self._news = asyncio.Condition()
+        self.shard: tuple[int, int, int, int] | None = (
+            None  # the slice stepped last: begin, end, of so many values, generation
+        )
 
     # -- what the master asks for -------------------------------------------------------------------------------------
 
@@ -93,6 +96,8 @@ class ShardEnd:
             return {"bad": str(error)}
         except Unfit as error:
             return {"weights": dataclasses.asdict(error.fault)}
+        begin, end = slices[now.owners.index(self._me)]
+        self.shard = begin, end, slices[-1][1], now.generation
         return {}
 
     # -- what a round needs -------------------------------------------------------------------------------------------

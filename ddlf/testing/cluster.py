@@ -118,6 +118,13 @@ class FaultyCluster(Cluster):
             worker.advertise = {**others, caller: f"127.0.0.1:{await proxy.start()}"}
         return self._ways[caller, called]
 
+    def recover(self) -> None:
+        """Take back what can be taken back, of all machines and of the links between them."""
+        for machine in self.machines:
+            machine.recover()
+        for proxy in self._ways.values():
+            proxy.heal()
+
     async def close(self) -> None:
         """See ``Cluster``."""
         await super().close()

@@ -10,113 +10,39 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlf.errors import ConfigError
 from ddlf.events import Event, SlotFinished, SlotStarted
-from ddlf.testing.cluster import FaultyCluster, Machine, Part
+from ddlf.testing.cluster import FaultyCluster, Part
+from ddlf.testing.faults import (
+    NAMES,
+    WRONG,
+    CutLink,
+    Hang,
+    Kill,
+    LinkFault,
+    Partition,
+    PlannedFault,
+    Reset,
+    ResetLink,
+    Slow,
+    SlowLink,
+    Wrong,
+    WrongKind,
+)
 from ddlf.testing.network import Direction
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
 
-WrongKind = Literal["nan", "zeros", "scale", "flip"]
-WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
-    "nan": lambda array: np.full_like(array, np.nan),
-    "zeros": np.zeros_like,
-    "scale": lambda array: array * 1000,
-    "flip": np.negative,
-}
-"""What becomes of each array of an update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
-    """One thing that goes wrong.
-
-    Args:
-        worker: Which one it happens to, from 1.
-        at_round: In which round, from 1.
-        after: How far into the round, as a share of the time that this worker's last slot took (of 0.1 s when there is none yet).
-    """
-
-    worker: int
-    at_round: int
-    after: float = 0.0
-
-    async def act(self, machine: Machine) -> None:
-        """Do it, and end when it is over."""
-
-    def __str__(self) -> str:
-        given = ", ".join(f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
-        return f"{NAMES[type(self)]}({given})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill(_Fault):
-    part: Part = "executor"
-    back_after_s: float | None = None
-
-    async def act(self, machine: Machine) -> None:
-        machine.kill(self.part)
-        if self.back_after_s is not None:
-            await asyncio.sleep(self.back_after_s)
-            await machine.restart()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang(_Fault):
-    seconds: float
-    part: Part = "both"
-
-    async def act(self, machine: Machine) -> None:
-        await machine.hang(self.seconds, self.part)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slow(_Fault):
-    factor: float
-    seconds: float | None = None
-
-    async def act(self, machine: Machine) -> None:
-        await machine.slow(self.factor, self.seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition(_Fault):
-    seconds: float
-    direction: Direction | None = None
-
-    async def act(self, machine: Machine) -> None:
-        await machine.partition(self.seconds, self.direction)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset(_Fault):
-    async def act(self, machine: Machine) -> None:
-        assert machine.proxy is not None
-        machine.proxy.reset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong(_Fault):
-    kind: WrongKind
-
-
-NAMES: dict[type, str] = {
-    Kill: "kill",
-    Hang: "hang",
-    Slow: "slow",
-    Partition: "partition",
-    Reset: "reset",
-    Wrong: "wrong_update",
-}
 FIRST_SLOT_S = 0.1
 NEEDS_PROXY = (Partition, Reset)
 
@@ -139,7 +65,7 @@ class FaultPlan:
                 await app.train_sync(master_epochs=6)
     """
 
-    faults: tuple[_Fault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
 
     def __str__(self) -> str:
         return "".join(["FaultPlan()", *(f".{fault}" for fault in self.faults)])
@@ -147,15 +73,19 @@ class FaultPlan:
     def __repr__(self) -> str:
         return str(self)
 
-    def _and(self, fault: _Fault) -> FaultPlan:
-        for name in ("worker", "at_round"):
-            value = getattr(fault, name)
+    def _and(self, fault: PlannedFault) -> FaultPlan:
+        for name in ("worker", "at_round", "other"):
+            value = getattr(fault, name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} counts from 1, got {value!r}")
-        for name in ("seconds", "back_after_s", "after"):
+        if isinstance(fault, LinkFault) and fault.worker == fault.other:
+            raise ConfigError(f"worker {fault.worker} has no link to itself")
+        for name in ("seconds", "back_after_s", "after", "delay_s"):
             value = getattr(fault, name, None)
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name} must be 0 or more, got {value!r}")
+        if not getattr(fault, "bytes_per_s", 1) > 0:
+            raise ConfigError(f"bytes_per_s must be more than 0, got {fault.bytes_per_s!r}")  # type: ignore[attr-defined]
         return replace(self, faults=(*self.faults, fault))
 
     def kill(
@@ -210,6 +140,31 @@ class FaultPlan:
             raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {kind!r}")
         return self._and(Wrong(worker=worker, at_round=at_round, kind=kind))
 
+    def cut_link(
+        self, *, worker: int, other: int, at_round: int, seconds: float | None = None, after: float = 0.0
+    ) -> FaultPlan:
+        """Cut two workers off from each other silently, for ``seconds`` or to the end of the run; the master reaches both."""
+        return self._and(CutLink(worker=worker, other=other, at_round=at_round, seconds=seconds, after=after))
+
+    def slow_link(
+        self,
+        *,
+        worker: int,
+        other: int,
+        at_round: int = 1,
+        bytes_per_s: float = math.inf,
+        delay_s: float = 0.0,
+        seconds: float | None = None,
+        after: float = 0.0,
+    ) -> FaultPlan:
+        """Let a link between two workers carry so much and no more in either direction, each byte so much later."""
+        link = {"worker": worker, "other": other, "at_round": at_round, "seconds": seconds, "after": after}
+        return self._and(SlowLink(bytes_per_s=bytes_per_s, delay_s=delay_s, **link))  # type: ignore[arg-type]
+
+    def reset_link(self, *, worker: int, other: int, at_round: int, after: float = 0.0) -> FaultPlan:
+        """End all connections between two workers with RST."""
+        return self._and(ResetLink(worker=worker, other=other, at_round=at_round, after=after))
+
     @classmethod
     def random(
         cls,
@@ -227,11 +182,13 @@ class FaultPlan:
             workers: Workers of the cluster.
             rounds: Rounds of the run; the faults are in different (round, worker).
             faults: How many.
-            kinds: Names of this class's methods to choose from.
+            kinds: Names of this class's methods to choose from. Those of links do something where workers call workers: exchange="sharded".
         """
         unknown = set(kinds) - set(NAMES.values())
         if unknown:
             raise ConfigError(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(NAMES.values())}")
+        if workers < 2 and any(kind.endswith("_link") for kind in kinds):
+            raise ConfigError("one worker has no link to another")
         if not 0 <= faults <= workers * rounds:
             raise ConfigError(f"{faults} faults do not fit into {rounds} rounds of {workers} workers")
         chance = random.Random(seed)
@@ -249,6 +206,9 @@ class FaultPlan:
                 "partition": {"seconds": seconds, "direction": chance.choice(["to_worker", "to_master", None])},
                 "wrong_update": {"kind": chance.choice(list(WRONG))},
             }
+            if kind.endswith("_link"):
+                where["other"] = chance.choice([other for other in range(1, workers + 1) if other != worker])
+                more = {"cut_link": {"seconds": seconds}, "slow_link": {"seconds": seconds, "delay_s": seconds / 10}}
             plan = getattr(plan, kind)(**where, **more.get(kind, {}))
         return plan
 
@@ -277,6 +237,9 @@ class FaultPlan:
             machine = cluster.machine(fault.worker)
             if isinstance(fault, NEEDS_PROXY) and machine.proxy is None:
                 raise ConfigError(f"{fault} needs a proxy", hint="make the cluster with proxied=True")
+            if isinstance(fault, LinkFault):
+                cluster.machine(fault.other)
+                await fault.ways(cluster)  # before the run introduces them to each other
         injection = Injection(self, cluster)
         wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
         before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
@@ -307,13 +270,13 @@ class Injection:
     """
 
     def __init__(self, plan: FaultPlan, cluster: FaultyCluster) -> None:
-        self.done: list[tuple[float, _Fault]] = []
+        self.done: list[tuple[float, PlannedFault]] = []
         self.pending = list(plan.faults)
         self._cluster = cluster
         self._began = time.monotonic()
         self._slot_began: dict[int, float] = {}
         self._slot_took: dict[int, float] = {}
-        self._acting: dict[asyncio.Task[None], _Fault] = {}
+        self._acting: dict[asyncio.Task[None], PlannedFault] = {}
 
     def observe(self, event: Event) -> None:
         """Begin what belongs to this event."""
@@ -326,10 +289,10 @@ class Injection:
         elif isinstance(event, SlotFinished) and event.worker in self._slot_began:
             self._slot_took[event.worker] = time.monotonic() - self._slot_began[event.worker]
 
-    async def _act(self, fault: _Fault, delay: float) -> None:
+    async def _act(self, fault: PlannedFault, delay: float) -> None:
         await asyncio.sleep(delay)
         self.done.append((time.monotonic() - self._began, fault))
-        await fault.act(self._cluster.machine(fault.worker))
+        await fault.act(self._cluster)
 
     async def end(self) -> None:
         """Take back what still holds: thaw, heal, end slowness, start again who was to come back.
@@ -341,8 +304,7 @@ class Injection:
         for task in self._acting:
             task.cancel()
         outcomes = await asyncio.gather(*self._acting, return_exceptions=True)
-        for machine in self._cluster.machines:
-            machine.recover()
+        self._cluster.recover()
         for fault, outcome in zip(self._acting.values(), outcomes, strict=True):
             late = isinstance(outcome, asyncio.CancelledError) and id(fault) in began
             if late and isinstance(fault, Kill) and fault.back_after_s is not None:

@@ -23,6 +23,10 @@ _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
 _HELD = struct.Struct("<QQ")  # data sets, and their bytes
 _HELD_AT = 800
+_SHARD = struct.Struct(
+    "<QQQQ32s"
+)  # its first value, the one behind the last, values of the whole model (0: none), version, run
+_SHARD_AT = 832
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
 _LEASE_END = _LEASE_AT + _LEASE_BYTES
@@ -44,6 +48,24 @@ class Running(NamedTuple):
     id: int
     name: str
     seconds: float
+
+
+class Shard(NamedTuple):
+    """A slice of a run's weights that is kept here.
+
+    Args:
+        begin: Number of its first value, of all values of the model one after the other.
+        end: Number of the one behind its last.
+        of: Values of the model.
+        version: Of its values.
+        run: Name of the run.
+    """
+
+    begin: int
+    end: int
+    of: int
+    version: int
+    run: str
 
 
 class Activity:
@@ -83,6 +105,17 @@ class Activity:
         """What ``hold`` said last."""
         count, nbytes = _HELD.unpack_from(self._page, _HELD_AT)
         return count, nbytes
+
+    def show_shard(self, shard: Shard | None) -> None:
+        """Say which slice of a run's weights is kept here now."""
+        begin, end, of, version, run = shard or (0, 0, 0, 0, "")
+        _SHARD.pack_into(self._page, _SHARD_AT, begin, end, of, version, run.encode(errors="replace")[:32])
+
+    @property
+    def shard(self) -> Shard | None:
+        """What ``show_shard`` said last."""
+        begin, end, of, version, run = _SHARD.unpack_from(self._page, _SHARD_AT)
+        return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace")) if of else None
 
     @property
     def written(self) -> int:

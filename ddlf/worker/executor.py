@@ -95,6 +95,7 @@ class Executor:
         self.peers = worker.peers
         if activity is not None:
             self.peers.lease = lambda: activity.lease
+            worker.on_shard = activity.show_shard
         self.peers.changed = self.end_sessions_without_lease
         self._hosting = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell

@@ -21,6 +21,7 @@ import numpy as np
 
 from ddlf.data.held import HeldData
 from ddlf.iworker import IWorker, awaited
+from ddlf.worker.activity import Shard
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.peers import Peers
 
@@ -39,6 +40,7 @@ class Worker(IWorker):
         variables: The values set by ``set_variable``, by name.
         datasets: Loaded data sets of this run and the one before, by content hash or name; they serve later runs without loading again.
         on_tell: Takes what ``tell`` is given.
+        on_shard: Takes the ``Shard`` that one of its roles keeps now, for ``ddlf status``; None for none.
         peers: Other workers that its roles may call.
     """
 
@@ -50,6 +52,7 @@ class Worker(IWorker):
         self.datasets = datasets
         self._methods = methods
         self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
+        self.on_shard: Callable[[Shard | None], None] = lambda shard: None
         self._namespace: dict[str, Any] = {"self": self}
         self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._compute: ThreadPoolExecutor | None = None

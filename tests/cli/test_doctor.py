@@ -13,6 +13,7 @@ from ddlf.cli import doctor as module
 from ddlf.cli import verbs
 from ddlf.cli.doctor import doctor, examine
 from ddlf.net.dial import dial
+from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
 from ddlf.tokens import new_token
 from ddlf.wire.handshake import MAGIC, PREAMBLE, Role
@@ -81,8 +82,29 @@ async def test_nothing_is_found_in_a_healthy_cluster(daemons, capsys):
     assert all(
         "the same versions; 4 cores, 8.0 of 16.0 GB memory free" in line and " MB/s" in line for line in lines[4:6]
     )
-    assert lines[6:] == ["", "nothing found"]
+    assert lines[6:] == ["pairs     2 of 2 ways from worker to worker work", "", "nothing found"]
     assert TOKEN.decode() not in "".join(lines)
+
+
+async def test_a_pair_of_workers_without_a_way_is_named(daemons, free_port, monkeypatch):
+    ports, known = [daemon.port for daemon in daemons], InProcessDaemon.addresses
+
+    def addresses(self):
+        elsewhere = {"port": free_port} if self.port == ports[1] else {}
+        return known(self) | elsewhere
+
+    monkeypatch.setattr(InProcessDaemon, "addresses", addresses)
+    (finding,) = await findings(*ports)
+    assert finding.where == (f"worker 1 (127.0.0.1:{ports[0]})",)
+    assert finding.what.startswith(f"it has no way to worker 2 (127.0.0.1:{ports[1]}): ")
+    assert "nothing listens there" in finding.what
+    assert finding.exit_code == 1
+
+
+async def test_pairs_are_not_tried_beside_somebodys_run(daemons, capsys):
+    async with connected(daemons[1].port):
+        assert await doctor(options(*(daemon.port for daemon in daemons))) == 0
+    assert "pairs " not in capsys.readouterr().out
 
 
 async def test_without_a_cluster_this_machine_alone_is_looked_at(capsys, monkeypatch, free_port):

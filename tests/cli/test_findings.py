@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.cli.findings import Finding, joined, of_clock, of_error, of_machine, of_speeds, of_versions
+from ddlf.cli.findings import Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.errors import AuthError, ConfigError
 from tests.cli.facts import machine
 
@@ -107,6 +107,14 @@ def test_a_way_is_slow_by_itself_or_beside_the_others():
         (("b",), "112.0 MB/s to it, 30.0 MB/s from it: 27% of the usual speed")
     ]
     assert "--codec int8" in slow[0].do
+
+
+def test_what_is_wrong_between_two_workers_is_one_finding_of_all_to_whom_it_happens():
+    pairs = [("worker 1", "worker 3", "refused"), ("worker 2", "worker 3", "refused")]
+    (finding,) = joined(of_pair(*pair) for pair in pairs)
+    assert finding.where == ("worker 1", "worker 2")
+    assert finding.what == "it has no way to worker 3: refused"
+    assert "--advertise" in finding.do
 
 
 def test_errors_come_first_and_the_same_finding_of_several_machines_is_one():

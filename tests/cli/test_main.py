@@ -16,10 +16,12 @@ import sys
 import pytest
 
 from ddlf.cli import verbs
-from ddlf.cli.bench import Way, slow
+from ddlf.cli.bench import Way, slow, slow_pairs
 from ddlf.cli.main import main
+from ddlf.cli.status import shown
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConnectError
 from tests.patience import PATIENCE_S
 from tests.processes import command, is_listening, python
 
@@ -233,6 +235,12 @@ def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(
     assert "  unreachable: connection refused" in ended.stdout.splitlines()[1]
 
 
+def test_status_says_which_shard_a_worker_keeps():
+    shard = {"begin": 10, "end": 1_250_000, "of": 10_000_000, "version": 7, "run": "3f2a"}
+    assert shown(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
+    assert shown(None) == []
+
+
 def test_status_as_json_has_a_row_for_each_worker(half):
     _, options = half
     answers = json.loads(ddlf("status", "--json", *options).stdout)
@@ -369,6 +377,29 @@ def test_bench_as_json_has_positive_figures(half):
     assert found[0].pop("address") == f"127.0.0.1:{first.port}"
     assert set(found[0]) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
     assert all(value > 0 for value in found[0].values())
+
+
+def test_bench_measures_pairs_of_workers_and_leaves_them_free(standing):
+    _, options = standing
+    found = json.loads(ddlf("bench", "--megabytes", "1", "--pairs", "--json", *options).stdout)
+    assert len(found["workers"]) == 2
+    (pair,) = found["pairs"]
+    assert (pair.pop("from"), pair.pop("to")) == (1, 2)
+    assert set(pair) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
+    assert all(value > 0 for value in pair.values())
+    ended = ddlf("bench", "--megabytes", "1", "--pairs", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"  1 - 2    call +[\d.]+ ms, .*; there +[\d,]+ MB/s, back +[\d,]+ MB/s", ended.stdout)
+
+
+def test_bench_names_the_pair_that_is_much_slower_than_the_others():
+    first, second, third = (ProxyWorker("pc", port, b"token", id=port) for port in (1, 2, 3))
+    ways = [Way(0.001, 0.002, 110, 112), Way(0.001, 0.002, 112, 11), Way(0.001, 0.002, 108, 109)]
+    pairs = list(zip([first, first, second], [second, third, third], ways, strict=True))
+    assert slow_pairs(pairs) == [
+        "the way from worker 3 (pc:3) to worker 1 (pc:1) has 10% of the usual speed between workers"
+    ]
+    assert slow_pairs([*pairs[:2], (second, third, ConnectError("no way"))]) == []
 
 
 def test_bench_names_the_way_that_is_much_slower_than_the_others():

@@ -1,6 +1,7 @@
 """Faults happen where the plan says, can be printed and replayed, and wrong updates are wrong on the worker that is named."""
 
 import asyncio
+import contextlib
 import time
 
 import numpy as np
@@ -16,12 +17,31 @@ from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
 from ddlf.training.opening import crew_of
+from ddlf.worker.methods import concurrent, offered
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 from tests.training.models import Quick, equal
 from tests.training.models import app as blobs_app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Ways:
+    """A role whose worker says something to another one."""
+
+    def __init__(self, worker, run):
+        self._worker, self._role = worker, (run, "ways")
+
+    @concurrent
+    async def say(self, other):
+        await self._worker.peers[other].call(self._role, "hear")
+
+    @offered
+    async def hear(self):
+        pass
+
+    async def close(self):
+        pass
 
 
 class App(IApp):
@@ -68,6 +88,9 @@ async def test_a_plan_prints_the_python_that_makes_it_again():
         .partition(worker=2, at_round=2, seconds=3, direction="to_master")
         .reset(worker=2, at_round=9)
         .wrong_update(worker=1, at_round=2, kind="nan")
+        .cut_link(worker=1, other=2, at_round=3, seconds=1.5)
+        .slow_link(worker=2, other=1, at_round=4, bytes_per_s=1e6, delay_s=0.1)
+        .reset_link(worker=1, other=2, at_round=5, after=0.5)
     )
     assert eval(str(plan)) == plan
     assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
@@ -89,6 +112,10 @@ async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed()
         (lambda: FaultPlan().hang(worker=1, at_round=True, seconds=1), "at_round counts from 1"),
         (lambda: FaultPlan().hang(worker=1, at_round=1, seconds=-1), "seconds must be 0 or more"),
         (lambda: FaultPlan().wrong_update(worker=1, at_round=1, kind="odd"), "nan, zeros, scale, flip"),
+        (lambda: FaultPlan().cut_link(worker=1, other=0, at_round=1), "other counts from 1, got 0"),
+        (lambda: FaultPlan().reset_link(worker=2, other=2, at_round=1), "worker 2 has no link to itself"),
+        (lambda: FaultPlan().slow_link(worker=1, other=2, bytes_per_s=0), "bytes_per_s must be more than 0"),
+        (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["cut_link"]), "one worker has no link to another"),
         (lambda: FaultPlan.random(1, workers=1, rounds=1, faults=2), "do not fit"),
         (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "no such kind: kil"),
     ],
@@ -183,6 +210,48 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
         app.starts(2, 1)
         await until(lambda: injection.done)
         assert time.monotonic() - begin >= 0.2
+
+
+async def test_a_link_between_two_workers_is_cut_slow_and_reset_while_the_master_reaches_both():
+    async with in_process_cluster(3) as cluster:
+        made, role = App(cluster), ("run", "ways")
+        plan = (
+            FaultPlan()
+            .cut_link(worker=1, other=2, at_round=1, seconds=0.3)
+            .slow_link(worker=2, other=1, at_round=2, delay_s=0.2)
+            .reset_link(worker=1, other=2, at_round=3)
+        )
+        async with plan.on(made) as injection:
+            for worker in cluster.workers:
+                await worker.call(role, "open", Ways, "run")
+            await cluster.introduce(cluster.workers, "run")
+            there, back = await cluster.between(1, 2), await cluster.between(2, 1)
+            first = cluster.workers[0]
+
+            async def seconds():
+                begin = time.monotonic()
+                await first.call(role, "say", 2)
+                return time.monotonic() - begin
+
+            await seconds()
+            made.starts(1, 1)
+            await until(lambda: there.fault("to_worker", "data").stopped and back.fault("to_master", "data").stopped)
+            assert await first.run_code("1") == 1
+            assert await seconds() > 0.1
+            made.starts(2, 2)
+            await until(lambda: back.fault("to_worker", "data").delay_s)
+            assert await seconds() > 0.3  # there and back
+            connections = there.connections
+            made.starts(3, 1)
+            await until(lambda: len(injection.done) == 3)
+            async with asyncio.timeout(PATIENCE_S):
+                while there.connections == connections:
+                    with contextlib.suppress(DDLFError):  # the one that ends
+                        await first.call(role, "say", 2)
+        assert not there.fault("to_worker", "data").delay_s
+        with pytest.raises(ConfigError, match="workers 1 to 3"):
+            async with FaultPlan().cut_link(worker=1, other=4, at_round=1).on(made):
+                pass
 
 
 async def test_a_fault_that_did_not_happen_is_an_error(app):

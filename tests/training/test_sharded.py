@@ -108,6 +108,15 @@ async def test_trained_twice_in_a_row_it_is_the_same_bits():
     assert bits(runs[1]) == bits(runs[0])
 
 
+async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
+    run = await trained(workers=3)
+    shards = [worker.end.shard for worker in run.cluster.workers]
+    size = sum(array.size for array in START.values())
+    assert [begin for begin, *_ in shards] == [0, *(end for _, end, *_ in shards[:-1])]
+    assert [shard[2:] for shard in shards] == [(size, ROUNDS)] * 3
+    assert shards[-1][1] == size
+
+
 # --- what goes through the master ---------------------------------------------------------------------------------------
 
 

@@ -225,6 +225,7 @@ complete -c ddlf -n '_shtab_ddlf_using bench' -l timeout -x -d 'seconds to wait 
 complete -c ddlf -n '_shtab_ddlf_using bench' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using bench' -l megabytes -x -d 'of a transfer (default: 32)'
 complete -c ddlf -n '_shtab_ddlf_using bench' -l limit -x -d 'seconds for one worker (default: 60)'
+complete -c ddlf -n '_shtab_ddlf_using bench' -l pairs -d 'also the ways between workers, which nobody else may use meanwhile'
 complete -c ddlf -n '_shtab_ddlf_using bench' -l json -d 'print JSON'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a data -d 'make, check and show data sets of many files'
 complete -c ddlf -n '_shtab_ddlf_using data' -s h -l help -d 'show this help message and exit'

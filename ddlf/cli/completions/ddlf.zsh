@@ -87,6 +87,7 @@ _shtab_ddlf_bench_options=(
   {-v,--verbose,--debug}"[show the traceback of an error]"
   "--megabytes[of a transfer (default\: 32)]:N:"
   "--limit[seconds for one worker (default\: 60)]:S:"
+  "--pairs[also the ways between workers, which nobody else may use meanwhile]"
   "--json[print JSON]"
 )
 

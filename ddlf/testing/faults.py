@@ -1,0 +1,161 @@
+"""What a plan can have go wrong, each as a value that does it. Runs on the master; wrong updates on workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from ddlf.testing.cluster import FaultyCluster, Part
+from ddlf.testing.network import Direction, Fault, FaultProxy
+
+WrongKind = Literal["nan", "zeros", "scale", "flip"]
+WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
+    "nan": lambda array: np.full_like(array, np.nan),
+    "zeros": np.zeros_like,
+    "scale": lambda array: array * 1000,
+    "flip": np.negative,
+}
+"""What becomes of each array of an update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """One thing that goes wrong.
+
+    Args:
+        worker: Which one it happens to, from 1.
+        at_round: In which round, from 1.
+        after: How far into the round, as a share of the time that this worker's last slot took (of 0.1 s when there is none yet).
+    """
+
+    worker: int
+    at_round: int
+    after: float = 0.0
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        """Do it, and end when it is over."""
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
+        return f"{NAMES[type(self)]}({given})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(PlannedFault):
+    part: Part = "executor"
+    back_after_s: float | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        machine = cluster.machine(self.worker)
+        machine.kill(self.part)
+        if self.back_after_s is not None:
+            await asyncio.sleep(self.back_after_s)
+            await machine.restart()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang(PlannedFault):
+    seconds: float
+    part: Part = "both"
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        await cluster.machine(self.worker).hang(self.seconds, self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow(PlannedFault):
+    factor: float
+    seconds: float | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        await cluster.machine(self.worker).slow(self.factor, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(PlannedFault):
+    seconds: float
+    direction: Direction | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        await cluster.machine(self.worker).partition(self.seconds, self.direction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(PlannedFault):
+    async def act(self, cluster: FaultyCluster) -> None:
+        proxy = cluster.machine(self.worker).proxy
+        assert proxy is not None
+        proxy.reset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong(PlannedFault):
+    kind: WrongKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFault(PlannedFault):
+    """One thing that goes wrong between two workers, whichever of them has dialled the other.
+
+    Args:
+        other: The other worker, from 1.
+    """
+
+    other: int
+
+    async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:
+        """What carries the bytes: a connection in either direction."""
+        return [await cluster.between(*two) for two in ((self.worker, self.other), (self.other, self.worker))]
+
+    async def during(self, cluster: FaultyCluster, fault: Fault, seconds: float | None) -> None:
+        """Have it happen to all bytes on that link, for so long or until it is taken back."""
+        ways = await self.ways(cluster)
+        for way in ways:
+            way.set(fault)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            for way in ways:
+                way.heal()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutLink(LinkFault):
+    seconds: float | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        await self.during(cluster, Fault(stopped=True), self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink(LinkFault):
+    bytes_per_s: float = math.inf
+    delay_s: float = 0.0
+    seconds: float | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        await self.during(cluster, Fault(bytes_per_s=self.bytes_per_s, delay_s=self.delay_s), self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetLink(LinkFault):
+    async def act(self, cluster: FaultyCluster) -> None:
+        for way in await self.ways(cluster):
+            way.reset()
+
+
+NAMES: dict[type, str] = {
+    Kill: "kill",
+    Hang: "hang",
+    Slow: "slow",
+    Partition: "partition",
+    Reset: "reset",
+    Wrong: "wrong_update",
+    CutLink: "cut_link",
+    SlowLink: "slow_link",
+    ResetLink: "reset_link",
+}
