@@ -107,7 +107,7 @@ def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # importing TensorFlow takes three times as long without bytecode
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = [sys.executable, "-m", module, *arguments]
-    begin, busy, own = time.monotonic(), _busy_s(), _own_s()
+    begin, busy, own = time.monotonic(), busy_s(), _own_s()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd=ROOT, env=environment
@@ -119,11 +119,11 @@ def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
         end = "\n".join([*lines, *done.stderr.splitlines()][-30:])
         raise RuntimeError(f"{module} {arguments[0]} ended with exit code {done.returncode}:\n{end}")
     result: dict[str, Any] = json.loads(lines[-1])
-    others = None if busy is None else (_busy_s() or 0.0) - busy - (_own_s() - own)
+    others = None if busy is None else (busy_s() or 0.0) - busy - (_own_s() - own)
     return {**result, "others_cores": others and max(0.0, others) / (time.monotonic() - begin)}
 
 
-def _busy_s() -> float | None:
+def busy_s() -> float | None:
     """Seconds that all cores together were busy since the machine started, None if it does not say."""
     try:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(

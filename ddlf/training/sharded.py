@@ -45,6 +45,11 @@ NOTICED_S = 10.0
 """How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
 TRIES = 6
 """Attempts at one round, each of which met with the loss of another worker, or carries slots again after one."""
+PIECES = 16
+"""Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
+longer links idle. ``docs/LAB.md`` has the figures."""
+LEAST = 1 << 15
+"""Values in a piece: fewer, and what it costs to ask for one is most of it."""
 AT_ONCE = 8 * PIECE
 """Values that the master asks for at a time."""
 
@@ -146,7 +151,7 @@ class Sharded:
                 outer=str(self._outer),
                 trainable=self._run.facts.trainable,
                 names=self._run.facts.names,
-                piece=PIECE,
+                piece=min(PIECE, max(LEAST, self._size // (len(owners) * PIECES))),
             )
             gone = await self._carried_out(plan, {number: proxy for (number, _), proxy in alive.items()})
             if gone is None:

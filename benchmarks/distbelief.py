@@ -1,0 +1,316 @@
+"""What a round of the sharded exchange takes on limited links, beside the star and gloo: ``python -m benchmarks.distbelief [--quick]``.
+
+Each machine, the master's too, is a network namespace with a link of its own to one switch (``benchmarks.network``; Linux, root). Workers are
+real daemons and executors, the master is a real run; only what ``fit`` would compute is made up (``benchmarks.stand_in``), so a round is nothing but
+its exchange. The bound is what has to go over a link, divided by its rate: ``2 (K - 1) / K`` times the model for shards, and ``2 K`` times the model
+for the master of the star.
+
+    python -m benchmarks.distbelief --parameters 1e6,1e7 --rate 50mbit --ways sharded,gloo --torch VENV/bin/python
+
+The first round of each training is not counted, nor the one after which the master gets the model. Bytes are those of the cables, as the kernel
+counts them; links rest between rounds while the counters are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import ROOT, Spread, busy_s, machine, some_of, table
+from benchmarks.network import Network, counted
+from ddlf.tokens import new_token
+
+PORT = 9000
+REST_S = 0.3
+"""Between two rounds: what is still on its way comes."""
+END_S = 120.0
+"""For a master to bring the model home."""
+UNITS = {"mbit": 1e6, "gbit": 1e9}
+WAYS = ("sharded", "star", "gloo")
+GLOO = Path(__file__).parent / "baselines" / "gloo.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of one way.
+
+    Args:
+        way: One of ``WAYS``.
+        parameters: Of the model.
+        workers: K.
+        tls: Whether it was encrypted.
+        rate: Bytes a second of a link in each direction.
+        seconds: Of each round.
+        busiest: The most bytes that a worker's link carried in one direction, in each round.
+        uneven: The most that two workers' bytes sent differ by, as a share of the least, in each round.
+        master: Bytes through the master's link, both directions together, for each worker, in each round.
+        cores: Busy on this machine meanwhile, whatever used them.
+    """
+
+    way: str
+    parameters: int
+    workers: int
+    tls: bool
+    rate: float
+    seconds: list[float]
+    busiest: list[float]
+    uneven: list[float]
+    master: list[float]
+    cores: list[float]
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds of its bytes over a link that does nothing else."""
+        return self.least / self.rate
+
+    @property
+    def least(self) -> float:
+        """Bytes that have to go over its busiest link."""
+        times = 2 * self.workers if self.way == "star" else 2 * (self.workers - 1) / self.workers
+        return times * 4 * self.parameters
+
+
+def rate_of(text: str) -> float:
+    """Bytes a second of a rate as ``tc`` reads it."""
+    for unit, bits in UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * bits / 8
+    raise argparse.ArgumentTypeError(f"{text!r} is no rate like 200mbit")
+
+
+# -- processes on machines ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(
+    commands: Sequence[Sequence[str]], *, more: Mapping[str, str] | None = None, stderr: int | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that end with their standard input; each can be written to and read from."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(more or {})}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1)
+    processes = [subprocess.Popen(command, env=environment, cwd=ROOT, **pipes) for command in commands]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def workers_of(network: Network, token: str, *, tls: bool, folder: Path) -> Iterator[list[int]]:
+    """A worker on each machine but the first; yields the daemons' process numbers."""
+
+    def command(number: int) -> list[str]:
+        where = ("--host", network.addresses[number], "--port", str(PORT), "--state-dir", str(folder / str(number)))
+        how = () if tls else ("--insecure-plaintext",)
+        daemon = (sys.executable, "-m", "ddlf.cli.worker", "--exit-with-parent", "--ready-fd", "1", "--quiet")
+        return network.on(number, *daemon, *where, *how)
+
+    with started(
+        [command(number) for number in range(1, len(network.addresses))], stderr=subprocess.DEVNULL
+    ) as daemons:
+        for daemon in daemons:
+            print(token, file=daemon.stdin, flush=True)
+        for daemon in daemons:
+            if failure := json.loads(daemon.stdout.readline() or "{}").get("failure", "it ended"):
+                raise RuntimeError(f"a worker could not be started: {failure}")
+        yield [daemon.pid for daemon in daemons]
+
+
+def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Rounds of something that prints the seconds of each, and then waits for a line.
+
+    Args:
+        rounds: How many it has.
+        child: What prints.
+        processes: Number of a process on each machine, the master's first.
+
+    Yields:
+        Of each round the seconds, what each machine sent and received, and the cores that were busy.
+    """
+    before, busy, began = None, 0.0, 0.0
+    for _ in range(rounds):
+        line = child.stdout.readline()
+        if not line:
+            raise RuntimeError("it ended before its rounds were over")
+        time.sleep(REST_S)
+        after = counted(processes)
+        if before is not None:
+            moved = [(s - a, r - b) for (s, r), (a, b) in zip(after, before, strict=True)]
+            cores = ((busy_s() or 0.0) - busy) / (time.monotonic() - began)
+            yield {"seconds": float(line), "moved": moved, "cores": cores}
+        before, busy, began = counted(processes), busy_s() or 0.0, time.monotonic()
+        print(file=child.stdin, flush=True)
+
+
+def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]], *, tls: bool) -> Row:
+    """What the rounds of one way come to; the first machine is the master's."""
+    workers = [one["moved"][1:] for one in found]
+    sent = [[out for out, _ in machines] for machines in workers]
+    return Row(
+        way=way,
+        parameters=parameters,
+        workers=len(sent[0]),
+        tls=tls,
+        rate=rate,
+        seconds=[one["seconds"] for one in found],
+        busiest=[float(max(map(max, machines))) for machines in workers],
+        uneven=[max(of) / min(of) - 1 for of in sent],
+        master=[sum(one["moved"][0]) / len(sent[0]) for one in found],
+        cores=[one["cores"] for one in found],
+    )
+
+
+def exchanged(
+    way: str, network: Network, daemons: Sequence[int], options: argparse.Namespace, parameters: int, *, tls: bool
+) -> Row:
+    """Rounds of a training."""
+    rounds = 1 + (options.rounds if way == "sharded" else 1)
+    facts = {"exchange": way, "hosts": network.addresses[1:], "parameters": parameters, "tls": tls}
+    facts |= {"rounds": rounds + (way == "sharded"), "outer": options.outer, "codec": options.codec}
+    command = network.on(0, sys.executable, "-m", "benchmarks.distbelief", "--master", json.dumps(facts))
+    with started([command], more={"DDLF_TOKEN": options.token}) as (child,):
+        found = list(measured(rounds, child, [child.pid, *daemons]))
+    return row(way, parameters, rate_of(options.rate), found, tls=tls)
+
+
+def reduced(network: Network, options: argparse.Namespace, parameters: int) -> Row:
+    """All-reduces of gloo, by as many ranks as there are workers."""
+    world, first = len(network.addresses) - 1, network.addresses[1]
+
+    def command(rank: int) -> list[str]:
+        said = (str(rank), str(world), first, str(parameters), str(options.rounds + 1))
+        return network.on(rank + 1, options.torch, str(GLOO), *said)
+
+    environment = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
+    with (
+        started([network.on(0, "cat")]) as (nobody,),
+        started([command(rank) for rank in range(world)], more=environment) as ranks,
+    ):
+        found = list(measured(options.rounds + 1, ranks[0], [nobody.pid, *(rank.pid for rank in ranks)]))
+    return row("gloo", parameters, rate_of(options.rate), found, tls=False)
+
+
+# -- the master -----------------------------------------------------------------------------------------------------------
+
+
+async def train(facts: dict[str, Any]) -> None:
+    """Be the master: print the seconds of each round, and wait for a line after each."""
+    from benchmarks.stand_in import StandInRun
+    from ddlf import Cluster
+
+    async def on_round(record: Any) -> None:
+        print(record.seconds, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+    async with Cluster(facts["hosts"], PORT, insecure_plaintext=not facts["tls"], connect_timeout_s=60) as cluster:
+        rules = {name: facts[name] for name in ("exchange", "outer", "codec")}
+        run = StandInRun(cluster, facts["parameters"], master_epochs=facts["rounds"], **rules)
+        run.on_round = on_round  # type: ignore[method-assign]
+        await run.train_model()
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------------
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+def report(rows: Sequence[Row]) -> str:
+    """A table of all that was measured."""
+    head = ("way", "parameters", "TLS", "round", "bound", "x bound", "busiest link", "x least", "shards differ")
+    lines = [[*head, "through the master, per worker", "cores busy"]]
+    for one in rows:
+        seconds, busiest = Spread.of(one.seconds), Spread.of(one.busiest).median
+        busiest = busiest if one.way != "star" else max(one.master) * one.workers / 2
+        lines.append(
+            [
+                one.way,
+                f"{one.parameters / 1e6:g} M",
+                "yes" if one.tls else "no",
+                f"{seconds.text()} s",
+                f"{one.bound_s:.2f} s",
+                f"{seconds.median / one.bound_s:.2f}",
+                size(busiest),
+                f"{busiest / (one.least / (2 if one.way == 'star' else 1)):.3f}",
+                "-" if one.way == "star" else f"{Spread.of(one.uneven).median:.1%}",
+                "-" if one.way == "gloo" else size(Spread.of(one.master).median),
+                f"{Spread.of(one.cores).median:.1f}",
+            ]
+        )
+    return table(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.distbelief", description=(__doc__ or "").partition("\n")[0]
+    )
+    result.add_argument("--workers", type=int, default=8)
+    result.add_argument("--parameters", default="1e6,1e7,1e8", help="of the models (default: %(default)s)")
+    result.add_argument("--rate", default="200mbit", help="of each link, in each direction (default: %(default)s)")
+    result.add_argument("--ways", type=some_of(WAYS), default=["sharded", "star"], help=", ".join(WAYS))
+    result.add_argument("--tls", type=some_of(("no", "yes")), default=["no", "yes"], help="no, yes, or no,yes")
+    result.add_argument("--rounds", type=int, default=3, help="that are measured; of the star one")
+    result.add_argument("--star-most", type=float, default=1e7, help="largest model of the star, whose rounds are long")
+    result.add_argument("--outer", default="subtract", help="the outer optimizer")
+    result.add_argument("--codec", default="float32", help="of updates")
+    result.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that has torch, for gloo")
+    result.add_argument("--quick", action="store_true", help="1 and 10 M parameters, of the star 1 M; under 3 minutes")
+    result.add_argument("--json", type=Path, metavar="FILE")
+    result.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
+    return result
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    """The command."""
+    options = parser().parse_args(argv)
+    if options.master is not None:
+        asyncio.run(train(options.master))
+        return []
+    if options.quick:
+        options.parameters, options.star_most, options.rounds = "1e6,1e7", 1e6, 2
+    sizes, options.token, rows = [int(float(one)) for one in options.parameters.split(",")], new_token(), []
+    with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
+        for said in options.tls:
+            tls = said == "yes"
+            with workers_of(network, options.token, tls=tls, folder=Path(folder, said)) as daemons:
+                for parameters in sizes:
+                    for way in options.ways:
+                        if way == "gloo":
+                            if not tls:
+                                rows.append(reduced(network, options, parameters))
+                        elif way == "sharded" or (parameters <= options.star_most and not tls):
+                            rows.append(exchanged(way, network, daemons, options, parameters, tls=tls))
+    print(report(rows))
+    if options.json:
+        found = {"machine": machine(), "rate": options.rate, "rows": [asdict(one) for one in rows]}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

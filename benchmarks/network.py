@@ -1,0 +1,113 @@
+"""Machines at one switch, each with a limited link, on this computer: network namespaces. Linux, root; the computer's own network is not touched.
+
+Every machine has one cable to the switch, limited in both directions by ``tbf`` of the kernel: frames count with their headers, so of 200 Mbit/s at
+most 191 are what programs send. The counters of the cables are the kernel's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+BURST = "80kb"
+"""What may pass at once: one of the largest pieces that the kernel sends, so that it is not cut up on its way for nothing."""
+LATENCY = "100ms"
+"""As much waits at either end of a link before packets are dropped: 2.5 MB at 200 Mbit/s, as in a switch."""
+
+
+def ip(*arguments: str) -> None:
+    """Run ``ip``.
+
+    Raises:
+        RuntimeError: It failed; the text is what it said.
+    """
+    run("ip", *arguments)
+
+
+def run(*command: str) -> None:
+    """Run a command.
+
+    Raises:
+        RuntimeError: It failed; the text is what it said.
+    """
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def available() -> bool:
+    """Whether this user may make namespaces here, with bridges and limited links."""
+    try:
+        with Network(1, "1gbit"):
+            return True
+    except (OSError, RuntimeError):
+        return False
+
+
+class Network:
+    """Some machines at a switch. Use as a context manager.
+
+    Args:
+        machines: How many.
+        rate: Of each link in each direction, as ``tc`` reads it: ``"200mbit"``.
+
+    Attributes:
+        addresses: One for each machine.
+    """
+
+    def __init__(self, machines: int, rate: str) -> None:
+        self._names = [f"ddlf-{os.getpid()}-{number}" for number in range(machines)]
+        self._switch = f"ddlf-{os.getpid()}-switch"
+        self._rate = rate
+        self.addresses = [f"10.214.0.{number + 1}" for number in range(machines)]
+
+    def __enter__(self) -> Network:
+        try:
+            ip("netns", "add", self._switch)
+            ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self._switch, "link", "set", "bridge", "up")
+            for number, name in enumerate(self._names):
+                self._plug_in(number, name)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in (*self._names, self._switch):
+            with contextlib.suppress(RuntimeError):
+                ip("netns", "delete", name)
+
+    def _plug_in(self, number: int, name: str) -> None:
+        port = f"port{number}"
+        ip("netns", "add", name)
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name", port, "netns", self._switch)
+        ip("-n", name, "address", "add", f"{self.addresses[number]}/24", "dev", "cable")
+        ip("-n", name, "link", "set", "cable", "up")
+        ip("-n", self._switch, "link", "set", port, "master", "bridge")
+        ip("-n", self._switch, "link", "set", port, "up")
+        for there, device in ((name, "cable"), (self._switch, port)):
+            shape = ("root", "tbf", "rate", self._rate, "burst", BURST, "latency", LATENCY)
+            run("tc", "-n", there, "qdisc", "add", "dev", device, *shape)
+
+    def on(self, machine: int, *command: str) -> list[str]:
+        """The words that run a command on a machine, counted from 0."""
+        return ["ip", "netns", "exec", self._names[machine], *command]
+
+
+def counted(processes: Sequence[int]) -> list[tuple[int, int]]:
+    """Bytes that the cables of machines have sent and received so far.
+
+    Args:
+        processes: Number of a process that runs on each.
+    """
+    found = []
+    for process in processes:
+        lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()
+        (cable,) = (line.partition(":")[2].split() for line in lines if line.strip().startswith("cable:"))
+        found.append((int(cable[8]), int(cable[0])))
+    return found

@@ -1,0 +1,128 @@
+"""A run whose workers exchange what no model has computed: for measuring the exchange alone, with models of any size. No Keras.
+
+The master's side is that of every run, and so is a worker's end of the exchange, with its connections; in the place of local training is an update
+that was made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from ddlf.roles.exchange import read_weights, send_update
+from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.replica import REPLICA
+from ddlf.roles.sharded import ShardedReplica
+from ddlf.roles.shards import ShardEnd
+from ddlf.roles.task import Reply, Task
+from ddlf.testing import FakeRun
+from ddlf.training import start
+from ddlf.training.crew import Crew
+from ddlf.training.reporting import hooked
+
+
+def tensors(parameters: int) -> list[int]:
+    """Sizes of the tensors of a model: one has 90 % of all values, as a table of words often has."""
+    rest = parameters // 10
+    return [parameters - rest, *([rest // 4] * 3), rest - rest // 4 * 3]
+
+
+class StandIn(ShardedReplica):
+    """In the place of a worker's replica.
+
+    Args:
+        worker: Worker that it is on.
+        run: Name of the run.
+        sizes: Of the model's tensors.
+    """
+
+    def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
+        self._worker = worker
+        self._role = (run, REPLICA)
+        self._end = ShardEnd(worker.id, self._ask)
+        self._like = [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
+        chance = np.random.default_rng(worker.id)
+        some = chance.normal(scale=1e-3, size=1 << 16).astype(np.float32)
+        self._update = [np.resize(some, size) for size in sizes]
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``."""
+        asked = Task.from_message(task)
+        if "generation" in asked.weights:
+            await self._end.have(asked.weights["generation"], asked.weights["at"], self._like)
+        reply: Reply = await self._worker.compute(self._carry, asked)
+        return reply.to_message()
+
+    def _carry(self, task: Task) -> Reply:
+        update, _, error = send_update(task.codec, self._update, [False] * len(self._like), None)
+        if "generation" in task.weights:
+            update = self._end.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
+        else:
+            read_weights(task.weights, None, self._like)
+        return Reply(
+            task=task,
+            update=update,
+            codec_error=error,
+            samples=len(task.indices),
+            fed=None,
+            metrics={"loss": 0.0},
+            counted=NOTHING_COUNTED,
+            compute_s=1e-3,
+            stopped=False,
+            state={},
+        )
+
+    async def stop(self) -> None:
+        """See ``Replica``."""
+
+    async def close(self) -> None:
+        """See ``Role``."""
+
+
+class StandInRun(FakeRun):
+    """A run of them.
+
+    Args:
+        cluster: Real workers, which are connected.
+        parameters: Of the model.
+        settings: As of ``FakeRun``.
+    """
+
+    samples = 800
+    optimizer_state = "fresh"
+
+    def __init__(self, cluster: Any, parameters: int, **settings: Any) -> None:
+        self.sizes = tensors(parameters)
+        begin = {f"tensor{i}": np.zeros(size, np.float32) for i, size in enumerate(self.sizes)}
+        super().__init__(cluster, start=begin, slots=cluster.N, **settings)
+
+    def on_event(self, event: Any) -> None:
+        """Nobody looks."""
+
+    async def _train(self, mode: str, *given: int | None, fresh: bool) -> Any:
+        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
+
+
+@asynccontextmanager
+async def _crew_of(app: StandInRun, seed: int, *, backups: bool, run: str) -> AsyncIterator[tuple[Crew, int]]:
+    """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
+
+    async def open_worker(worker: Any) -> None:
+        await worker.call((run, REPLICA), "open", StandIn, run, app.sizes)
+
+    app._run, app._content = run, "made up"
+    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
+    async with (
+        Crew(app.cluster, open_worker, app._tell, backups=False) as crew,
+        hooked(app, crew.end),
+    ):
+        await crew.ready()
+        try:
+            yield crew, app.samples
+        finally:
+            closing = (worker.call((run, REPLICA), "close") for worker in app.cluster.workers)
+            await asyncio.gather(*closing, return_exceptions=True)
