@@ -28,16 +28,19 @@ def add(verbs: Verbs) -> None:
         "split",
         "data:split",
         "write a source as partition files",
-        "Write arrays (.npz, .npy, a folder of .npy), a table (.csv) or images (a folder for each class) into a new folder as partition files "
-        "with a manifest. The samples are mixed as a whole, however large the source is. What is broken off leaves nothing that could be read; "
-        "the same command begins anew.",
+        "Write arrays (.npz, .npy, a folder of .npy), a table (.csv, .parquet), samples (.tar, .tfrecord) or images (a folder for each class) into a "
+        "new folder as partition files with a manifest. The samples are mixed as a whole, however large the source is. What is broken off leaves "
+        "nothing that could be read; the same command begins anew.",
         "ddlf data split mnist.npz /shared/mnist                       # x_train, y_train as x, y",
         "ddlf data split mnist.npz /shared/mnist-test --part test",
         "ddlf data split photos /shared/photos --image-size 64x64 --files 12",
         "ddlf data split table.csv /shared/table --label price --file-samples 100000",
+        "ddlf data split shards /shared/shards --columns x=image,y=label        # a folder of .tar, .parquet or .tfrecord",
         "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
     )
-    split.add_argument("source", type=Path, metavar="SOURCE", help=".npz, .npy, .csv, or a folder")
+    split.add_argument(
+        "source", type=Path, metavar="SOURCE", help=".npz, .npy, .csv, .parquet, .tar, .tfrecord, or a folder"
+    )
     split.add_argument("place", metavar="PLACE", help="folder or URL that is empty or not there yet")
     split.add_argument(
         "--shuffle",
@@ -47,7 +50,7 @@ def add(verbs: Verbs) -> None:
         metavar="HOW",
     )
     split.add_argument("--seed", type=number("seed", 0), metavar="N", help="of the shuffle (default: 0)")
-    split.add_argument("--columns", default="", metavar="A,B=C", help="arrays that are meant; new=old renames one")
+    split.add_argument("--columns", default="", metavar="A,B=C", help="columns that are meant; new=old renames one")
     split.add_argument(
         "--part", choices=("train", "val", "test"), default="", metavar="NAME", help="arrays x_NAME, y_NAME, w_NAME"
     )

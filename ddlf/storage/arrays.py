@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage.manifest import KINDS, Column, check_columns
-from ddlf.storage.sources import Rows, row_type
+from ddlf.storage.sources import Rows, chosen, row_type
 
 MAX_MEMBERS = 1000
 
@@ -41,6 +41,8 @@ class Arrays:
             self._open: dict[str, Callable[[], Any]] = self._members()
             names = self._chosen(columns, part)
             heads = {new: self._head(old) for new, old in names.items()}
+        except (ConfigError, DatasetError):
+            raise
         except (zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
             raise DatasetError(f"{path} cannot be read ({error})", hint="copy it again") from None
         self._names = names
@@ -82,13 +84,7 @@ class Arrays:
             if not found:
                 raise ConfigError(f"{self._path} has no array of {part}: it has {', '.join(there)}")
             return found
-        pairs = [(name.partition("=")[0], name.rpartition("=")[2]) for name in columns.split(",")] if columns else []
-        for _, old in pairs:
-            if old not in there:
-                raise ConfigError(f"{self._path} has no array {old!r}", hint=f"it has {', '.join(there)}")
-        if len({new for new, _ in pairs}) != len(pairs):
-            raise ConfigError(f"--columns {columns} gives one name twice")
-        return dict(pairs) if pairs else {name: name for name in there}
+        return chosen(columns, there, self._path, {}, "array")
 
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array, if its bytes are all there and come row by row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ddlf.storage.manifest import Column
 from ddlf.storage.sources import Rows, row_type
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MAX_PIXELS = 100_000_000
 SHAPES = {"L": 1, "RGB": 3}
 
@@ -31,19 +32,7 @@ class Images:
     """
 
     def __init__(self, path: Path, image_size: str = "") -> None:
-        try:
-            import PIL.Image
-        except ImportError:
-            raise DatasetError(
-                "images need Pillow, which is not installed", hint="install it: pip install 'ddlf[images]'"
-            ) from None
-        self._pillow = PIL.Image
-        self._size = None
-        if image_size:
-            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
-            if not found:
-                raise ConfigError(f"--image-size must be width x height, got {image_size!r}", hint="for instance 64x64")
-            self._size = int(found[1]), int(found[2])
+        self._decoder = Decoder(image_size)
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         files = [
             [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
@@ -55,7 +44,7 @@ class Images:
             raise DatasetError(
                 f"in {path} is neither a .npy file nor a folder of images", hint="make a folder for each class"
             )
-        first = self._pixels(self._files[0][0])
+        first = self._decoder.pixels(self._files[0][0], str(self._files[0][0]))
         self.samples = len(self._files)
         self.columns = {"x": Column("uint8", first.shape), "y": Column("int64", ())}
 
@@ -65,7 +54,7 @@ class Images:
             files = self._files[start : start + at_once]
             rows = np.empty(len(files), row_type(self.columns))
             for row, (file, label) in enumerate(files):
-                pixels = self._pixels(file)
+                pixels = self._decoder.pixels(file, str(file))
                 if pixels.shape != self.columns["x"].shape:
                     raise DatasetError(
                         f"{file} is {_said(pixels.shape)}, but {self._files[0][0]} is {_said(self.columns['x'].shape)}",
@@ -74,23 +63,62 @@ class Images:
                 rows[row] = (pixels, label)
             yield rows
 
-    def _pixels(self, file: Path) -> np.ndarray[Any, Any]:
+
+class Decoder:
+    """Makes pixels of encoded images.
+
+    Args:
+        image_size: See ``open_source``.
+
+    Raises:
+        ConfigError: ``image_size`` cannot be read.
+    """
+
+    def __init__(self, image_size: str = "") -> None:
+        self._size = None
+        if image_size:
+            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
+            if not found:
+                raise ConfigError(f"--image-size must be width x height, got {image_size!r}", hint="for instance 64x64")
+            self._size = int(found[1]), int(found[2])
+
+    def pixels(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
+        """The pixels of an image (height, width, 1 or 3) as uint8.
+
+        Args:
+            file: Where its bytes are.
+            where: Its name, for errors.
+
+        Raises:
+            DatasetError: It cannot be read or used, or Pillow is missing.
+        """
         try:
-            with self._pillow.open(file) as image:
+            import PIL.Image
+        except ImportError:
+            raise DatasetError(
+                "images need Pillow, which is not installed", hint="install it: pip install 'ddlf[images]'"
+            ) from None
+        try:
+            with PIL.Image.open(file) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
-                    raise DatasetError(f"{file} has {width * height:,} pixels", hint="make it smaller beforehand")
+                    raise DatasetError(f"{where} has {width * height:,} pixels", hint="make it smaller beforehand")
                 if image.mode not in SHAPES:
                     raise DatasetError(
-                        f"{file} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out"
+                        f"{where} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out"
                     )
                 resized = image.resize(self._size) if self._size and image.size != self._size else image
                 pixels = np.asarray(resized, np.uint8)
         except DatasetError:
             raise
         except Exception as error:  # Pillow raises of many kinds for damaged files
-            raise DatasetError(f"{file} is no image that can be read ({error})", hint="copy it again") from None
+            raise DatasetError(f"{where} is no image that can be read ({error})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def is_image(data: bytes) -> bool:
+    """Whether bytes begin as those of a PNG, JPEG, GIF, WebP, BMP or TIFF file do."""
+    return data.startswith(MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def _said(shape: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage.explained import explained
-from ddlf.storage.manifest import Column
+from ddlf.storage.manifest import NAME, Column
 
 Rows = np.ndarray[Any, Any]
 """Structured array of shape (n,) with a field for each column."""
@@ -40,12 +40,39 @@ def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
     )
 
 
+def chosen(
+    columns: str, there: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
+) -> dict[str, str]:
+    """New names of the columns that are meant, with their old ones.
+
+    Args:
+        columns: See ``open_source``.
+        there: Old names of all of them.
+        path: Of what, for errors.
+        usual: New names of some, by old name, where ``columns`` says nothing.
+        what: Word for one of them.
+
+    Raises:
+        ConfigError: There is no such column, or one name is given twice.
+    """
+    if not columns:
+        return {usual.get(name, name): name for name in there}
+    pairs = [(name.partition("=")[0], name.partition("=")[2] or name) for name in columns.split(",")]
+    for _, old in pairs:
+        if old not in there:
+            raise ConfigError(f"{path} has no {what} {old!r}", hint=f"it has {', '.join(there)}")
+    if len({new for new, _ in pairs}) != len(pairs):
+        raise ConfigError(f"--columns {columns} gives one name twice")
+    return dict(pairs)
+
+
 def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "") -> Source:
     """Find out what a path holds.
 
     Args:
-        path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, a folder of ``.npy`` files, or one with a folder of images for each class.
-        columns: Arrays of an archive that are meant, with commas; ``new=old`` gives one another name. Empty for all.
+        path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, a Parquet, tar or TFRecord file, a folder of several of these, one of ``.npy`` files,
+            one with a folder of images for each class, or a data set of partition files.
+        columns: Columns that are meant, with commas; ``new=old`` gives one another name. Empty for all.
         part: ``"train"``, ``"val"`` or ``"test"``: the arrays whose names end with that, as ``x``, ``y`` and ``w``.
         label: Name of the table's column that is the label.
         image_size: Width and height that all images are brought to, as ``"64x64"``; empty if they have one size.
@@ -56,9 +83,14 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
     """
     if not path.exists():
         raise DatasetError(f"there is no {path}", hint="name a .npz, .npy or .csv file, or a folder")
-    folder = path.is_dir()
-    kind = "arrays" if folder and any(path.glob("*.npy")) else "images" if folder else path.suffix.lower()
-    of = {"columns": (".npz", "arrays"), "part": (".npz", "arrays"), "label": (".csv",), "image_size": ("images",)}
+    kind, files = _kind(path)
+    encoded = (".parquet", ".tar", ".tfrecord")
+    of = {
+        "columns": (".npz", "arrays", *encoded),
+        "part": (".npz", "arrays"),
+        "label": (".csv", ".parquet"),
+        "image_size": ("images", *encoded),
+    }
     for name, value in {"columns": columns, "part": part, "label": label, "image_size": image_size}.items():
         if value and kind not in of[name]:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with {path}", hint="leave it out")
@@ -75,4 +107,45 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
             from ddlf.storage.tables import Table
 
             return Table(path, label)
-    raise DatasetError(f"{path} is of no kind that is known", hint="name a .npz, .npy or .csv file, or a folder")
+        if kind == "placed":
+            from ddlf.storage.again import Placed
+            from ddlf.storage.place import Folder
+
+            return Placed(Folder(path))
+        if kind == ".parquet":
+            from ddlf.storage.parquet import Parquet
+
+            return Parquet(path, files, columns=columns, label=label, image_size=image_size)
+        if kind == ".tar":
+            from ddlf.storage.tar import open_tar
+
+            return open_tar(path, files, columns=columns, image_size=image_size)
+        if kind == ".tfrecord":
+            from ddlf.storage.tfrecord import open_tfrecord
+
+            return open_tfrecord(path, files, columns=columns, image_size=image_size)
+    raise DatasetError(
+        f"{path} is of no kind that is known",
+        hint="name a .npz, .npy, .csv, .parquet, .tar or .tfrecord file, or a folder",
+    )
+
+
+def _kind(path: Path) -> tuple[str, list[Path]]:
+    """What a path holds, and its files where there may be several."""
+    if path.is_dir():
+        if (path / NAME).exists():
+            return "placed", []
+        for kind, pattern in {
+            "arrays": "*.npy",
+            ".parquet": "*.parquet",
+            ".tar": "*.tar*",
+            ".tfrecord": "*.tfrec*",
+        }.items():
+            if found := sorted(file for file in path.glob(pattern) if file.is_file()):
+                return kind, found
+        return "images", []
+    name = path.name.lower()
+    for kind, within in {".tar": (".tar", ".tgz"), ".tfrecord": (".tfrec",)}.items():
+        if any(part in name for part in within):
+            return kind, [path]
+    return path.suffix.lower(), [path]

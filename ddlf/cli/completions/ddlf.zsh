@@ -250,7 +250,7 @@ _shtab_ddlf_data_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--shuffle[global or none (default\: global)]:HOW:(global none)"
   "--seed[of the shuffle (default\: 0)]:N:"
-  "--columns[arrays that are meant\; new\=old renames one]:A,B=C:"
+  "--columns[columns that are meant\; new\=old renames one]:A,B=C:"
   "--part[arrays x_NAME, y_NAME, w_NAME]:NAME:(train val test)"
   "--label[the table\'s column that is the label]:NAME:"
   "--image-size[bring all images to one size]:WxH:"
@@ -259,7 +259,7 @@ _shtab_ddlf_data_split_options=(
   "--file-bytes[at most so much (split\: 64MB)]:SIZE:"
   "--memory[to work in (default\: a quarter of all)]:SIZE:"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":.npz, .npy, .csv, or a folder:_files"
+  ":.npz, .npy, .csv, .parquet, .tar, .tfrecord, or a folder:_files"
   ":folder or URL that is empty or not there yet:"
 )
 

@@ -1,0 +1,82 @@
+"""A source of samples that come one by one, each a few named arrays: what tar files and TFRecord files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import DatasetError
+from ddlf.storage.manifest import KINDS, Column, check_columns
+from ddlf.storage.sources import Rows, chosen, row_type
+
+Record = Mapping[str, Callable[[], np.ndarray[Any, Any]]]
+"""The arrays of a sample by name, made when they are wanted."""
+
+
+class Records:
+    """Columns are those of the first sample, and all others must have the same.
+
+    Args:
+        path: File or folder, for errors.
+        samples: How many there are.
+        read: Gives all samples in order, each with where it is.
+        columns: See ``open_source``.
+        usual: Names of columns in place of those in the files, where ``columns`` says nothing.
+
+    Raises:
+        DatasetError: There are none, or what they hold are no numbers.
+        ConfigError: There is no column of a name that was given.
+    """
+
+    classes: Sequence[str] = ()
+
+    def __init__(
+        self,
+        path: Path,
+        samples: int,
+        read: Callable[[], Iterator[tuple[str, Record]]],
+        columns: str = "",
+        usual: Mapping[str, str] | None = None,
+    ) -> None:
+        if not samples:
+            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+        self.samples, self._read = samples, read
+        self._first, first = next(read())
+        self._names = chosen(columns, list(first), path, usual or {})
+        self.columns: dict[str, Column] = {}
+        for name, old in self._names.items():
+            array = first[old]()
+            if array.dtype.kind not in KINDS:
+                raise DatasetError(
+                    f"{self._first}: {old} is no number and no image", hint="name others with --columns, or convert it"
+                )
+            self.columns[name] = Column(array.dtype.name, array.shape)
+        try:
+            check_columns(self.columns)
+        except ValueError as error:
+            raise DatasetError(f"{self._first}: {error}", hint="name others with --columns") from None
+
+    def rows(self, at_once: int) -> Iterator[Rows]:
+        """See ``Source``."""
+        records = self._read()
+        for start in range(0, self.samples, at_once):
+            rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
+            for number in range(len(rows)):
+                where, record = next(records)
+                for name, old in self._names.items():
+                    if old not in record:
+                        raise DatasetError(
+                            f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns"
+                        )
+                    array, column = record[old](), self.columns[name]
+                    if (array.dtype.name, array.shape) != (column.dtype, column.shape):
+                        raise DatasetError(
+                            f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
+                            f"{column.dtype} of shape {column.shape}",
+                            hint="bring all to one shape beforehand; images with --image-size 64x64",
+                        )
+                    rows[name][number] = array
+            yield rows
