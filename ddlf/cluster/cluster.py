@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ddlf.cluster.behaviour import is_number
 from ddlf.cluster.group import Group
 from ddlf.cluster.hosted import Hosted
-from ddlf.cluster.introduce import introduce
+from ddlf.cluster.introduce import introduce, introduced
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.look import look
 from ddlf.cluster.members import Members
@@ -272,6 +272,10 @@ class Cluster(Group):
     async def introduce(self, workers: Sequence[ProxyWorker], run: str) -> None:
         """Let workers call each other in a run, each of them every other one; see ``ddlf.cluster.introduce``."""
         await introduce(workers, run)
+
+    async def introduced(self, workers: Sequence[ProxyWorker], run: str) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
+        """The same, but returns who has no way to whom, and why, instead of raising that."""
+        return await introduced(workers, run)
 
     async def look(self) -> list[dict[str, Any]]:
         """What each worker is and does, asked of its daemon; of those that are missing, too.

@@ -41,12 +41,17 @@ async def introduce(
         WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed``, ``AppMissing`` and ``LeaseError``.
     """
     if found := await introduced(workers, run, calls=calls):
-        lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
-        more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
-        raise ConnectError(
-            "\n".join([*lines[:PAIRS_SHOWN], *more]),
-            hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
-        )
+        raise no_way(found)
+
+
+def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]]) -> ConnectError:
+    """The error for pairs without a way, as ``introduced`` gives them."""
+    lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
+    more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
+    return ConnectError(
+        "\n".join([*lines[:PAIRS_SHOWN], *more]),
+        hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
+    )
 
 
 async def introduced(

@@ -82,7 +82,7 @@ class Warned(Event):
     """Something of the app was found that is likely to be a mistake.
 
     Args:
-        about: What it is of: ``"data"``, ``"model"``, ``"callback"``, or a setting.
+        about: What it is of: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, or a setting.
         why: What was found.
     """
 

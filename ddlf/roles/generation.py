@@ -100,11 +100,13 @@ class Unreached(Exception):
     Args:
         worker: Its number.
         why: What happened, in one line.
+        link: Whether nothing passes between the two.
+        by: Number of the worker that did not reach it, if that is another one than who asks: on a way around.
     """
 
-    def __init__(self, worker: int, why: str) -> None:
+    def __init__(self, worker: int, why: str, *, link: bool = False, by: int | None = None) -> None:
         super().__init__(why)
-        self.worker, self.why = worker, why
+        self.worker, self.why, self.link, self.by = worker, why, link or by is not None, by
 
 
 def moved(part: Slice, begin: int) -> Slice:

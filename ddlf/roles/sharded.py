@@ -7,6 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.weights import Weights
+from ddlf.errors import WorkerLost
+from ddlf.roles.around import Around
 from ddlf.roles.called import App
 from ddlf.roles.evaluation import evaluate
 from ddlf.roles.generation import State
@@ -31,12 +33,19 @@ class ShardedReplica(Replica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app)
-        self._end = ShardEnd(worker.id, self._ask)
+        self._around = Around(self._call)
+        self._end = ShardEnd(worker.id, self._around.ask)
         self._role = (run, REPLICA)
         self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
 
-    async def _ask(self, worker: int, verb: str, *arguments: int) -> Any:
-        return await self._worker.peers[worker].call(self._role, verb, *arguments)
+    async def _call(self, worker: int, verb: str, *arguments: Any) -> Any:
+        peer = self._worker.peers[worker]
+        peer.refuse_silent()  # it would be dialled for seconds; the master knows a way around, or tries this one again
+        try:
+            return await peer.call(self._role, verb, *arguments)
+        except WorkerLost:  # a connection that was reset is made anew; what is asked for may be asked twice
+            peer.refuse_silent()
+            return await peer.call(self._role, verb, *arguments)
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
 
@@ -94,7 +103,17 @@ class ShardedReplica(Replica):
                 await asyncio.wait([evaluating], timeout=0.05)
             raise
 
+    @concurrent
+    async def go_around(self, ways: list[tuple[int, int]]) -> None:
+        """See ``Around``."""
+        self._around.go_around(ways)
+
     # -- verbs of other workers, and of the master when it wants the model ----------------------------------------------
+
+    @offered
+    async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:
+        """See ``Around``."""
+        return await self._around.relay(worker, verb, *arguments)
 
     @offered
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:

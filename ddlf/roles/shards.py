@@ -71,8 +71,8 @@ class ShardEnd:
             plan: A ``Plan`` as it travels.
 
         Returns:
-            What was in the way: ``me``, ``peer`` and ``why``, if that other worker did not give what it was asked for; ``bad``, if an update cannot
-            be merged; ``weights``, if what comes of it cannot be used; nothing if the weights are here.
+            What was in the way: ``me``, ``peer``, ``why`` and whether it is the ``link`` between the two, if that other worker did not give what it
+            was asked for; ``bad``, if an update cannot be merged; ``weights``, if what comes of it cannot be used; nothing if the weights are here.
         """
         now = Plan(**plan)
         base = self._generation(now.base)
@@ -91,7 +91,8 @@ class ShardEnd:
         try:
             await _all(work)
         except Unreached as error:
-            return {"me": self._me, "peer": error.worker, "why": error.why}
+            me = self._me if error.by is None else error.by
+            return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
         except BadUpdate as error:
             return {"bad": str(error)}
         except Unfit as error:

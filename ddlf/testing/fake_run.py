@@ -23,6 +23,7 @@ from ddlf.errors import ConfigError, WorkerLost
 from ddlf.history import History
 from ddlf.roles import apart, fragments
 from ddlf.roles.ahead import parts
+from ddlf.roles.around import Around
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.shards import ShardEnd
@@ -171,7 +172,8 @@ class FakeWorker:
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
-        self.kept, self.end = KeptStates(), ShardEnd(self.id, self._ask)
+        self.kept, self.around = KeptStates(), Around(self._ask)
+        self.end = ShardEnd(self.id, self.around.ask)
         self._app = app
 
     async def reconnect(self) -> None:
@@ -192,6 +194,8 @@ class FakeWorker:
             return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
         if verb == "stop":
             return None
+        if verb == "go_around":
+            return self.around.go_around(*arguments)
         if verb in ("hold", "merge", "values", "kept"):
             self.asked.append((verb, *arguments))
             answer = await getattr(self.end, verb)(*arguments)
@@ -215,7 +219,7 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
-        return await getattr(other.end, verb)(*arguments)
+        return await getattr(other.around if verb == "relay" else other.end, verb)(*arguments)
 
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
@@ -335,8 +339,9 @@ class FakeCluster:
     def take_in(self, worker: FakeWorker) -> None:
         """See ``Cluster``."""
 
-    async def introduce(self, workers: Any, run: str) -> None:
+    async def introduced(self, workers: Any, run: str) -> list[Any]:
         """They know each other."""
+        return []
 
 
 class _Turns:

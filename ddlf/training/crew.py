@@ -102,8 +102,7 @@ class Crew:
         for handle in (self._waking, self._patience):
             if handle is not None:
                 handle.cancel()
-        at_once = kind is not None and not issubclass(kind, Exception)
-        tasks = [*self._attempts.values(), *self._recovery.end(at_once=at_once)]
+        tasks = [*self._attempts.values(), *self._recovery.end(at_once=not issubclass(kind or Exception, Exception))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -329,6 +328,7 @@ class Crew:
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Go on without a worker. When none is left, its reason is why the run ends."""
         self._settle(worker)
+        self._schedule.apply(Lost(worker.id))
         if isinstance(error, LeaseError):
             self.end(error)  # somebody else leads now: this master must not go on
             return

@@ -85,6 +85,9 @@ class WeightsOut:
     async def reach(self, worker: ProxyWorker) -> None:
         """Do what must be done before a worker can have its weights: nothing, when they come from here."""
 
+    def silent(self, worker: int, other: int, why: str) -> None:
+        """Hear that a worker hears nothing of another one: nobody needs that, when both are reached from here."""
+
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
         """What brings a slot to new weights; None where it holds nothing yet."""
         if slot not in self.held:
@@ -106,6 +109,8 @@ class Outwards(Protocol):
     stays: bool
 
     async def reach(self, worker: ProxyWorker) -> None: ...
+
+    def silent(self, worker: int, other: int, why: str) -> None: ...
 
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
@@ -192,6 +197,9 @@ class Exchange:
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Tell how far a worker says that it is with a task."""
+        if facts["what"] == "silent":
+            self.weights_out.silent(worker, facts["worker"], facts["why"])
+            return
         loss = facts["loss"]
         self._emit(
             SlotMoved(

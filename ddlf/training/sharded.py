@@ -45,6 +45,8 @@ NOTICED_S = 10.0
 """How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
 TRIES = 6
 """Attempts at one round, each of which met with the loss of another worker, or carries slots again after one."""
+Gone = tuple[ProxyWorker, DDLFError | None] | None
+"""A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
 PIECES = 16
 """Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
 longer links idle. ``docs/LAB.md`` has the figures."""
@@ -125,11 +127,13 @@ class Sharded:
 
         Raises:
             BadUpdate: An update cannot be merged.
-            ConnectError: Two workers do not reach each other.
+            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
             ClusterTooSmall: Too many were lost.
         """
         has = {reply.slot: self._member(reply.worker) for reply in replies}
-        for _ in range(TRIES):
+        losses = 0
+        while losses < TRIES:
+            losses += 1
             alive = self._there.members()
             if lost := [task for task in tasks if has[task.slot] not in alive]:
                 again = {reply.slot: reply for reply in await self._run.all(lost)}
@@ -160,7 +164,9 @@ class Sharded:
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
                 return replies, Place(plan.generation, owners, state)
             worker, error = gone
-            if self._member(worker.id) in alive:
+            if error is None:
+                losses -= 1  # there are not so many links
+            elif self._member(worker.id) in alive:
                 slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
                 self._run.crew.lose(worker, slot, error)
         raise ClusterTooSmall(
@@ -233,9 +239,7 @@ class Sharded:
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
-    async def _carried_out(
-        self, plan: Plan, workers: Mapping[int, ProxyWorker]
-    ) -> tuple[ProxyWorker, DDLFError] | None:
+    async def _carried_out(self, plan: Plan, workers: Mapping[int, ProxyWorker]) -> Gone:
         """Have all owners do their part.
 
         Args:
@@ -243,11 +247,11 @@ class Sharded:
             workers: Those that are there, by number.
 
         Returns:
-            A worker that was lost meanwhile, and how; None if all is done.
+            A worker that was lost meanwhile, and how, or with None, if only a link to it was; None if all is done.
 
         Raises:
             BadUpdate: An update cannot be merged, or what comes of them cannot be used.
-            ConnectError: Two workers do not reach each other.
+            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
         """
         message = dataclasses.asdict(plan)
         owners = [workers[owner] for owner in plan.owners]
@@ -267,10 +271,8 @@ class Sharded:
         finally:
             await end_all(list(calls))
 
-    async def _in_the_way(
-        self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]
-    ) -> tuple[ProxyWorker, DDLFError] | None:
-        """Raise what a worker says was in the way, or return who was lost; None if nothing was."""
+    async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
+        """Raise what a worker says was in the way, or return who was lost, or cannot be reached; None if nothing was."""
         if "bad" in found:
             raise BadUpdate(found["bad"])
         if "weights" in found:
@@ -280,6 +282,9 @@ class Sharded:
         other = workers[found["peer"]]
         if (lost := await self._loss_of(other)) is not None:
             return other, lost
+        if found["link"]:
+            await self._there.links.cut(found["me"], found["peer"], found["why"])
+            return other, None
         raise ConnectError(
             f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",
             hint="look at the network between the two, or use exchange='star'",
@@ -342,6 +347,7 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
             replies, place = await shards.merged(round.tasks, await run.all(round.tasks))
             await shards.committed(place, replies, looks=_looks(run, round))
     finally:
+        await there.links.close()
         await to_its_end(shards.settle())
 
 

@@ -10,10 +10,10 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
-from ddlf.errors import ConnectError
 from ddlf.roles.evaluation import EVALUATION_BATCH
 from ddlf.roles.replica import REPLICA
 from ddlf.training.crew import Crew
+from ddlf.training.links import Links
 from ddlf.training.recovery import LOSS
 
 Member = tuple[int, int]
@@ -34,6 +34,7 @@ class WeightsThere:
         generation: Of the weights that rounds begin with.
         at: Workers that have them.
         begin: Sees that some have.
+        links: Links between them that are broken.
     """
 
     differences = False
@@ -49,6 +50,7 @@ class WeightsThere:
         self.generation = 0
         self.at: Sequence[Member] = ()
         self.begin: Callable[[], Awaitable[None]] = _nothing
+        self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -64,6 +66,10 @@ class WeightsThere:
         """What a task says of its weights."""
         there = self.members()
         return {"generation": self.generation, "at": [one[0] for one in self.at if one in there]}
+
+    def silent(self, worker: int, other: int, why: str) -> None:
+        """See ``Links``."""
+        self.links.silent(worker, other, why)
 
     def whole(self, weights: Weights) -> NoReturn:
         """Not for runs of this kind: what needs it is refused."""
@@ -108,7 +114,7 @@ class WeightsThere:
             worker: The one that a task goes to; None if several are to do something together.
 
         Raises:
-            ConnectError: Two have no way to each other.
+            ConnectError: Two that meet for the first time have no way to each other, and none around.
         """
         async with self._one_at_a_time:
             left_out: set[str] = set()
@@ -117,16 +123,15 @@ class WeightsThere:
                 if there.keys() <= self._introduced:
                     break
                 try:
-                    await self._cluster.introduce(list(there.values()), self._run)
+                    unmet = await self._cluster.introduced(list(there.values()), self._run)
                 except LOSS as error:
                     lost = getattr(error, "worker", "")
-                    if isinstance(error, ConnectError) and not lost:  # two of them have no way to each other
-                        self._crew.end(error)
                     if not lost or (worker is not None and lost == worker.name):
                         raise
                     left_out.add(lost)  # who needs it will hear of its loss
                 else:
-                    self._introduced = set(there)
+                    first, self._introduced = not self._introduced, set(there)
+                    await self.links.met(unmet, first=first)
             await self.begin()
 
 

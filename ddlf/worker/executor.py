@@ -97,6 +97,7 @@ class Executor:
             self.peers.lease = lambda: activity.lease
             worker.on_shard = activity.show_shard
         self.peers.changed = self.end_sessions_without_lease
+        self.peers.lost = lambda id, why: self._tell({"what": "silent", "worker": id, "why": why})
         self._hosting = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell
         self.commands = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -91,6 +91,7 @@ class Caller(Protocol):
     executor: str
     numbers: Iterator[int]
     dialling: Dialling
+    lost: Callable[[int, str], object]
 
 
 class Peer:
@@ -145,6 +146,15 @@ class Peer:
         """
         channel = self._channel or await self.reach()
         return await channel.call(Request("call", *role, verb, *args, **data))
+
+    def refuse_silent(self) -> None:
+        """Refuse to try a link again that has fallen silent and was not made anew since.
+
+        Raises:
+            WorkerLost: It has.
+        """
+        if self._silence is not None:
+            raise self._lost(self._silence.message)
 
     @property
     def bytes_sent(self) -> int:
@@ -230,6 +240,7 @@ class Peer:
     def _lose(self, silence: WorkerLost) -> None:
         """No sign of life came over this link."""
         self._silence = silence
+        self._caller.lost(self.id, silence.message)
         for channel in (self._control, self._channel):
             if channel is not None:
                 channel.stream.abort()
@@ -292,6 +303,8 @@ class Peer:
         """See ``Owner``."""
         if self._is_over:
             return AppMissing(f"this worker is not in a run with {self.name} any more")
-        why = self._silence.message if self._silence is not None else reason or "the other side closed it"
+        return self._lost(self._silence.message if self._silence is not None else reason or "the other side closed it")
+
+    def _lost(self, why: object) -> WorkerLost:
         lost = f"the link from worker {self._caller.me} to it was lost ({why})"
         return WorkerLost(lost, worker=self.name, hint="look at the network between the two")

@@ -57,6 +57,7 @@ class Peers(Mapping[int, Peer]):
         dialling: How they are reached.
         lease: Returns the key of this worker's lease.
         changed: Called when others may not call this worker any more.
+        lost: Called with the number of a worker of which nothing is heard any more, and why that is known.
     """
 
     def __init__(self, executor: str) -> None:
@@ -67,6 +68,7 @@ class Peers(Mapping[int, Peer]):
         self.dialling = Dialling(())
         self.lease: Callable[[], bytes] = lambda: b""
         self.changed: Callable[[], object] = lambda: None
+        self.lost: Callable[[int, str], object] = lambda id, why: None
         self._peers: dict[int, Peer] = {}
         self._callers: frozenset[str] = frozenset()
         self._lease = b""

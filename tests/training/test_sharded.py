@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
-from ddlf.events import Warned
+from ddlf.events import Warned, WorkerGone
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 CHANCE = np.random.default_rng(1)
@@ -188,24 +188,47 @@ async def test_who_comes_back_has_the_weights_from_the_others():
     assert bits(run) == bits(await trained("star", outer="nesterov", master_epochs=5))
 
 
-async def test_a_link_between_two_workers_that_the_master_sees_is_named():
-    run = run_of()
-    second, third = run.cluster.workers[1:3]
+def cut_links(run, *pairs, after=0):
+    """Let nothing pass between some workers, from the n-th time on that they ask each other anything."""
+    asked = itertools.count()
 
-    async def cut_off(worker, verb, *arguments):
-        if worker == 3:
-            raise WorkerLost("no answer", worker="worker 3")
-        return await FakeWorker._ask(second, worker, verb, *arguments)
+    def of(worker):
+        async def call(other, verb, *arguments):
+            if {worker.id, other} in pairs and next(asked) >= after:
+                raise WorkerLost("no answer", worker=f"worker {other}")
+            return await FakeWorker._ask(worker, other, verb, *arguments)
 
-    when_opened(run, 2, lambda worker: setattr(worker.end, "_ask", cut_off))
-    with pytest.raises(
-        ConnectError,
-        match="worker 2 does not get its part of the round from worker 3: worker 3: no answer; look at the network between the two",
-    ):
-        await run.train_model()
-    assert not third.lost
-    assert run._progress.round == 0
-    assert np.array_equal(run.model.get_weights()[0], START["dense/kernel"])
+        return lambda worker: setattr(worker.around, "_call", call)
+
+    for worker in run.cluster.workers:
+        when_opened(run, worker.id, of(worker))
+    told = []
+    run.subscribe(told.append)
+    return told
+
+
+@pytest.mark.parametrize("after", [0, 3, 10])
+async def test_around_a_link_that_is_lost_goes_what_two_workers_have_for_each_other_and_no_bit_changes(after):
+    run = run_of(outer="nesterov")
+    told = cut_links(run, {2, 3}, after=after)
+    await run.train_model()
+    (why,) = [event.why for event in told if isinstance(event, Warned) and event.about == "network"]
+    assert "does not reach worker" in why
+    assert why.endswith("what they exchange goes through worker 1")
+    assert run.cluster.workers[2].lost is False
+    assert bits(run) == bits(await trained("star", outer="nesterov"))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+async def test_a_worker_that_reaches_no_other_one_is_left_out_and_no_bit_changes(workers):
+    run = run_of(outer="nesterov", workers=workers, slots=workers)
+    told = cut_links(run, *({workers, other} for other in range(1, workers)), after=5)
+    await run.train_model()
+    (gone,) = [event for event in told if isinstance(event, WorkerGone)]
+    assert gone.worker == workers
+    assert f"worker {workers}" in gone.why
+    assert "no third worker reaches both" in gone.why
+    assert bits(run) == bits(await trained("star", outer="nesterov", workers=workers, slots=workers))
 
 
 async def test_when_all_are_lost_at_once_what_is_left_is_the_last_checkpoint_and_it_is_said(tmp_path):
