@@ -128,7 +128,7 @@ class Links:
 
     async def _tell(self, worker: int, proxy: ProxyWorker) -> None:
         ways = [(sum(pair) - worker, via) for pair, via in self._around.items() if worker in pair]
-        with contextlib.suppress(LOSS):  # the crew will hear of it
+        with contextlib.suppress(*LOSS):  # the crew will hear of it
             await proxy.call(self._role, "go_around", ways)
 
     def _via(self, pair: Pair, used: Mapping[int, int]) -> int | None:
