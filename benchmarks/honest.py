@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workload import Weights, Workload
-from ddlf.algorithms.check import Limits, cosines, judge, norm
+from ddlf.algorithms.check import Limits, judge
 from ddlf.algorithms.merge import Mean, merged
+from ddlf.algorithms.pairs import cosines, norm
 from ddlf.algorithms.partition import partition, shuffled
 
 SHARES = ((0.25, 0.25, 0.25, 0.25), (0.55, 0.35, 0.08, 0.02), (0.90, 0.07, 0.02, 0.01), (0.34, 0.33, 0.33))

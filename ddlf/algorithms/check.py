@@ -29,14 +29,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ddlf.algorithms.pairs import cosines, norm
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import BadUpdate, ConfigError
 
 Action = Literal["accept", "clip", "reject"]
 
 POLICIES = ("stop", "reject", "clip")
-_BLOCK = 1 << 16
-"""Values of a tensor that are compared at a time: 64 slots then need 16 MiB, whatever the size of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,15 +200,22 @@ def judge(
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown update_policy {policy!r}", hint=f"choose one of {', '.join(POLICIES)}")
-    faults = {slot: fault(update, samples, like, names) for slot, (update, samples) in updates.items()}
-    verdicts = {
+    verdicts = verdicts_of({slot: fault(update, samples, like, names) for slot, (update, samples) in updates.items()})
+    if policy == "stop":
+        return verdicts
+    usable = {slot: updates[slot] for slot, verdict in verdicts.items() if not verdict.fault}
+    groups = compared(like, trainable)
+    lengths = [{slot: norm([u[i] for i in group]) for slot, (u, _) in usable.items()} for group in groups]
+    check = Comparison(lengths, {slot: samples for slot, (_, samples) in usable.items()}, policy, limits or Limits())
+    return verdicts | check.verdicts(cosines([[usable[slot][0][i] for i in groups[0]] for slot in check.pointing]))
+
+
+def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
+    """A verdict for each slot, in order, from what makes its update unusable, if anything does."""
+    return {
         slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
         for slot, found in sorted(faults.items())
     }
-    if policy != "stop":
-        usable = {slot: updates[slot] for slot in verdicts if not faults[slot]}
-        verdicts.update(_compare(usable, _groups(like, trainable), policy, limits or Limits()))
-    return verdicts
 
 
 def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
@@ -219,43 +225,47 @@ def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
     ]
 
 
-def norm(update: Sequence[Tensor]) -> float:
-    """The L2 norm of all tensors together, summed in float64: no finite float32 overflows."""
-    return float(np.sqrt(sum(float(np.einsum("i,i", t.ravel(), t.ravel(), dtype=np.float64)) for t in update)))
+class Comparison:
+    """Updates without fault, from their lengths and directions.
 
+    Args:
+        lengths: Of the weights that are trained, and of the others, the norm of each slot's update.
+        samples: By slot.
+        policy: ``"reject"`` or ``"clip"``.
+        limits: Limits of norm and direction.
 
-def cosines(updates: Sequence[Sequence[Tensor]]) -> npt.NDArray[np.float64]:
-    """Return the cosine of the angle between each two of K updates, shape (K, K). None of them may be all zeros.
-
-    Formula:
-        ``cos(a, b) = sum(a * b) / (norm(a) * norm(b))``, over the values of all tensors.
+    Attributes:
+        pointing: Slots whose directions are to be compared: none, or three and more.
     """
-    norms = np.array([norm(update) for update in updates])[:, np.newaxis]
-    gram = np.zeros((len(updates), len(updates)))
-    for tensors in zip(*updates, strict=True):
-        flat = [tensor.ravel() for tensor in tensors]
-        for start in range(0, flat[0].size, _BLOCK):
-            # Scaled before the product, where large values would overflow.
-            rows = np.stack([values[start : start + _BLOCK] for values in flat]) / norms
-            gram += rows @ rows.T
-    return gram
 
+    def __init__(
+        self, lengths: Sequence[Mapping[int, float]], samples: Mapping[int, int], policy: str, limits: Limits
+    ) -> None:
+        self._limits = limits
+        self._found = [
+            {
+                slot: verdict
+                for slot in samples
+                if (verdict := _length(slot, norms, samples, policy, limits, trained=trained)) is not None
+            }
+            for trained, norms in zip((True, False), lengths, strict=True)
+        ]
+        too_long = {slot for slot, verdict in self._found[0].items() if verdict.action != "clip"}
+        pointing = [slot for slot in samples if lengths[0][slot] > 0 and slot not in too_long]
+        self.pointing = pointing if len(pointing) > 2 else []
 
-def _compare(
-    usable: Mapping[int, tuple[Sequence[Tensor], int]], groups: Sequence[Sequence[int]], policy: str, limits: Limits
-) -> dict[int, Verdict]:
-    """Verdicts on updates without fault, from their lengths and directions."""
-    found: dict[int, Verdict] = {}
-    for trained, group in zip((True, False), groups, strict=True):
-        norms = {slot: norm([update[i] for i in group]) for slot, (update, _) in usable.items()}
-        for slot in usable:
-            verdict = _length(slot, norms, {k: n for k, (_, n) in usable.items()}, policy, limits, trained=trained)
-            if verdict and (slot not in found or verdict.factor < found[slot].factor):
+    def verdicts(self, cosine: npt.NDArray[np.float64]) -> dict[int, Verdict]:
+        """Those on all that are not simply accepted.
+
+        Args:
+            cosine: Cosines of the trained weights of ``pointing``, shape (P, P).
+        """
+        trained, others = self._found
+        found = trained | _directions(self.pointing, cosine, self._limits)
+        for slot, verdict in others.items():
+            if slot not in found or verdict.factor < found[slot].factor:
                 found[slot] = verdict
-        if trained:
-            pointing = [s for s in usable if norms[s] > 0 and (s not in found or found[s].action == "clip")]
-            found |= _directions(pointing, [[usable[s][0][i] for i in group] for s in pointing], limits)
-    return found
+        return found
 
 
 def _length(
@@ -284,12 +294,9 @@ def _length(
     return None
 
 
-def _directions(slots: Sequence[int], updates: Sequence[Sequence[Tensor]], limits: Limits) -> dict[int, Verdict]:
+def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: Limits) -> dict[int, Verdict]:
     """Rejections of those that point away from where the others agree to go."""
     found: dict[int, Verdict] = {}
-    if len(slots) < 3:
-        return found
-    cosine = cosines(updates)
     for row, slot in enumerate(slots):
         others = np.delete(np.arange(len(slots)), row)
         between = cosine[np.ix_(others, others)][np.triu_indices(len(others), 1)]
@@ -299,7 +306,7 @@ def _directions(slots: Sequence[int], updates: Sequence[Sequence[Tensor]], limit
     return found
 
 
-def _groups(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
+def compared(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
     """Indices of the float tensors that are trained, and of those that are not."""
     floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
     trained = [i for i in floats if not trainable or trainable[i]]

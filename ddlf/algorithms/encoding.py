@@ -84,12 +84,15 @@ def encode_update(
     return {"codec": codec.name, "payloads": payloads}, left
 
 
-def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor]:
+def decode_update(
+    encoded: EncodedUpdate, like: Sequence[Tensor], of: Sequence[tuple[Sequence[int], int, int]] = ()
+) -> list[Tensor]:
     """Decode what ``encode_update`` made.
 
     Args:
         encoded: Update as it arrived. The result may share its memory.
         like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
+        of: For parts of tensors (``Codec.part``) of each the tensor's shape, its first value in it, and the one behind the last.
 
     Returns:
         One array per tensor.
@@ -105,7 +108,7 @@ def decode_update(encoded: EncodedUpdate, like: Sequence[Tensor]) -> list[Tensor
     tensors: list[Tensor] = []
     for i, (payload, expected) in enumerate(zip(payloads, like, strict=True)):
         try:
-            tensors.append(_decode(used, payload, expected))
+            tensors.append(_decode(used, payload, expected, of[i] if of else None))
         except ConfigError as error:
             hint = "create the same model on the master and on every worker"
             raise ConfigError(f"tensor {i}: {error}", hint=hint) from error
@@ -199,7 +202,7 @@ def _in_range(codec: Codec, tensor: Tensor) -> bool:
     return bool(tensor.max() <= codec.largest and tensor.min() >= -codec.largest)
 
 
-def _decode(codec: Codec, payload: Payload, expected: Tensor) -> Tensor:
+def _decode(codec: Codec, payload: Payload, expected: Tensor, of: tuple[Sequence[int], int, int] | None) -> Tensor:
     if not (isinstance(payload, dict) and all(isinstance(array, np.ndarray) for array in payload.values())):
         raise ConfigError("malformed payload: expected a dict of arrays")
     if "raw" in payload:
@@ -209,7 +212,7 @@ def _decode(codec: Codec, payload: Payload, expected: Tensor) -> Tensor:
         return raw
     if expected.dtype != np.float32:
         raise ConfigError(f"expected {expected.dtype} to travel raw")
-    return codec.decode(payload, expected.shape)
+    return codec.decode(payload, expected.shape) if of is None else codec.decode_part(payload, *of)
 
 
 def _check_lengths(tensors: int, *others: Sequence[Any]) -> None:

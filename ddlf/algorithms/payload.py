@@ -9,6 +9,7 @@ No number is made up: a NaN, an infinity or a value beyond the codec's range dec
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -56,6 +57,25 @@ class Codec(Named, ABC):
         Raises:
             ConfigError: The payload is not one of this codec for a tensor of this shape.
         """
+
+    def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
+        """Cut a payload for a part of its tensor: the arrays that have an entry for each value; what others say holds for all of them.
+
+        Args:
+            payload: From ``pack``.
+            shape: Shape of the tensor.
+            low: First value of the part, of all in a row.
+            high: The one behind the last, above ``low``.
+        """
+        return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
+
+    def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
+        """Return the values of a part, shape (high - low,): those that the whole has there. Arguments as of ``part``, from which the payload is.
+
+        Raises:
+            ConfigError: The payload is none of such a part.
+        """
+        return self.decode(payload, (high - low,))
 
     def encode(
         self, tensor: Float32s, error: Float32s | None = None, last: Tensor | None = None

@@ -50,7 +50,7 @@ class PowerSGD(Codec):
 
     def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
         rows, columns = _sides(tensor.shape)
-        if not self._is_smaller(rows, columns):
+        if not _is_smaller(rows, columns, self.rank):
             return {"values": tensor.reshape(-1)}
         matrix = np.ascontiguousarray(tensor).reshape(rows, columns)
         start = _orthonormal(_begun(last, (columns, self.rank))).astype(np.float32)
@@ -60,20 +60,37 @@ class PowerSGD(Codec):
         return {"left": left.reshape(-1), "right": np.ascontiguousarray(right).reshape(-1)}
 
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
-        rows, columns = _sides(shape)
-        if not self._is_smaller(rows, columns):
-            return array_of(payload, "values", np.float32, prod(shape)).reshape(shape)
-        left = array_of(payload, "left", np.float32, rows * self.rank).reshape(rows, self.rank)
-        right = array_of(payload, "right", np.float32, columns * self.rank).reshape(columns, self.rank)
-        # Not by a product of matrices, whose last bits depend on the machine: sender and receiver must get the same.
-        with np.errstate(over="ignore", invalid="ignore"):  # of a payload that was made up
-            decoded = np.multiply.outer(left[:, 0], right[:, 0])
-            for k in range(1, self.rank):
-                decoded += np.multiply.outer(left[:, k], right[:, k])
-        return np.asarray(decoded.reshape(shape))
+        return self.decode_part(payload, shape, 0, prod(shape)).reshape(shape)
 
-    def _is_smaller(self, rows: int, columns: int) -> bool:
-        return (rows + columns) * self.rank < rows * columns
+    def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
+        rows, columns = _sides(shape)
+        if not _is_smaller(rows, columns, self.rank):
+            return {"values": payload["values"][low:high]}
+        begin, end = low // columns, -(-high // columns)
+        return {**payload, "left": payload["left"][begin * self.rank : end * self.rank]}
+
+    def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
+        rows, columns = _sides(shape)
+        if not _is_smaller(rows, columns, self.rank):
+            return array_of(payload, "values", np.float32, high - low)
+        return _product(payload, columns, self.rank, low, high)
+
+
+def _product(payload: Payload, columns: int, rank: int, low: int, high: int) -> Float32s:
+    """Some values of the matrix, shape (high - low,)."""
+    begin, end = low // columns, -(-high // columns)
+    left = array_of(payload, "left", np.float32, (end - begin) * rank).reshape(-1, rank)
+    right = array_of(payload, "right", np.float32, columns * rank).reshape(columns, rank)
+    # Not by a product of matrices, whose last bits depend on the machine: sender and receiver must get the same.
+    with np.errstate(over="ignore", invalid="ignore"):  # of a payload that was made up
+        decoded = np.multiply.outer(left[:, 0], right[:, 0])
+        for k in range(1, rank):
+            decoded += np.multiply.outer(left[:, k], right[:, k])
+    return np.asarray(decoded).reshape(-1)[low - begin * columns : high - begin * columns]
+
+
+def _is_smaller(rows: int, columns: int, rank: int) -> bool:
+    return (rows + columns) * rank < rows * columns
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:

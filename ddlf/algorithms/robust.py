@@ -1,25 +1,22 @@
 """Merges that few bad updates cannot move far. Run on the master.
 
-``SortedMerge`` is for rules that look at each coordinate, ``WholeMerge`` for those that look at updates as wholes.
+``SortedMerge`` is for rules that look at each coordinate, ``WholeRule`` for those that look at updates as wholes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
 from math import ceil, isfinite
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ddlf.algorithms.check import norm
 from ddlf.algorithms.mean import Merge
 from ddlf.algorithms.named import Named
+from ddlf.algorithms.pairs import Vector, norm, squared_distances
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
-
-Vector = npt.NDArray[np.float64]
 
 
 class SortedMerge(Merge):
@@ -49,13 +46,61 @@ class SortedMerge(Merge):
         return self._combine(values)
 
 
+class WholeRule(Named, ABC):
+    """A rule that gives each update as a whole a weight, when all are there, from what they are to each other.
+
+    Attributes:
+        by_length: Whether it looks at their lengths; else at the distances between them.
+    """
+
+    __slots__ = ()
+    by_length: ClassVar[bool] = False
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=self.weigh_all)
+
+    def weigh_all(self, updates: Sequence[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+        """As ``weigh``, from the float tensors of all updates."""
+        return self.weigh(
+            np.array([norm(update) for update in updates]) if self.by_length else squared_distances(updates), counts
+        )
+
+    @abstractmethod
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+        """Return a weight for each of S updates, and what their weighted sum is divided by.
+
+        Args:
+            found: Their lengths, shape (S,), or their squared distances, shape (S, S), over all float tensors.
+            counts: Samples of each.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A rule for slices of updates that were weighed as wholes (``shards.py``).
+
+    Args:
+        weights: Of each slot.
+        divisor: What the weighted sum is divided by.
+    """
+
+    weights: Sequence[float]
+    divisor: float
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=lambda updates, counts: (np.array(self.weights), self.divisor))
+
+
 class WholeMerge(Merge):
     """Any rule that gives each update as a whole a weight, when all are there: they are kept until ``result``.
 
     Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
 
     Args:
-        weigh: From the updates and their samples, in slot order, to a weight for each, and what their weighted sum is divided by.
+        weigh: From the float tensors of all updates and the samples, in slot order, to a weight for each, and what their sum is divided by.
     """
 
     def __init__(
@@ -64,7 +109,7 @@ class WholeMerge(Merge):
         like: Sequence[Tensor],
         names: Sequence[str] = (),
         *,
-        weigh: Callable[[list[Sequence[Tensor]], Vector], tuple[Vector, float]],
+        weigh: Callable[[Sequence[Sequence[Tensor]], Vector], tuple[Vector, float]],
     ) -> None:
         super().__init__(slots, like, names)
         self._weigh = weigh
@@ -85,17 +130,6 @@ class WholeMerge(Merge):
             np.multiply(update[index], w, dtype=np.float64) for update, w in zip(updates, weights, strict=True) if w
         )
         return np.asarray(reduce(np.add, parts) / divisor)
-
-
-def squared_distances(updates: Sequence[Sequence[Tensor]]) -> Vector:
-    """Return the squared Euclidean distance of each two of S updates, over all tensors, in float64, shape (S, S)."""
-    found = np.zeros((len(updates), len(updates)))
-    for a, b in combinations(range(len(updates)), 2):
-        for one, other in zip(updates[a], updates[b], strict=True):
-            apart = np.subtract(one, other, dtype=np.float64)
-            found[a, b] += np.vdot(apart, apart)
-        found[b, a] = found[a, b]
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +198,7 @@ class TrimmedMean(Named):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Krum(Named):
+class Krum(WholeRule):
     """The mean of the ``keep`` updates that lie closest to others (Krum for ``keep=1``, else Multi-Krum).
 
     The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
@@ -197,22 +231,17 @@ class Krum(Named):
 
     useful = least
 
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return WholeMerge(slots, like, names, weigh=self.weigh)
-
-    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
         """1 for the ``keep`` updates with the lowest scores; of equal ones for those of lower slots."""
-        nearest = np.sort(squared_distances(updates), axis=1)[
-            :, 1 : 1 + max(1, len(updates) - self.bad - 2)
-        ]  # not its own, 0
+        nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]  # not its own, 0
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
-        weights = np.zeros(len(updates))
+        weights = np.zeros(len(found))
         weights[best] = 1
         return weights, len(best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GeometricMedian(Named):
+class GeometricMedian(WholeRule):
     """The point with the least sum of distances to all updates, each counted by its samples (smoothed Weiszfeld).
 
     With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and ``v`` their weighted mean to begin with, ``steps`` times::
@@ -246,22 +275,19 @@ class GeometricMedian(Named):
         if not (isfinite(self.smoothing) and self.smoothing >= 1e-100):  # below, an update's share could be infinite
             raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
 
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return WholeMerge(slots, like, names, weigh=self.weigh)
-
-    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
         """The last ``b``, and its sum."""
-        apart, weights = squared_distances(updates), counts
+        weights = counts
         for _ in range(self.steps):
             shares = weights / weights.sum()
-            towards = apart @ shares  # of each update; what the shares are apart from each other is then taken off
+            towards = found @ shares  # of each update; what the shares are apart from each other is then taken off
             distances = np.sqrt(np.maximum(towards - shares @ towards / 2, 0))
             weights = counts / np.maximum(self.smoothing, distances)
         return weights, float(weights.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClippedMean(Named):
+class ClippedMean(WholeRule):
     """The mean weighted by samples, after updates that are longer than most were made shorter.
 
     With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and the median of all S lengths::
@@ -285,17 +311,14 @@ class ClippedMean(Named):
 
     least: ClassVar[int] = 1
     useful: ClassVar[int] = 3
+    by_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (isfinite(self.longest) and self.longest > 0):
             raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
 
-    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
-        return WholeMerge(slots, like, names, weigh=self.weigh)
-
-    def weigh(self, updates: list[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
         """Samples times what is left of each update's length, and all samples."""
-        lengths = np.array([norm(update) for update in updates])
-        limit = self.longest * np.median(lengths)
-        left = np.divide(limit, lengths, out=np.ones(len(lengths)), where=lengths > limit)
+        limit = self.longest * np.median(found)
+        left = np.divide(limit, found, out=np.ones(len(found)), where=found > limit)
         return counts * left, float(counts.sum())

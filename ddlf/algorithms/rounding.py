@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import frexp, inf, isfinite, prod
+from math import frexp, inf, isfinite, lcm, prod
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +16,6 @@ from ddlf.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float32(Codec):
     """Send the values as they are: exact, 4 bytes per value."""
-
-    by_value: ClassVar[bool] = True
 
     def pack(self, tensor: Float32s) -> Payload:
         return {"values": tensor.reshape(-1)}
@@ -41,7 +39,6 @@ class Float16(Codec):
         Micikevicius et al. 2017, arXiv:1710.03740, here for each tensor.
     """
 
-    by_value: ClassVar[bool] = True
     largest: ClassVar[float] = (2 - 2**-10) * 2.0**127  # what is above rounds to 2**128
 
     def pack(self, tensor: Float32s) -> Payload:
@@ -82,7 +79,6 @@ class BFloat16(Codec):
         The type of the same name in TensorFlow, ml_dtypes and PyTorch.
     """
 
-    by_value: ClassVar[bool] = True
     largest: ClassVar[float] = float(np.uint32(0x7F7F0000).view(np.float32))
 
     def pack(self, tensor: Float32s) -> Payload:
@@ -141,11 +137,6 @@ class Int8(Codec):
         if self.block is not None and self.block <= 0:
             raise ConfigError(f"block must be > 0 values, got {self.block}")
 
-    @property
-    def by_value(self) -> bool:
-        """Whether there is one scale for the whole tensor."""
-        return self.block is None
-
     def pack(self, tensor: Float32s) -> Payload:
         steps, scales = _rounded(tensor.reshape(-1), self.block, 127)
         return {"steps": steps, "scales": scales}
@@ -156,6 +147,14 @@ class Int8(Codec):
         return _values(steps, array_of(payload, "scales", np.float32, _blocks(size, self.block)), self.block).reshape(
             shape
         )
+
+    def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
+        (first, last), (begin, end) = _whole_blocks(self.block, prod(shape), low, high)
+        return {"steps": payload["steps"][begin:end], "scales": payload["scales"][first:last]}
+
+    def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
+        _, (begin, end) = _whole_blocks(self.block, prod(shape), low, high)
+        return self.decode(payload, (end - begin,))[low - begin : high - begin]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +200,28 @@ class Int4(Codec):
         steps = np.stack([pairs & np.uint8(15), pairs >> np.uint8(4)], axis=1).reshape(-1)[:size].astype(np.int8)
         steps -= np.int8(8)
         return _values(steps, scales, self.block).reshape(shape)
+
+    def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
+        (first, last), (begin, end) = self._whole(prod(shape), low, high)
+        return {"pairs": payload["pairs"][begin // 2 : (end + 1) // 2], "scales": payload["scales"][first:last]}
+
+    def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
+        _, (begin, end) = self._whole(prod(shape), low, high)
+        return self.decode(payload, (end - begin,))[low - begin : high - begin]
+
+    def _whole(self, size: int, low: int, high: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """As ``_whole_blocks``, with blocks that begin where a byte does."""
+        (first, last), part = _whole_blocks(lcm(self.block, 2), size, low, high)
+        several = lcm(self.block, 2) // self.block
+        return (first * several, min(last * several, _blocks(size, self.block))), part
+
+
+def _whole_blocks(block: int | None, size: int, low: int, high: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The blocks that a part of a tensor lies in, and the values in these, each as the first and the one behind the last."""
+    if block is None:
+        return (0, 1), (low, high)
+    first, last = low // block, -(-high // block)
+    return (first, last), (first * block, min(last * block, size))
 
 
 def _blocks(size: int, block: int | None) -> int:

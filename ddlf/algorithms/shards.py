@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import Codec
-from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer, State
 from ddlf.algorithms.weights import Tensor
@@ -126,21 +126,37 @@ def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None
 
 
 def take_encoded(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> EncodedUpdate:
-    """A slice of an update that was encoded as a whole, by a codec that ``fits``: it decodes to the slice of what the whole decodes to.
+    """A slice of an update that was encoded as a whole, as ``decode_slice`` takes it.
 
     Args:
         encoded: From ``encode_update``.
         like: Arrays with the shapes of the tensors.
         part: Which slice.
     """
-    payloads = [
-        {
-            name: array.reshape(-1)[low:high] if array.size == like[i].size else array
-            for name, array in encoded["payloads"][i].items()
-        }
-        for i, low, high in overlapped(like, part)
-    ]
+    codec, payloads = CODEC.read(encoded["codec"]), []
+    for i, low, high in overlapped(like, part):
+        payload = encoded["payloads"][i]
+        raw = payload.get("raw")
+        payloads.append(
+            codec.part(payload, like[i].shape, low, high) if raw is None else {"raw": raw.reshape(-1)[low:high]}
+        )
     return {"codec": encoded["codec"], "payloads": payloads}
+
+
+def decode_slice(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> list[Tensor]:
+    """Decode what ``take_encoded`` has cut: to the slice of what the whole decodes to.
+
+    Args:
+        encoded: As it arrived.
+        like: Arrays with the shapes and types of the whole tensors.
+        part: Which slice.
+
+    Raises:
+        ConfigError: It does not fit, or is malformed.
+    """
+    return decode_update(
+        encoded, take(like, part), [(like[i].shape, low, high) for i, low, high in overlapped(like, part)]
+    )
 
 
 def stepped(
@@ -179,8 +195,8 @@ def stepped(
     return outer.update(state, weights, merged, trainable)
 
 
-def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
-    """Whether a rule or a codec can be used on slices: it works value by value, or, of a codec, what it made of a tensor can be cut."""
+def fits(rule: Rule | OuterOptimizer) -> bool:
+    """Whether a rule can be used on slices: it works value by value."""
     return bool(getattr(rule, "by_value", False))
 
 

@@ -40,7 +40,7 @@ class TopK(Codec):
 
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
-        places = self._largest(values)
+        places = _largest(values, self._sent(values.size))
         return {"places": places.astype(np.min_scalar_type(max(values.size - 1, 0))), "values": values[places]}
 
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
@@ -53,23 +53,39 @@ class TopK(Codec):
         decoded[places] = array_of(payload, "values", np.float32, sent)
         return decoded.reshape(shape)
 
+    def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
+        begin, end = np.searchsorted(payload["places"], [low, high])
+        return {"places": payload["places"][begin:end], "values": payload["values"][begin:end]}
+
+    def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
+        size = prod(shape)
+        sent = payload["places"].size if "places" in payload else 0
+        places = array_of(payload, "places", np.min_scalar_type(max(size - 1, 0)), sent)
+        if sent and not low <= int(places.min()) <= int(places.max()) < high:
+            raise ConfigError(
+                f"malformed payload: places {places.min()} to {places.max()} among values {low} to {high}"
+            )
+        decoded = np.zeros(high - low, np.float32)
+        decoded[places.astype(np.intp) - low] = array_of(payload, "values", np.float32, sent)
+        return decoded
+
     def _sent(self, size: int) -> int:
         return min(size, ceil(self.fraction * size))
 
-    def _largest(self, values: Float32s) -> npt.NDArray[np.intp]:
-        """Return the places to send, ascending.
 
-        Not by ``np.argpartition``: which of several equal magnitudes it picks depends on the machine's vector
-        instructions.
-        """
-        sent = self._sent(values.size)
-        if sent == 0:
-            return np.empty(0, np.intp)
-        magnitudes = np.abs(values)
-        magnitudes[np.isnan(magnitudes)] = inf
-        threshold = np.partition(magnitudes, values.size - sent)[values.size - sent]
-        above = np.flatnonzero(magnitudes > threshold)
-        equal = np.flatnonzero(magnitudes == threshold)[: sent - len(above)]
-        places = np.concatenate([above, equal])
-        places.sort()
-        return places
+def _largest(values: Float32s, sent: int) -> npt.NDArray[np.intp]:
+    """Return the places of the entries to send, ascending.
+
+    Not by ``np.argpartition``: which of several equal magnitudes it picks depends on the machine's vector
+    instructions.
+    """
+    if sent == 0:
+        return np.empty(0, np.intp)
+    magnitudes = np.abs(values)
+    magnitudes[np.isnan(magnitudes)] = inf
+    threshold = np.partition(magnitudes, values.size - sent)[values.size - sent]
+    above = np.flatnonzero(magnitudes > threshold)
+    equal = np.flatnonzero(magnitudes == threshold)[: sent - len(above)]
+    places = np.concatenate([above, equal])
+    places.sort()
+    return places

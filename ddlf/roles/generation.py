@@ -22,11 +22,15 @@ class Plan:
     Args:
         base: Generation of the weights that the slots began with.
         generation: The one that comes of it.
-        updates: Of each slot, in slot order, its number, the worker that has its update, and the samples that it trained on.
+        updates: Of each slot, in slot order, its number, the worker that has its update, the samples that it trained on, and what the update is
+            scaled by.
         owners: Workers that step a slice, in the order of the slices.
         state: Parts of the outer optimizer's state: first value, the one behind the last, and the worker that has them.
         copies: Whether the owner of the next slice keeps a copy of that state.
+        left: Of what slots have left on their workers, of which others keep copies: slot, its round, its worker, and the worker with the copy.
+        groups: Groups of these states that are copied.
         merge: The merge rule, as text.
+        weighed: What it makes of the updates as wholes: a weight for each, and what their sum is divided by; empty if it merges value by value.
         outer: The outer optimizer, as text.
         trainable: Whether each weight is trained.
         names: Paths of the weights.
@@ -35,11 +39,14 @@ class Plan:
 
     base: int
     generation: int
-    updates: Sequence[tuple[int, int, int]]
+    updates: Sequence[tuple[int, int, int, float]]
     owners: Sequence[int]
     state: Sequence[tuple[int, int, int]]
     copies: bool
+    left: Sequence[tuple[int, int, int, int]]
+    groups: Sequence[str]
     merge: str
+    weighed: Sequence[float]
     outer: str
     trainable: Sequence[bool]
     names: Sequence[str]

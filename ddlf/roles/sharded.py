@@ -10,11 +10,12 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import WorkerLost
 from ddlf.roles.around import Around
 from ddlf.roles.called import App
+from ddlf.roles.copies import Shapes
 from ddlf.roles.evaluation import evaluate
 from ddlf.roles.generation import State
 from ddlf.roles.replica import REPLICA, Replica
 from ddlf.roles.shards import ShardEnd
-from ddlf.roles.task import Reply, Task
+from ddlf.roles.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 
@@ -34,7 +35,7 @@ class ShardedReplica(Replica):
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app)
         self._around = Around(self._call)
-        self._end = ShardEnd(worker.id, self._around.ask)
+        self._end = ShardEnd(worker.id, self._around.ask, self._kept)
         self._role = (run, REPLICA)
         self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
 
@@ -53,7 +54,14 @@ class ShardedReplica(Replica):
         """See ``Replica``; the weights are those of a generation that others have, but for ``ddlf check``."""
         if "generation" in task["weights"]:
             await self._end.have(task["weights"]["generation"], task["weights"]["at"], self._model.like)
+            task = (await self._end.copies.have(Task.from_message(task))).to_message()
         return await super().train(task)
+
+    @concurrent
+    async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
+        """See ``Replica``; also of a copy."""
+        left = self._end.copies.state(slot, number)
+        return {name: left[name] for name in groups if name in left}
 
     @concurrent
     async def hold(self, generation: int, weights: Weights, state: Weights) -> None:
@@ -108,6 +116,16 @@ class ShardedReplica(Replica):
         """See ``Around``."""
         self._around.go_around(ways)
 
+    @concurrent
+    async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """See ``ShardEnd``."""
+        return await self._end.compare(asked)
+
+    @concurrent
+    async def lengths(self, generation: int, slot: int, groups: list[list[int]], factor: float) -> list[float]:
+        """See ``ShardEnd``."""
+        return await self._end.lengths(generation, slot, groups, factor)
+
     # -- verbs of other workers, and of the master when it wants the model ----------------------------------------------
 
     @offered
@@ -129,6 +147,16 @@ class ShardedReplica(Replica):
     async def kept(self, generation: int, begin: int, end: int) -> State:
         """See ``ShardEnd``."""
         return await self._end.kept(generation, begin, end)
+
+    @offered
+    async def shapes(self, slot: int, number: int, groups: list[str]) -> Shapes:
+        """See ``Copies``."""
+        return await self._end.copies.shapes(slot, number, groups)
+
+    @offered
+    async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
+        """See ``Copies``."""
+        return await self._end.copies.left(slot, number, group, begin, end)
 
     # -- what is done on the compute thread -----------------------------------------------------------------------------
 

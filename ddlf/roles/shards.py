@@ -18,18 +18,31 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import fault
+from ddlf.algorithms.check import fault, scaled
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.shards import PIECE, Slice, cut, overlapped, pieces, put, stepped, take, take_encoded, within
+from ddlf.algorithms.pairs import norm
+from ddlf.algorithms.robust import Weighed
+from ddlf.algorithms.shards import (
+    PIECE,
+    Slice,
+    cut,
+    overlapped,
+    pieces,
+    put,
+    stepped,
+    take,
+    take_encoded,
+    within,
+)
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, DDLFError
+from ddlf.roles.copies import Copies
 from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, moved, size_of
-from ddlf.roles.task import Task
+from ddlf.roles.task import KeptStates, Task
+from ddlf.roles.wholes import Pairs, Sent, all_of, decoded, limited, sums
 
-AT_ONCE = 3
-"""Pieces of a slice that are on their way at a time: one is sent, one is computed, one waits."""
 WAIT_S = 60.0
 """How long another worker is waited for that has not heard of a plan yet."""
 
@@ -43,9 +56,13 @@ class ShardEnd:
     Args:
         me: Number of this worker.
         ask: Asks others.
+        kept: What the rounds of slots have left here.
+
+    Attributes:
+        copies: The same, with what there are copies of.
     """
 
-    def __init__(self, me: int, ask: Ask) -> None:
+    def __init__(self, me: int, ask: Ask, kept: KeptStates) -> None:
         self._me = me
         self._ask = ask
         self._generations: dict[int, Generation] = {}
@@ -54,6 +71,7 @@ class ShardEnd:
         self.shard: tuple[int, int, int, int] | None = (
             None  # the slice stepped last: begin, end, of so many values, generation
         )
+        self.copies = Copies(kept, self._asked)
 
     # -- what the master asks for -------------------------------------------------------------------------------------
 
@@ -88,18 +106,47 @@ class ShardEnd:
             )
             if now.copies and now.owners[(shard + 1) % len(slices)] == self._me != owner:
                 work.append(self._copy(owner, now, new, part))
-        try:
-            await _all(work)
-        except Unreached as error:
-            me = self._me if error.by is None else error.by
-            return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
-        except BadUpdate as error:
-            return {"bad": str(error)}
-        except Unfit as error:
-            return {"weights": dataclasses.asdict(error.fault)}
-        begin, end = slices[now.owners.index(self._me)]
-        self.shard = begin, end, slices[-1][1], now.generation
-        return {}
+        work += [self.copies.keep(slot, n, worker, now.groups) for slot, n, worker, to in now.left if to == self._me]
+        found = await self._told(all_of(work))
+        if not found:
+            begin, end = slices[now.owners.index(self._me)]
+            self.shard = begin, end, slices[-1][1], now.generation
+        return found
+
+    async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Compute a part of what updates are to each other.
+
+        Args:
+            asked: ``Pairs`` as they travel.
+
+        Returns:
+            ``sums``: matrices to be added to those of the other owners. Or what was in the way, as ``merge`` says it.
+        """
+        now = Pairs(**asked)
+        base = self._generation(now.base)
+        part = cut(size_of(base.weights), len(now.owners))[list(now.owners).index(self._me)]
+        found: dict[str, Any] = {}
+
+        async def compute() -> None:
+            found["sums"] = await sums(
+                now, base.weights, part, lambda sent, part: self._update_of(now.base, sent, part)
+            )
+
+        return await self._told(compute()) or found
+
+    async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
+        """The norm of some groups of tensors of a slot's update that is here, times a factor.
+
+        Raises:
+            AppMissing: It is not here.
+        """
+        encoded, like = self._sent(generation, slot), self._generation(generation).weights
+
+        def computed() -> list[float]:
+            update = scaled(decode_update(encoded, like), factor)
+            return [norm([update[i] for i in group]) for group in groups]
+
+        return await asyncio.to_thread(computed)
 
     # -- what a round needs -------------------------------------------------------------------------------------------
 
@@ -171,10 +218,7 @@ class ShardEnd:
         Raises:
             AppMissing: It is not here.
         """
-        found = self._updates.get((generation, slot))
-        if found is None:
-            raise AppMissing(f"there is no update of slot {slot + 1} here")
-        return dict(take_encoded(found, self._generation(generation).weights, (begin, end)))
+        return dict(take_encoded(self._sent(generation, slot), self._generation(generation).weights, (begin, end)))
 
     async def values(self, generation: int, begin: int, end: int) -> Weights:
         """A slice of weights, when they are there.
@@ -207,7 +251,7 @@ class ShardEnd:
 
         async def one(piece: Slice) -> None:
             updates, old = await asyncio.gather(
-                asyncio.gather(*(self._update_of(plan, slot, worker, piece) for slot, worker, _ in plan.updates)),
+                asyncio.gather(*(self._update_of(plan.base, sent, piece) for sent in plan.updates)),
                 self._state_before(plan, piece, len(state)),
             )
             await asyncio.to_thread(step, piece, updates, old)
@@ -215,18 +259,14 @@ class ShardEnd:
 
         def step(piece: Slice, updates: Sequence[EncodedUpdate], old: State) -> None:
             weights, places = take(base.weights, piece), [i for i, _, _ in overlapped(base.weights, piece)]
-            decoded = []
-            for update, (_, worker, samples) in zip(updates, plan.updates, strict=True):
-                try:
-                    decoded.append((decode_update(update, weights), samples))
-                except ConfigError as error:
-                    raise Unreached(worker, f"it sent an update that does not fit: {error}") from error
+            samples = [samples for _, _, samples, _ in plan.updates]
+            merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
             after, values = stepped(
-                MERGE.read(plan.merge),
+                merge,
                 outer,
                 [array for group in old for array in group],
                 weights,
-                decoded,
+                list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
                 [plan.trainable[i] for i in places],
                 [base.weights[i].size for i in places],
             )
@@ -236,7 +276,7 @@ class ShardEnd:
             for i, group in enumerate(state):
                 put(group, moved(piece, part[0]), after[i * len(places) : (i + 1) * len(places)])
 
-        await _limited(one, pieces(part, plan.piece))
+        await limited(one, pieces(part, plan.piece))
 
     async def _fetch(self, owner: int, generation: int, new: Generation, part: Slice, length: int) -> None:
         """Get a slice of weights from the worker that has them, or makes them."""
@@ -246,7 +286,7 @@ class ShardEnd:
             _put(owner, new.weights, piece, values)
             new.ready[piece].set()
 
-        await _limited(one, pieces(part, length))
+        await limited(one, pieces(part, length))
 
     async def _copy(self, owner: int, plan: Plan, new: Generation, part: Slice) -> None:
         """Keep what the outer optimizer keeps of another worker's slice."""
@@ -260,11 +300,12 @@ class ShardEnd:
             for group, values in zip(state, groups, strict=True):
                 _put(owner, group, moved(piece, part[0]), values)
 
-        await _limited(one, pieces(part, plan.piece))
+        await limited(one, pieces(part, plan.piece))
         new.state.append((part, state))
 
-    async def _update_of(self, plan: Plan, slot: int, worker: int, piece: Slice) -> EncodedUpdate:
-        found: EncodedUpdate = await self._asked(worker, "update", plan.base, slot, *piece)
+    async def _update_of(self, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
+        slot, worker, _, _ = sent
+        found: EncodedUpdate = await self._asked(worker, "update", base, slot, *piece)
         return found
 
     async def _state_before(self, plan: Plan, piece: Slice, groups: int) -> State:
@@ -279,20 +320,43 @@ class ShardEnd:
                 _put(worker, group, moved(part, piece[0]), values)
         return state
 
-    async def _asked(self, worker: int, verb: str, *arguments: int) -> Any:
+    async def answer(self, verb: str, *arguments: Any) -> Any:
+        """What this worker answers to another one."""
+        return await getattr(self.copies if verb in ("shapes", "left") else self, verb)(*arguments)
+
+    async def _asked(self, worker: int, verb: str, *arguments: Any) -> Any:
         """What a worker answers; this one, too.
 
         Raises:
             Unreached: It does not.
         """
         if worker == self._me:
-            return await getattr(self, verb)(*arguments)
+            return await self.answer(verb, *arguments)
         try:
             return await self._ask(worker, verb, *arguments)
         except DDLFError as error:
             raise Unreached(worker, str(error).partition("\n")[0]) from error
 
+    async def _told(self, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
+        """Do something together with others, and say what was in the way."""
+        try:
+            await work
+        except Unreached as error:
+            me = self._me if error.by is None else error.by
+            return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
+        except BadUpdate as error:
+            return {"bad": str(error)}
+        except Unfit as error:
+            return {"weights": dataclasses.asdict(error.fault)}
+        return {}
+
     # -- what is here ---------------------------------------------------------------------------------------------------
+
+    def _sent(self, generation: int, slot: int) -> EncodedUpdate:
+        found = self._updates.get((generation, slot))
+        if found is None:
+            raise AppMissing(f"there is no update of slot {slot + 1} here")
+        return found
 
     def _generation(self, number: int) -> Generation:
         try:
@@ -325,25 +389,3 @@ def _put(worker: int, arrays: Weights, part: Slice, values: Any) -> None:
         put(arrays, part, values)
     except (ConfigError, TypeError) as error:
         raise Unreached(worker, f"it sent what does not fit: {error}") from error
-
-
-async def _limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
-    """Do something for each piece, ``AT_ONCE`` of them at a time."""
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def in_turn(part: Slice) -> None:
-        async with places:
-            await one(part)
-
-    await _all([in_turn(part) for part in parts])
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it at the same time; when one thing fails, the others end."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

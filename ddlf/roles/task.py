@@ -60,6 +60,7 @@ class Task:
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for what its round before left on this worker.
+        at: Workers that have what the slot's round before left, beside what the task brings; none if it is here, or all comes with the task.
         shared: Groups of state that every slot begins with, in the place of its own.
         local: The local rule, as text.
         control: Mean of the controls of all slots; None for zeros, and where the rule has none.
@@ -87,6 +88,7 @@ class Task:
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None
+    at: tuple[int, ...] = ()
     shared: SlotState = field(default_factory=dict)
     local: str = "plain"
     control: list[Any] | None = None
@@ -133,6 +135,7 @@ class Reply:
         compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
+        factor: What the update is scaled by, if it stays.
         worker: Number of the worker that carried it.
         elapsed_s: Seconds from sending to having the update, on the master's clock.
         bytes_out: Bytes sent for it.
@@ -149,6 +152,7 @@ class Reply:
     compute_s: float
     stopped: bool
     state: SlotState
+    factor: float = 1.0
     worker: int = 0
     elapsed_s: float = 0.0
     bytes_out: int = 0

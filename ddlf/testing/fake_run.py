@@ -173,7 +173,7 @@ class FakeWorker:
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
         self.kept, self.around = KeptStates(), Around(self._ask)
-        self.end = ShardEnd(self.id, self.around.ask)
+        self.end = ShardEnd(self.id, self.around.ask, self.kept)
         self._app = app
 
     async def reconnect(self) -> None:
@@ -191,12 +191,12 @@ class FakeWorker:
         if verb == "give":
             slot, number, groups = arguments
             self.asked.append((verb, slot, number, groups))
-            return {name: group for name, group in self.kept.left(slot, number).items() if name in groups}
+            return {name: group for name, group in self.end.copies.state(slot, number).items() if name in groups}
         if verb == "stop":
             return None
         if verb == "go_around":
             return self.around.go_around(*arguments)
-        if verb in ("hold", "merge", "values", "kept"):
+        if verb in ("hold", "merge", "values", "kept", "lengths", "compare"):
             self.asked.append((verb, *arguments))
             answer = await getattr(self.end, verb)(*arguments)
             if self.lost:
@@ -208,6 +208,7 @@ class FakeWorker:
             return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
         if self._app.exchange == "sharded":
             await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
+            task = await self.end.copies.have(task)
         reply = self.train(task)
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
@@ -219,7 +220,9 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
-        return await getattr(other.around if verb == "relay" else other.end, verb)(*arguments)
+        if verb == "relay":
+            return await other.around.relay(*arguments)
+        return await other.end.answer(verb, *arguments)
 
     def train(self, task: Task) -> Reply:
         """One round of one slot."""

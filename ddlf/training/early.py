@@ -120,11 +120,8 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
     outer, rules = settings["outer"], [OUTER.read(name) for name in OUTER.names]
     steps_values = fits(outer) and type(outer) in map(type, rules)  # and not an own one, which no worker knows
     for name, fine, why, instead in (
-        ("merge", fits(settings["merge"]), whole, "'mean', 'median' or 'trimmed'"),
         ("outer", steps_values, whole, "a rule that steps each value by itself, such as 'nesterov' or 'fedadam'"),
-        ("codec", fits(settings["codec"]), whole, "'float32', 'float16', 'bfloat16' or 'int8'"),
         ("weights_codec", str(settings["weights_codec"]) == "float32", "is of weights from the master", "'float32'"),
-        ("update_policy", settings["update_policy"] == "stop", whole, "'stop'"),
         ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
         (
             "batchnorm",
@@ -140,25 +137,16 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{what} {why}", hint=f"use {instead}, or exchange='star'")
 
 
-def check_optimizer_stays(settings: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-    """Refuse to bring optimizers that keep as much as the weights to the master in each round, where nothing else that large goes there.
+def keeps_little(optimizer: Mapping[str, Any]) -> bool:
+    """Whether an optimizer keeps a few numbers, and not as much as the weights.
 
     Args:
-        settings: Every setting as it is used, by name.
         optimizer: What the model was compiled with, as ``describe_optimizer`` gives it.
-
-    Raises:
-        ConfigError: They would come.
     """
     more = ("momentum", "use_ema", "gradient_accumulation_steps")
-    small = optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(
+    return optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(
         optimizer.get(f"optimizer {name}") not in (None, False, 0, "None") for name in more
     )
-    if settings["exchange"] == "sharded" and settings["optimizer_state"] == "kept" and not small:
-        raise ConfigError(
-            f"optimizer_state='kept' brings the state of each slot's {optimizer['optimizer']} to the master in each round, as large as the model",
-            hint="use optimizer_state='stays', which leaves it on its worker, or 'fresh', or exchange='star'",
-        )
 
 
 def check_slots(settings: Mapping[str, Any], slots: int, fewest: int = 0) -> None:

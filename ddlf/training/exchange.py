@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import encode_delta, encode_update
 from ddlf.algorithms.streaming import put
@@ -36,10 +37,11 @@ class WeightsOut:
     Attributes:
         differences: Whether weights travel as differences.
         held: Weights that each slot holds, if they do.
-        stays: Whether updates do not come back.
+        stays, compares: See ``Outwards``.
     """
 
     stays = False
+    compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
 
     def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
         how = Outward.read(name)
@@ -101,12 +103,18 @@ class WeightsOut:
 
 
 class Outwards(Protocol):
-    """How tasks get their weights: ``WeightsOut``, or ``WeightsThere`` of the sharded exchange."""
+    """How tasks get their weights: ``WeightsOut``, or ``WeightsThere`` of the sharded exchange.
+
+    Attributes:
+        stays: Whether updates do not come back.
+        compares: Gives the verdicts on updates that stay, by slot; None if they are here.
+    """
 
     differences: bool
     held: dict[int, Weights]
     lossless: Sequence[bool]
     stays: bool
+    compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None
 
     async def reach(self, worker: ProxyWorker) -> None: ...
 
@@ -164,12 +172,12 @@ class Exchange:
         task = dataclasses.replace(
             make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
-        state = await self.states.of(task.slot, holds)
+        at, state = self.states.at(task.slot, holds), await self.states.of(task.slot, holds)
         await self.weights_out.reach(worker)
         exact = self.weights_out.lossless
         fresh = changed(task, task.since, task.weights, exact) if task.merged else None
         encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
-        message = dataclasses.replace(task, state=state, weights=encoded).to_message()
+        message = dataclasses.replace(task, state=state, at=at, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         return dataclasses.replace(
             Reply.from_message(

@@ -71,7 +71,8 @@ async def _compared(
     refused: dict[int, frozenset[int]] = {}
     said: dict[int, tuple[Reply, str]] = {}  # of each slot the reply that was judged last, and how
     while True:
-        verdicts = verdicts_on(run, replies)
+        compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
+        verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
         retried = []
         for task in tasks:
             slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
@@ -114,10 +115,14 @@ def check(run: Run, reply: Reply) -> None:
     Raises:
         BadUpdate: Names the worker, the tensor and how many of its values are wrong.
     """
-    there = reply.update is None or isinstance(reply.update, Fault)  # it stays on its worker, which has looked at it
-    found = reply.update if there else fault(reply.update, reply.samples, run.weights, run.facts.names)
+    found = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
     if found is not None:
         raise found.error(reply.slot + 1, f"worker {reply.worker}")
+
+
+def stays(reply: Reply) -> bool:
+    """Whether an update is on its worker, which has looked at it and said what makes it unusable."""
+    return reply.update is None or isinstance(reply.update, Fault)
 
 
 def check_weights(run: Run, weights: Weights, replies: Sequence[Reply]) -> None:
@@ -164,7 +169,11 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
 
 def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
     """The reply with its update scaled, if that was too long."""
-    return reply if verdict.factor == 1 else dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
+    if verdict.factor == 1:
+        return reply
+    if stays(reply):
+        return dataclasses.replace(reply, factor=verdict.factor)
+    return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
 
 
 def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:

@@ -147,7 +147,7 @@ class Run:
             BadUpdate: An update cannot be used (policy ``"stop"``), or none can.
             Ended: The run is to end without them.
         """
-        carrying = [asyncio.ensure_future(self._again(task)) for task in tasks]
+        carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
         try:
             # Everything here happens while the workers compute.
             if self._reporting is not None and await self._reporting:  # it waits for the test of the round before
@@ -155,7 +155,7 @@ class Run:
                 raise Ended
             if self.progress.round + 1 < len(self.progress.epochs):
                 await self._parts.order(self.progress.span(self.progress.round + 1).order)
-            return await gather(self, tasks, carrying, self._again, into)
+            return await gather(self, tasks, carrying, self.again, into)
         except BaseException:
             await end_all(carrying)
             raise
@@ -328,7 +328,8 @@ class Run:
         """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
-    async def _again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
+    async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
+        """Have a task carried, by others than the given workers."""
         return await self.carry(task.slot, task.round, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:

@@ -16,37 +16,32 @@ import asyncio
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import Fault
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.robust import WholeRule
 from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError
+from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.roles.generation import Plan
-from ddlf.roles.task import Reply, Task
+from ddlf.roles.task import Reply
 from ddlf.training.evaluation import to_its_end
-from ddlf.training.gather import unfit
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Elsewhere, Round
-from ddlf.training.run import Run, end_all
+from ddlf.training.run import Run
 from ddlf.training.there import Member, WeightsThere
+from ddlf.training.together import Gone, Together
+from ddlf.training.wholes import verdicts, weighed
 
 HOLDERS = 2
 """Workers that the master gives the first weights; the others get them from these."""
-NOTICED_S = 10.0
-"""How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
-TRIES = 6
-"""Attempts at one round, each of which met with the loss of another worker, or carries slots again after one."""
-Gone = tuple[ProxyWorker, DDLFError | None] | None
-"""A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
 PIECES = 16
 """Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
 longer links idle. ``docs/LAB.md`` has the figures."""
@@ -85,15 +80,16 @@ class Sharded:
         self._run = run
         self._there = there
         self._merge, self._outer = merge, outer
-        self._role = there.role
         self._like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in run.weights]
         self._size = sum(w.size for w in run.weights)
+        self._together = Together(run, there, self._like)
         self._kept = len(run.state["outer"]) // max(len(self._like), 1)
         self._generations = itertools.count(1)
         self._now = Place(0)
         self._here: tuple[int, Weights, Weights] = (0, run.weights, run.state["outer"])  # generation, weights, state
         self._home = _snapshot(run.progress)
         there.begin = self._begin
+        there.compares = partial(verdicts, self._together)
 
     async def _begin(self) -> None:
         """See that some workers have the weights and the state; if none have, and they are here, give them to some.
@@ -109,18 +105,17 @@ class Sharded:
             raise self._gone()
         for member, proxy in list(alive.items())[:HOLDERS]:
             try:
-                await proxy.call(self._role, "hold", generation, weights, state)
+                await proxy.call(self._there.role, "hold", generation, weights, state)
             except LOSS:
                 continue  # the crew will hear of it
             more = [((0, self._size), member)] if self._kept else []
             self._move(Place(generation, [*self._now.at, member], [*self._now.state, *more]))
 
-    async def merged(self, tasks: Sequence[Task], replies: list[Reply]) -> tuple[list[Reply], Place]:
+    async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Place]:
         """Have the workers make the next weights of the updates that these replies are of.
 
         Args:
-            tasks: Those of the round.
-            replies: One for each.
+            replies: Those whose updates count.
 
         Returns:
             The replies that count: those of slots that had to be carried again are others. And where the weights are.
@@ -130,48 +125,39 @@ class Sharded:
             ConnectError: A worker does not get from another one what it asks for, though it reaches it.
             ClusterTooSmall: Too many were lost.
         """
-        has = {reply.slot: self._member(reply.worker) for reply in replies}
-        losses = 0
-        while losses < TRIES:
-            losses += 1
-            alive = self._there.members()
-            if lost := [task for task in tasks if has[task.slot] not in alive]:
-                again = {reply.slot: reply for reply in await self._run.all(lost)}
-                replies = [again.get(reply.slot, reply) for reply in replies]
-                has |= {slot: self._member(reply.worker) for slot, reply in again.items()}
-                continue
-            await self._there.reach()
-            if self._there.members().keys() != alive.keys():
-                continue  # somebody was lost, or has come, meanwhile
-            owners = sorted({member for member in has.values() if member is not None})[: self._size]
+        weights: list[float] = []
+        if isinstance(self._merge, WholeRule):
+            replies, weights = await weighed(self._together, replies, self._merge)
+        places: list[Place] = []
+
+        async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
             plan = Plan(
                 base=self._now.generation,
                 generation=next(self._generations),
-                updates=[(reply.slot, reply.worker, reply.samples) for reply in replies],
+                updates=[(reply.slot, reply.worker, reply.samples, reply.factor) for reply in replies],
                 owners=[number for number, _ in owners],
-                state=[(*part, number) for part, (number, _) in self._parts(self._now, alive) or ()],
+                state=[(*part, number) for part, (number, _) in self._parts(self._now, self._there.members()) or ()],
                 copies=len(owners) > 1 and self._kept > 0,
+                left=self._copied(replies, owners),
+                groups=list(self._run.exchange.states.copied),
                 merge=str(self._merge),
+                weighed=weights,
                 outer=str(self._outer),
                 trainable=self._run.facts.trainable,
                 names=self._run.facts.names,
                 piece=min(PIECE, max(LEAST, self._size // (len(owners) * PIECES))),
             )
-            gone = await self._carried_out(plan, {number: proxy for (number, _), proxy in alive.items()})
+            _, gone = await self._together.carried_out("merge", dataclasses.asdict(plan), plan.owners, workers)
             if gone is None:
+                for slot, number, _, worker in plan.left:
+                    self._run.exchange.states.copy(slot, number, worker)
                 slices = cut(self._size, len(owners))
                 state = [*zip(slices, owners, strict=True)] if self._kept else []
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
-                return replies, Place(plan.generation, owners, state)
-            worker, error = gone
-            if error is None:
-                losses -= 1  # there are not so many links
-            elif self._member(worker.id) in alive:
-                slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
-                self._run.crew.lose(worker, slot, error)
-        raise ClusterTooSmall(
-            f"workers were lost {TRIES} times while they exchanged one round", hint="look at the workers' terminals"
-        )
+                places.append(Place(plan.generation, owners, state))
+            return gone
+
+        return await self._together.on(replies, merge), places[0]
 
     async def committed(self, place: Place, replies: list[Reply], *, looks: bool) -> None:
         """Make the weights that are somewhere the global ones.
@@ -220,9 +206,13 @@ class Sharded:
         self._now = place
         self._there.generation, self._there.at = place.generation, place.at
 
-    def _member(self, worker: int) -> Member | None:
-        found = self._run.crew.member(worker)
-        return None if found is None else (worker, found[1])
+    def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
+        """Of each slot, its round and its worker the one that is to have a copy of what it has left: the next, if there is one."""
+        if not self._run.exchange.states.copied or len(owners) < 2:
+            return []
+        numbers = [number for number, _ in owners]
+        following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
+        return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
     def _parts(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
         """Who of those that are there has which slice of the state; None if a part of it is lost."""
@@ -239,68 +229,6 @@ class Sharded:
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
-    async def _carried_out(self, plan: Plan, workers: Mapping[int, ProxyWorker]) -> Gone:
-        """Have all owners do their part.
-
-        Args:
-            plan: How the next weights are made.
-            workers: Those that are there, by number.
-
-        Returns:
-            A worker that was lost meanwhile, and how, or with None, if only a link to it was; None if all is done.
-
-        Raises:
-            BadUpdate: An update cannot be merged, or what comes of them cannot be used.
-            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
-        """
-        message = dataclasses.asdict(plan)
-        owners = [workers[owner] for owner in plan.owners]
-        calls = {asyncio.ensure_future(one.call(self._role, "merge", message)): one for one in owners}
-        waiting = set(calls)
-        try:
-            while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for call in done:
-                    try:
-                        found = call.result()
-                    except LOSS as error:
-                        return calls[call], error
-                    if lost := await self._in_the_way(found, calls[call], workers):
-                        return lost
-            return None
-        finally:
-            await end_all(list(calls))
-
-    async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
-        """Raise what a worker says was in the way, or return who was lost, or cannot be reached; None if nothing was."""
-        if "bad" in found:
-            raise BadUpdate(found["bad"])
-        if "weights" in found:
-            raise unfit(Fault(**found["weights"]), self._run.progress.round)
-        if "peer" not in found:
-            return None
-        other = workers[found["peer"]]
-        if (lost := await self._loss_of(other)) is not None:
-            return other, lost
-        if found["link"]:
-            await self._there.links.cut(found["me"], found["peer"], found["why"])
-            return other, None
-        raise ConnectError(
-            f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",
-            hint="look at the network between the two, or use exchange='star'",
-        )
-
-    async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:
-        """How a worker was lost that another one does not reach; None if it is there."""
-        try:
-            async with asyncio.timeout(NOTICED_S):
-                await worker.call(self._role, "values", self._now.generation, 0, 0)
-        except LOSS as error:
-            return error
-        except TimeoutError:
-            pass
-        return None
-
     async def _weights_of(self, place: Place) -> Weights:
         return (await self._brought(place, state=False))[0]
 
@@ -313,7 +241,7 @@ class Sharded:
         async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
             for piece in pieces(part, AT_ONCE):
                 try:
-                    found = await alive[member].call(self._role, verb, place.generation, *piece)
+                    found = await alive[member].call(self._there.role, verb, place.generation, *piece)
                 except LOSS:
                     alive.pop(member, None)
                     raise
@@ -344,7 +272,7 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
     shards = Sharded(run, there, merge, outer)
     try:
         async for round in run.rounds(balance):
-            replies, place = await shards.merged(round.tasks, await run.all(round.tasks))
+            replies, place = await shards.merged(await run.all(round.tasks))
             await shards.committed(place, replies, looks=_looks(run, round))
     finally:
         await there.links.close()

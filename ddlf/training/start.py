@@ -34,10 +34,10 @@ from ddlf.training.early import (
     check_app,
     check_backend,
     check_exchange,
-    check_optimizer_stays,
     check_sharded,
     check_slots,
     check_together,
+    keeps_little,
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
@@ -296,7 +296,6 @@ async def _run(
             hint="use optimizer_state='kept', or an optimizer without use_ema",
         )
     settings["local_rule"].check_optimizer(app._optimizer)
-    check_optimizer_stays(settings, app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = _norms(app, settings["batchnorm"])
     apart = norms.get("apart", ())
@@ -347,6 +346,7 @@ async def _run(
         grows=not fixed and order is None,
         **norms,
     )
+    copies = settings["exchange"] == "sharded" and settings["optimizer_state"] == "kept"
     states = SlotStates(
         app._run,
         crew,
@@ -355,7 +355,8 @@ async def _run(
         optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient",
         apart=bool(apart),
         averages=settings["optimizer_state"] == "averaged",
-        stays=settings["optimizer_state"] == "stays",
+        stays=settings["optimizer_state"] == "stays" or (copies and not keeps_little(app._optimizer)),
+        copies=copies,
         differences=weights_out.differences,
         fragments=fragments,
         controls=settings["local_rule"].steers,

@@ -3,7 +3,7 @@
 Some groups come back with each reply. The others, as the residuals of biased codecs, are as large as the weights, so they stay on the worker that
 made them, and are fetched when they are needed elsewhere: when the slot moves to another worker while its own one lives, when a checkpoint is due,
 and at the end of a run. When that worker is lost first, they are lost, too: then an event says so, and the run is no longer the same bits as an
-undisturbed one.
+undisturbed one. In the sharded exchange another worker can have a copy, and who carries the slot next gets it from these two.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ddlf.algorithms.codec import Codec
 from ddlf.algorithms.weights import Weights, digest, mean_of
+from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles.replica import REPLICA
@@ -33,6 +34,7 @@ class SlotStates:
         codec: Codec of the updates.
         optimizers: Whether slots' optimizers are kept from round to round.
         stays: Whether they stay on the workers: they do not come back with each reply.
+        copies: Whether other workers keep copies of what does not come back.
         apart: Whether slots keep some weights apart.
         averages: Whether each round begins with the mean of them.
         differences: Whether weights travel as differences.
@@ -44,6 +46,7 @@ class SlotStates:
         keep: Groups that stay on a slot's worker.
         back: Groups that come back with each reply.
         shared: Groups that every slot begins its next round with, in the place of its own.
+        copied: Groups that do not come back, and of which other workers keep copies.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class SlotStates:
         optimizers: bool,
         differences: bool,
         stays: bool = False,
+        copies: bool = False,
         apart: bool = False,
         averages: bool = False,
         fragments: bool = False,
@@ -87,6 +91,8 @@ class SlotStates:
             begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
             self._share(begun, [1] * len(begun))
         self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
+        self.copied = self._fetched if copies else ()
+        self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
 
     def left(self, reply: Reply) -> None:
         """Say that a slot's update counts, and with it what the slot has left."""
@@ -98,6 +104,23 @@ class SlotStates:
             member = self._crew.member(worker)
             # A worker that is lost already can be asked in vain: then the loss is told when it matters.
             self._on[slot] = worker, member[1] if member else -1, reply.task.round
+
+    def copy(self, slot: int, number: int, worker: int) -> None:
+        """Say that a worker has a copy of what a round of a slot, from 0, has left and not sent back."""
+        member = self._crew.member(worker)
+        self._copies[slot] = worker, member[1] if member else -1, number
+
+    def at(self, slot: int, holds: bool) -> tuple[int, ...]:
+        """Workers that have what a slot's round before left and did not send back.
+
+        Args:
+            slot: Which.
+            holds: Whether the worker that is to carry it has it.
+
+        Returns:
+            Those that are there; none where the task need say none.
+        """
+        return () if holds or not self.copied else tuple(worker.id for worker in self._holders(slot))
 
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Say that the replies of a round have all been taken in: what slots share follows from them."""
@@ -126,14 +149,14 @@ class SlotStates:
         """
         if holds and self.keep:
             return None
-        coming = self._coming_of(slot)
+        coming = None if self.at(slot, holds) else self._coming_of(slot)
         whole = self._known[slot] | (await asyncio.shield(coming) if coming else {})
         return {name: group for name, group in whole.items() if name != HELD}
 
     def set_back(self, states: Sequence[SlotState]) -> None:
         """Say that slots have left this, and nothing since."""
         self._known = list(states)
-        self._coming, self._on = {}, {}
+        self._coming, self._on, self._copies = {}, {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
         """The state of every slot, as it is now and not when it is awaited."""
@@ -154,13 +177,23 @@ class SlotStates:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
         return self._coming.get(slot)
 
+    def _holders(self, slot: int) -> list[ProxyWorker]:
+        """Workers that have what a slot's last round left: its own, and one with a copy, if they are there."""
+        left = self._on.get(slot)
+        on = [
+            one for one in (left, self._copies.get(slot)) if one is not None and left is not None and one[2] == left[2]
+        ]
+        found = [(self._crew.member(worker), openings) for worker, openings, _ in on]
+        return list(
+            dict.fromkeys(member[0] for member, openings in found if member is not None and member[1] == openings)
+        )
+
     async def _fetch(self, slot: int, worker: int, openings: int, number: int) -> SlotState:
-        member = self._crew.member(worker)
         why = "it was lost"
-        if member is not None and member[1] == openings:
+        for holder in self._holders(slot):
             try:
                 give = (slot, number, self._fetched)
-                state: SlotState = await member[0].call(self._role, "give", *give, timeout_s=FETCH_S)
+                state: SlotState = await holder.call(self._role, "give", *give, timeout_s=FETCH_S)
                 return state
             except DDLFError as error:
                 why = str(error).partition("\n")[0]

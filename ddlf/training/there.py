@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
+from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
 from ddlf.roles.evaluation import EVALUATION_BATCH
 from ddlf.roles.replica import REPLICA
+from ddlf.roles.task import Reply
 from ddlf.training.crew import Crew
 from ddlf.training.links import Links
 from ddlf.training.recovery import LOSS
@@ -35,6 +37,7 @@ class WeightsThere:
         at: Workers that have them.
         begin: Sees that some have.
         links: Links between them that are broken.
+        compares: See ``Outwards``.
     """
 
     differences = False
@@ -51,6 +54,7 @@ class WeightsThere:
         self.at: Sequence[Member] = ()
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
+        self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -59,6 +63,11 @@ class WeightsThere:
         """Workers that are there."""
         found = [(worker.id, self._crew.member(worker.id)) for worker in self._cluster.workers]
         return {(number, member[1]): member[0] for number, member in found if member is not None}
+
+    def member(self, worker: int) -> Member | None:
+        """A worker as it is now; None if it is not there."""
+        found = self._crew.member(worker)
+        return None if found is None else (worker, found[1])
 
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None

@@ -100,6 +100,8 @@ ROWS = {
     "topk": (BOTH, {"codec": "topk:0.05", "weights_codec": "delta:topk:0.5"}),
     "sharded": (("sync",), {"exchange": "sharded", "outer": "nesterov"}),
     "sharded, few bytes": (("sync",), {"exchange": "sharded", "merge": "median", "codec": "int8", "outer": "fedadam"}),
+    "sharded, wholes": (("sync",), {"exchange": "sharded", "merge": "geometric", "update_policy": "reject"}),
+    "sharded, places": (("sync",), {"exchange": "sharded", "codec": "topk:0.05"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}

@@ -7,8 +7,9 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
-from ddlf.events import Warned, WorkerGone
+from ddlf.events import ResidualDropped, UpdateClipped, Warned, WorkerGone
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.early import keeps_little
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -42,9 +43,10 @@ def bits(run):
     return [(a.dtype, a.shape, a.tobytes()) for a in [*run.model.get_weights(), *state, *optimizers]]
 
 
-def lose_at(worker, verb, number):
+def lose_at(worker, verb, number, copies=False):
     """Have a worker be lost when it is asked for a verb for the n-th time, by the master or by another worker."""
-    count, end, asked = itertools.count(1), worker.end, getattr(worker.end, verb)
+    end = worker.end.copies if copies else worker.end
+    count, asked = itertools.count(1), getattr(end, verb)
 
     async def lost(*arguments):
         if next(count) == number:
@@ -79,6 +81,14 @@ def when_opened(run, number, do):
         {"merge": "trimmed:0.3", "outer": "fedavgm", "codec": "bfloat16", "slots": 8},
         {"outer": "fedyogi", "codec": "float16", "slots": 10},
         {"outer": "nesterov", "codec": "int8", "optimizer_state": "stays", "slots": 5},
+        {"merge": "krum:bad=1", "outer": "nesterov", "slots": 5},
+        {"merge": "krum:bad=1,keep=3", "slots": 6},
+        {"merge": "geometric", "outer": "fedadam", "codec": "topk:0.3", "slots": 8},
+        {"merge": "clipped:0.9", "slots": 5},
+        {"update_policy": "clip", "merge": "geometric", "slots": 4},
+        {"codec": "int4-block:7", "slots": 5},
+        {"codec": "topk:0.1", "slots": 5},
+        {"codec": "powersgd", "slots": 5},
         {"outer": "fedadagrad", "balance": "speed", "worker_steps": 2, "local_rule": "fedprox:0.1", "slots": 4},
     ],
     ids=str,
@@ -87,10 +97,55 @@ async def test_weights_and_outer_state_have_the_bits_of_the_star(settings, worke
     assert bits(await trained(workers=workers, **settings)) == bits(await trained("star", workers=workers, **settings))
 
 
+@pytest.mark.parametrize("bad", [30.0, -1.0, 0.0])
+@pytest.mark.parametrize(
+    "settings", [{"update_policy": "reject"}, {"update_policy": "clip", "merge": "clipped"}], ids=str
+)
+async def test_updates_that_look_wrong_are_left_out_or_made_shorter_as_by_the_star(settings, bad):
+    """One slot's update is wrong wherever it is computed, and the others agree."""
+
+    async def come_to(exchange):
+        run = run_of(exchange, workers=3, slots=5, **settings)
+        for worker in run.cluster.workers:
+
+            def fit(task, weights, momentum, own=worker):
+                update, momentum = FakeWorker.fit(own, task, weights, momentum)
+                factor = bad if task.slot == 2 else 1
+                return [
+                    u + np.asarray(factor, u.dtype) if u.dtype.kind == "f" and factor else u * 0 for u in update
+                ], momentum
+
+            worker.fit = fit
+        told = []
+        run.subscribe(told.append)
+        await run.train_model()
+        said = [(verdict.rpartition(" (")[0]) for record in run.history for verdict in record.verdicts]
+        clipped = [event.factor for event in told if isinstance(event, UpdateClipped)]
+        return bits(run), sorted(set(said)), sorted(clipped)
+
+    star = await come_to("star")
+    assert await come_to("sharded") == star
+    assert star[1]
+
+
+async def test_a_worker_that_is_lost_while_updates_are_compared_changes_no_bit():
+    for verb, number in itertools.product(("lengths", "compare", "update"), (1, 2)):
+        settings = {"merge": "krum:bad=1,keep=2", "update_policy": "reject", "slots": 6}
+        run = run_of(workers=4, **settings)
+        when_opened(run, 2, lambda worker, verb=verb, number=number: lose_at(worker, verb, number))
+        await run.train_model()
+        assert sum(record.recomputed for record in run.history) >= 1
+        assert bits(run) == bits(await trained("star", **settings))
+
+
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.roles.shards.PIECE", 100)
     monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
-    assert bits(await trained(outer="nesterov")) == bits(await trained("star", outer="nesterov"))
+    monkeypatch.setattr("ddlf.training.wholes.PIECE", 100)
+    monkeypatch.setattr("ddlf.roles.wholes.BLOCK", 70)
+    monkeypatch.setattr("ddlf.algorithms.pairs.BLOCK", 70)
+    settings = {"outer": "nesterov", "merge": "geometric", "codec": "int8-block:9"}
+    assert bits(await trained(**settings)) == bits(await trained("star", **settings))
 
 
 @pytest.mark.parametrize(("before", "after"), [("star", "sharded"), ("sharded", "star")])
@@ -320,22 +375,13 @@ async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"merge": "krum:bad=0"}, "merge='krum:bad=0,keep=1' looks at updates or tensors as wholes"),
-        ({"merge": "geometric"}, "merge='geometric"),
-        ({"merge": "clipped"}, "merge='clipped"),
         ({"outer": "streaming"}, "outer='streaming"),
         ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* looks at"),
-        ({"codec": "topk"}, "codec='topk"),
-        ({"codec": "powersgd"}, "codec='powersgd"),
-        ({"codec": "int4-block"}, "codec='int4-block"),
-        ({"codec": "int8-block"}, "codec='int8-block"),
         (
             {"weights_codec": "float16"},
             "weights_codec='float16' is of weights from the master; use 'float32', or exchange='star'",
         ),
         ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of weights from the master"),
-        ({"update_policy": "reject"}, "update_policy='reject' looks at"),
-        ({"update_policy": "clip"}, "update_policy='clip' looks at"),
         ({"local_rule": "scaffold"}, "local_rule='scaffold.*' brings as much as the model to the master in each round"),
         ({"batchnorm": "local", "norms": frozenset(["norm/variance"])}, "batchnorm='local' needs the weights on"),
         ({"batchnorm": "recalibrated"}, "batchnorm='recalibrated' needs the weights on the master in each round"),
@@ -357,17 +403,90 @@ async def test_callbacks_that_need_the_model_are_refused():
         await run.train_model()
 
 
+# --- what slots leave ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeps_much(monkeypatch):
+    """The optimizer is one that keeps as much as the weights, as it does in these runs."""
+    adam = {"optimizer": "Adam"}
+    monkeypatch.setattr(FakeRun, "_optimizer", property(lambda self: adam, lambda self, value: None), raising=False)
+
+
 @pytest.mark.parametrize(
     "optimizer", [{"optimizer": "Adam"}, {"optimizer": "SGD", "optimizer momentum": 0.9}, {"optimizer": "Own"}]
 )
-async def test_an_optimizer_that_keeps_as_much_as_the_weights_does_not_come_back_in_each_round(optimizer, monkeypatch):
-    run = run_of()
-    kept = vars(FakeRun).get("_optimizer")
-    assert kept is None
-    monkeypatch.setattr(
-        FakeRun, "_optimizer", property(lambda self: optimizer, lambda self, value: None), raising=False
-    )
-    with pytest.raises(ConfigError, match=f"the state of each slot's {optimizer['optimizer']} to the master.*'stays'"):
-        await run.train_model()
-    run.optimizer_state = "stays"
+def test_it_is_known_which_optimizers_keep_as_much_as_the_weights(optimizer):
+    assert not keeps_little(optimizer)
+    assert keeps_little({"optimizer": "SGD", "optimizer momentum": 0.0, "optimizer use_ema": False})
+
+
+@pytest.mark.usefixtures("keeps_much")
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+async def test_states_of_optimizers_stay_on_workers_and_are_the_stars_at_the_end(workers):
+    run = run_of(workers=workers, slots=5, codec="topk:0.2")
+    brought = []
+    for worker in run.cluster.workers:
+
+        def train(task, own=worker):
+            reply = FakeWorker.train(own, task)
+            brought.append((task.round, sorted(task.state or ()), sorted(reply.state)))
+            return reply
+
+        worker.train = train
     await run.train_model()
+    assert all(not came and not left for number, came, left in brought if number)
+    star = await trained("star", workers=workers, slots=5, codec="topk:0.2")
+    assert bits(run) == bits(star)
+    assert all(run.optimizers)
+
+
+@pytest.mark.usefixtures("keeps_much")
+@pytest.mark.parametrize("verb", ["train", "update", "left", "merge"])
+async def test_without_a_checkpoint_a_lost_worker_costs_nothing_of_what_slots_have_left(verb):
+    """Of another worker that has a copy, whoever carries the slot next gets it."""
+    settings = {"slots": 4, "codec": "int8", "master_epochs": 4}
+    run = run_of(workers=4, **settings)
+    told = []
+    run.subscribe(told.append)
+
+    def lose(worker):
+        count, train = itertools.count(1), worker.train
+
+        def lost(task):
+            if next(count) == 3:
+                worker.lost = True
+                raise WorkerLost("it was lost", worker=worker.name)
+            return train(task)
+
+        if verb == "train":
+            worker.train = lost
+        else:
+            lose_at(worker, verb, 3, copies=verb == "left")
+
+    when_opened(run, 2, lose)
+    await run.train_model()
+    assert sum(record.recomputed for record in run.history) >= 1
+    assert not [event for event in told if isinstance(event, ResidualDropped)]
+    assert bits(run) == bits(await trained("star", **settings))
+
+
+@pytest.mark.usefixtures("keeps_much")
+async def test_a_checkpoint_and_the_end_have_what_slots_left_also_when_their_worker_is_lost_then(tmp_path):
+    settings = {"slots": 3, "master_epochs": 3, "outer": "nesterov"}
+    run = run_of(workers=3, **settings)
+
+    def lose(worker):
+        async def lost(request, timeout_s=None):
+            if request.args[2] == "give":
+                worker.lost = True
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        worker.rpc = lost
+
+    when_opened(run, 1, lose)
+    await run.train_model()
+    assert bits(run) == bits(await trained("star", **settings))
+    star = await trained("star", checkpoint=tmp_path, master_epochs=1, slots=3, outer="nesterov")
+    assert star.history
+    assert bits(await trained(resume="auto", checkpoint=tmp_path, **settings)) == bits(run)

@@ -1,0 +1,101 @@
+"""What several updates are to each other: distances and angles over all their values, from sums over fixed blocks. Pure.
+
+Each tensor's values, in a row, are taken in blocks of ``BLOCK``, and what the blocks come to is added exactly. So it is the same bits, whoever has
+computed which blocks: the master of all, or workers those of their slices (``shards.py``).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import fsum, inf, nan
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.weights import Tensor
+
+Vector = npt.NDArray[np.float64]
+
+BLOCK = 1 << 16
+"""Values of a tensor in a block: of 64 updates 32 MiB as float64, whatever the size of the model."""
+
+
+def squared_distances(updates: Sequence[Sequence[Tensor]]) -> Vector:
+    """Return the squared Euclidean distance of each two of S updates, over all tensors, in float64, shape (S, S)."""
+    return added([distances_in(rows) for rows in _blocks(updates)], len(updates))
+
+
+def norm(update: Sequence[Tensor]) -> float:
+    """The L2 norm of all tensors together, summed in float64: no finite float32 overflows."""
+    return float(np.sqrt(sum(float(np.einsum("i,i", t.ravel(), t.ravel(), dtype=np.float64)) for t in update)))
+
+
+def cosines(updates: Sequence[Sequence[Tensor]]) -> Vector:
+    """Return the cosine of the angle between each two of S updates, shape (S, S). None of them may be all zeros.
+
+    Formula:
+        ``cos(a, b) = sum(a * b) / (norm(a) * norm(b))``, over the values of all tensors.
+    """
+    norms = [norm(update) for update in updates]
+    return added([cosines_in(rows, norms) for rows in _blocks(updates)], len(updates))
+
+
+def distances_in(rows: Sequence[Tensor]) -> Vector:
+    """What a block adds to the squared distances.
+
+    Args:
+        rows: Its values in each of S updates, shape (n,).
+    """
+    found = np.zeros((len(rows), len(rows)))
+    wide = [np.asarray(row, np.float64) for row in rows]
+    for a, b in combinations(range(len(rows)), 2):
+        apart = wide[a] - wide[b]
+        found[a, b] = found[b, a] = np.square(
+            apart, out=apart
+        ).sum()  # no product of BLAS, which depends on the threads
+    return found
+
+
+def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
+    """What a block adds to the cosines; ``rows`` as of ``distances_in``.
+
+    Args:
+        rows: Its values in each update.
+        norms: Length of each update as a whole.
+    """
+    scaled = np.stack(rows) / np.asarray(norms)[:, np.newaxis]  # before the product, where large values would overflow
+    return np.asarray(scaled @ scaled.T)
+
+
+def added(sums: Sequence[Vector], size: int) -> Vector:
+    """The exact sum of matrices of shape (size, size), rounded once: the same bits for any order of them, and for what ``brief`` makes of them."""
+    if not sums:
+        return np.zeros((size, size))
+    values = np.stack(sums).reshape(len(sums), -1).T.tolist()
+    return np.array([_sum(one) for one in values]).reshape(size, size)
+
+
+def brief(sums: Sequence[Vector], size: int) -> list[Vector]:
+    """Few matrices whose exact sum is that of many."""
+    found: list[Vector] = []
+    while (left := added([*sums, *(-one for one in found)], size)).any():
+        found.append(left)
+        if not np.isfinite(left).all():
+            break
+    return found
+
+
+def _sum(values: list[float]) -> float:
+    try:
+        return fsum(values)
+    except OverflowError:
+        return inf
+    except ValueError:  # inf - inf
+        return nan
+
+
+def _blocks(updates: Sequence[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
+    """Of each block the values in all updates."""
+    for tensors in zip(*updates, strict=True):
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        for begin in range(0, flat[0].size, BLOCK):
+            yield [values[begin : begin + BLOCK] for values in flat]

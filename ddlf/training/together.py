@@ -1,0 +1,174 @@
+"""What workers do together with the updates that they have, whoever of them is lost meanwhile. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ddlf.algorithms.check import Fault
+from ddlf.algorithms.weights import Weights
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
+from ddlf.roles.task import Reply, Task
+from ddlf.training.gather import check, unfit
+from ddlf.training.recovery import LOSS
+from ddlf.training.run import Run, end_all
+from ddlf.training.there import Member, WeightsThere
+
+NOTICED_S = 10.0
+"""How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
+TRIES = 6
+"""Attempts at one round, each of which met with the loss of another worker, or carries slots again after one."""
+
+Gone = tuple[ProxyWorker, DDLFError | None] | None
+"""A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
+Do = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[Gone]]
+"""Gets replies, those of their workers that own slices, and all workers by number; returns who was lost meanwhile."""
+
+
+class Together:
+    """The workers that have updates.
+
+    Args:
+        run: The run.
+        there: Where its tasks find their weights.
+        like: Arrays with shapes and types of the weights.
+
+    Attributes:
+        run, there, like: As they were given.
+    """
+
+    def __init__(self, run: Run, there: WeightsThere, like: Weights) -> None:
+        self.run, self.there, self.like = run, there, like
+        self._size = sum(w.size for w in like)
+        self._holders: dict[int, tuple[Task, Member | None]] = {}
+
+    async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
+        """Do something with the workers that have updates; when one is lost, have its slots carried again, and do it again.
+
+        Args:
+            replies: Which updates.
+            do: What is done.
+
+        Returns:
+            The replies with which it was done.
+
+        Raises:
+            BadUpdate: An update cannot be merged.
+            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
+            ClusterTooSmall: Too many were lost.
+        """
+        losses = 0
+        while losses < TRIES:
+            losses += 1
+            alive = self.there.members()
+            if lost := [reply for reply in replies if self._holder(reply) not in alive]:
+                again = await self._again(lost)
+                replies = [again.get(reply.slot, reply) for reply in replies]
+                continue
+            await self.there.reach()
+            if self.there.members().keys() != alive.keys():
+                continue  # somebody was lost, or has come, meanwhile
+            holders = {member for member in map(self._holder, replies) if member is not None}
+            gone = await do(
+                replies, sorted(holders)[: self._size], {number: proxy for (number, _), proxy in alive.items()}
+            )
+            if gone is None:
+                return replies
+            worker, error = gone
+            if error is None:
+                losses -= 1  # there are not so many links
+            elif self.there.member(worker.id) in alive:
+                slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
+                self.run.crew.lose(worker, slot, error)
+        raise ClusterTooSmall(
+            f"workers were lost {TRIES} times while they exchanged one round", hint="look at the workers' terminals"
+        )
+
+    async def carried_out(
+        self, verb: str, message: dict[str, Any], owners: Sequence[int], workers: Mapping[int, ProxyWorker]
+    ) -> tuple[list[dict[str, Any]], Gone]:
+        """Have all owners do their part.
+
+        Args:
+            verb: What they are asked for.
+            message: The same for all.
+            owners: Their numbers.
+            workers: Those that are there, by number.
+
+        Returns:
+            What they answer, in their order; and a worker that was lost meanwhile, and how, or None if all is done.
+
+        Raises:
+            BadUpdate: An update cannot be merged, or what comes of them cannot be used.
+            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
+        """
+        calls = {
+            asyncio.ensure_future(workers[one].call(self.there.role, verb, message)): workers[one] for one in owners
+        }
+        waiting = set(calls)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for call in done:
+                    try:
+                        found = call.result()
+                    except LOSS as error:
+                        return [], (calls[call], error)
+                    if lost := await self._in_the_way(found, calls[call], workers):
+                        return [], lost
+            return [call.result() for call in calls], None
+        finally:
+            await end_all(list(calls))
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _holder(self, reply: Reply) -> Member | None:
+        """Who has the update of a reply: the worker, as it was when the reply was first looked at."""
+        known = self._holders.get(reply.slot)
+        if known is None or known[0] is not reply.task:
+            self._holders[reply.slot] = known = reply.task, self.there.member(reply.worker)
+        return known[1]
+
+    async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
+        """Have slots carried again; their updates are the same bits, and count as those of before."""
+        carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
+        try:
+            found = await asyncio.gather(*carrying)
+        finally:
+            await end_all(carrying)
+        for reply in found:
+            check(self.run, reply)
+        return {new.slot: dataclasses.replace(new, factor=old.factor) for old, new in zip(replies, found, strict=True)}
+
+    async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
+        """Raise what a worker says was in the way, or return who was lost, or cannot be reached; None if nothing was."""
+        if "bad" in found:
+            raise BadUpdate(found["bad"])
+        if "weights" in found:
+            raise unfit(Fault(**found["weights"]), self.run.progress.round)
+        if "peer" not in found:
+            return None
+        other = workers[found["peer"]]
+        if (lost := await self._loss_of(other)) is not None:
+            return other, lost
+        if found["link"]:
+            await self.there.links.cut(found["me"], found["peer"], found["why"])
+            return other, None
+        raise ConnectError(
+            f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",
+            hint="look at the network between the two, or use exchange='star'",
+        )
+
+    async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:
+        """How a worker was lost that another one does not reach; None if it is there."""
+        try:
+            async with asyncio.timeout(NOTICED_S):
+                await worker.call(self.there.role, "values", self.there.generation, 0, 0)
+        except LOSS as error:
+            return error
+        except TimeoutError:
+            pass
+        return None
