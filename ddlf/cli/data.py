@@ -33,6 +33,8 @@ def split(options: argparse.Namespace) -> int:
     place = open_place(options.place)
     if options.shuffle == "none" and options.seed is not None:
         raise ConfigError("--seed has no effect with --shuffle none", hint="leave it out")
+    if options.shuffle == "none" and options.stratify:
+        raise ConfigError("--stratify has no effect with --shuffle none", hint="leave one of them out")
     if (
         options.source.is_dir()
         and isinstance(place, Folder)
@@ -50,6 +52,7 @@ def split(options: argparse.Namespace) -> int:
             place,
             sizes,
             shuffle=options.shuffle == "global",
+            stratify=options.stratify,
             seed=options.seed or 0,
             memory=_cap(options),
             moved=moved,

@@ -49,6 +49,9 @@ def add(verbs: Verbs) -> None:
         help="global or none (default: global)",
         metavar="HOW",
     )
+    split.add_argument(
+        "--stratify", default="", metavar="COLUMN", help="labels, of each of which all files have a share"
+    )
     split.add_argument("--seed", type=number("seed", 0), metavar="N", help="of the shuffle (default: 0)")
     split.add_argument("--columns", default="", metavar="A,B=C", help="columns that are meant; new=old renames one")
     split.add_argument(

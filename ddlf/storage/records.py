@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import DatasetError
+from ddlf.storage.images import on_all_cores
 from ddlf.storage.manifest import KINDS, Column, check_columns
 from ddlf.storage.sources import Rows, chosen, row_type
 
+AT_ONCE = 256
+"""Samples that are read before they are decoded, on all cores."""
 Record = Mapping[str, Callable[[], np.ndarray[Any, Any]]]
 """The arrays of a sample by name, made when they are wanted."""
 
@@ -64,19 +68,25 @@ class Records:
         records = self._read()
         for start in range(0, self.samples, at_once):
             rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
-            for number in range(len(rows)):
-                where, record = next(records)
-                for name, old in self._names.items():
-                    if old not in record:
-                        raise DatasetError(
-                            f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns"
-                        )
-                    array, column = record[old](), self.columns[name]
-                    if (array.dtype.name, array.shape) != (column.dtype, column.shape):
-                        raise DatasetError(
-                            f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
-                            f"{column.dtype} of shape {column.shape}",
-                            hint="bring all to one shape beforehand; images with --image-size 64x64",
-                        )
-                    rows[name][number] = array
+            for first in range(0, len(rows), AT_ONCE):
+                part = list(itertools.islice(records, min(AT_ONCE, len(rows) - first)))
+                for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), first):
+                    for name, array in arrays.items():
+                        rows[name][number] = array
             yield rows
+
+    def _made(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays of a sample, which are as those of the first one."""
+        made = {}
+        for name, old in self._names.items():
+            if old not in record:
+                raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns")
+            array, column = record[old](), self.columns[name]
+            if (array.dtype.name, array.shape) != (column.dtype, column.shape):
+                raise DatasetError(
+                    f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
+                    f"{column.dtype} of shape {column.shape}",
+                    hint="bring all to one shape beforehand; images with --image-size 64x64",
+                )
+            made[name] = array
+        return made

@@ -3,7 +3,7 @@
 A global shuffle in two passes (Rao 1961, Sandelius 1962). The first throws each sample into one of as many buckets as there will be files, by
 chance; the second shuffles each bucket by itself. One behind the other they are cut into files. Every order of all samples is as likely as any other,
 as with one shuffle in memory. As many buckets as fit into memory are one heap, on the disk meanwhile if there are several. Chance belongs to buckets,
-so the bits do not depend on the memory.
+so the bits do not depend on the memory. Stratified, each label is dealt out to the buckets by itself: none has two more of it than another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ddlf.errors import ConfigError
 from ddlf.record import size
 from ddlf.storage.explained import explained
-from ddlf.storage.manifest import Manifest, PartitionFile
+from ddlf.storage.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.storage.place import Place
 from ddlf.storage.sources import Rows, Source, row_type
 
@@ -71,6 +71,7 @@ def split(
     *,
     after: int = 0,
     shuffle: bool = True,
+    stratify: str = "",
     seed: int = 0,
     memory: int = 10**9,
     moved: Callable[[str, int, int], None] = lambda what, done, of: None,
@@ -83,6 +84,7 @@ def split(
         sizes: Samples of each file.
         after: Version of the data set that is there, of which this is the next one; 0 if there is none.
         shuffle: Whether they are mixed; else they stay in the source's order.
+        stratify: Column of whole numbers of each of which every file is to have its share, as far as that can be.
         seed: Seed of the order, >= 0. The same source, sizes and seed give the same bytes, whatever the memory.
         memory: Bytes to work in.
         moved: Is told what is done, and how many samples of how many.
@@ -99,7 +101,15 @@ def split(
             f"a file of {max(sizes):,} samples needs {size(least)} of memory, but there are {size(memory)}",
             hint=f"give more with --memory, or make files of {max(memory // (4 * row), 1):,} samples at most",
         )
-    buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed)
+    if stratify:
+        column = source.columns.get(stratify)
+        if column is None or column.shape or np.dtype(column.dtype).kind not in "biu":
+            there = [name for name, each in source.columns.items() if not each.shape and each.dtype[0] in "biu"]
+            raise ConfigError(
+                f"--stratify {stratify} names no column of labels",
+                hint=f"whole numbers are: {', '.join(there) or 'none'}",
+            )
+    buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed, stratify)
     at_once = max(memory // 8 // row, 1)
     need = source.samples * kind.itemsize * (1 + (shuffle and len(buckets.heaps) > 1))
     version = after + 1
@@ -128,10 +138,11 @@ class Buckets:
         buckets: How many there are.
         room: Samples that a heap may have.
         seed: Seed of the order.
+        stratify: Column of labels, of each of which every bucket gets as many but for one; empty for pure chance.
     """
 
-    def __init__(self, samples: int, buckets: int, room: int, seed: int) -> None:
-        self._samples, self._buckets, self._seed = samples, buckets, seed
+    def __init__(self, samples: int, buckets: int, room: int, seed: int, stratify: str = "") -> None:
+        self._samples, self._buckets, self._seed, self._stratify = samples, buckets, seed, stratify
         each = samples / buckets
         fit = 1
         while fit < buckets and (fit + 1) * each + 6 * ((fit + 1) * each) ** 0.5 <= room:  # 6 standard deviations
@@ -143,9 +154,25 @@ class Buckets:
     def _thrown(self, pieces: Iterable[Rows]) -> Iterator[tuple[Rows, Numbers]]:
         """Each piece with the bucket of each of its samples."""
         chance = _chance(self._seed, 0)
+        dealers: dict[Any, _Dealer] = {}
         for rows in pieces:
+            if self._stratify:
+                yield rows, self._dealt_evenly(rows[self._stratify], dealers)
+                continue
             # One draw of 64 bits for each sample: the same, however many come at a time.
             yield rows, (chance.random(len(rows)) * self._buckets).astype(np.uint32)
+
+    def _dealt_evenly(self, labels: npt.NDArray[Any], dealers: dict[Any, _Dealer]) -> Numbers:
+        buckets = np.empty(len(labels), np.uint32)
+        values, which = np.unique(labels, return_inverse=True)
+        for number, label in enumerate(values.tolist()):
+            if label not in dealers:
+                if len(dealers) >= MAX_CLASSES:
+                    raise ConfigError(f"--stratify {self._stratify}: there are more than {MAX_CLASSES:,} labels")
+                dealers[label] = _Dealer(self._buckets, _chance(self._seed, 2, int(label) % 2**64))
+            mine = which == number
+            buckets[mine] = dealers[label].take(int(mine.sum()))
+        return buckets
 
     def held(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
         """All samples and their buckets in memory."""
@@ -181,6 +208,22 @@ class Buckets:
             _chance(self._seed, 1, bucket).shuffle(order[start:stop])
             for first in range(start, stop, PIECE):
                 yield rows[order[first : min(first + PIECE, stop)]]
+
+
+class _Dealer:
+    """Gives the numbers of buckets, each once in an order by chance, then in another one, and so on."""
+
+    def __init__(self, buckets: int, chance: np.random.Generator) -> None:
+        self._buckets, self._chance = buckets, chance
+        self._left = np.empty(0, np.uint32)
+
+    def take(self, count: int) -> Numbers:
+        """The next so many."""
+        rounds = range(-(-(count - len(self._left)) // self._buckets))
+        parts = [self._left, *(self._chance.permutation(self._buckets).astype(np.uint32) for _ in rounds)]
+        whole = np.concatenate(parts)
+        self._left = whole[count:]
+        return whole[:count]
 
 
 def _told(pieces: Iterable[Rows], samples: int, what: str, moved: Callable[[str, int, int], None]) -> Iterator[Rows]:

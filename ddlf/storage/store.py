@@ -227,6 +227,10 @@ class Store:
         except FileExistsError:
             raise
         except FileNotFoundError as error:
+            if "bucket does not exist" in str(error):
+                raise DatasetError(
+                    f"cannot {doing}: {_reason(error)}", hint="make the bucket, or name another"
+                ) from error
             raise Gone from error
         except Exception as error:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error

@@ -1,6 +1,6 @@
 """A data set in files of other sizes: the same samples with the same ids, the old version or the new one, whole."""
 
-import os
+import json
 import subprocess
 import sys
 
@@ -88,48 +88,58 @@ def test_what_is_broken_off_or_damaged_leaves_the_version_that_there_is(place, t
 
 
 KILLED = """
-import os, random, signal, sys
+import json, os, signal, sys
+import numpy as np
 from ddlf.storage import place, split
 from ddlf.storage.again import Placed, repartition
-left = int(sys.argv[3])
-def count(name):
-    real = getattr(os, name)
-    def call(*args, **more):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **more)
-    setattr(os, name, call)
-for name in ("fsync", "rename", "mkdir", "open", "fstat"):
-    count(name)
+from ddlf.storage.verify import damage
+
 where = place.open_place(sys.argv[1])
-repartition(where, Placed(where), split.sizes_of(600, 1, files=int(sys.argv[2])))
-print("done")
+
+def dies_after(calls):
+    def count(real):
+        def call(*args, **more):
+            nonlocal calls
+            calls -= 1
+            if calls < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+        return call
+    for name in ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink"):
+        setattr(os, name, count(getattr(os, name)))
+
+def rows():
+    found = where.manifest()
+    assert not list(damage(where, found))
+    parts = [where.load(file, found.columns) for file in found.files]
+    return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
+
+before, told = rows(), []
+for moment in range(50):
+    there = where.manifest()
+    files = {3: 5, 5: 7, 7: 3}[len(there.files)]
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        dies_after(moment)
+        repartition(place.open_place(sys.argv[1]), Placed(where), split.sizes_of(600, 1, files=files))
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    now = where.manifest()
+    assert now == there or (now.version, len(now.files)) == (there.version + 1, files)
+    assert rows() == before
+    told.append([ended, now.version - there.version])
+print(json.dumps(told))
 """
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_version_or_the_new_one(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    where = Folder(tmp_path / "place")
-    split(open_source(tmp_path / "a.npz"), where, sizes_of(600, 1, files=3))
-    before, versions, done = rows(where), [1], 0
-    for moment in range(50):
-        files = 3 + (where.manifest().version % 3) * 2
-        files = files if files != len(where.manifest().files) else files + 1
-        ran = subprocess.run(
-            [sys.executable, "-c", KILLED, str(where), str(files), str(moment * 2)],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-        )
-        assert ran.returncode in (0, -9), ran.stderr
-        done += ran.returncode == 0
-        found = where.manifest()
-        assert found.version in (versions[-1], versions[-1] + 1)
-        versions.append(found.version)
-        assert rows(where) == before
-        assert not list(damage(where, found))
-    assert len(set(versions)) > 2
-    assert done < 50
+    split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes_of(600, 1, files=3))
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "place")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert {ended for ended, _ in told} <= {0, -9}
+    assert sum(ended == -9 for ended, _ in told) > 20
+    assert {version for ended, version in told if ended == -9} == {0, 1}  # killed before the rename, and behind it

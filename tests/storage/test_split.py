@@ -80,6 +80,24 @@ def test_the_bits_do_not_depend_on_the_memory_and_the_seed_makes_others(source, 
     assert made(source, tmp_path / "seed", seed=1).content not in contents
 
 
+def test_stratified_files_have_equal_shares_of_each_label_whatever_the_memory(tmp_path):
+    labels = np.repeat([7, -2, 0], [500, 90, 10])
+    np.savez(tmp_path / "s.npz", x=np.arange(600), y=labels)
+    found = {made(tmp_path / "s.npz", tmp_path / f"{m}", memory=m, stratify="y").content for m in (10**9, 40_000)}
+    assert len(found) == 1
+    data = read(tmp_path / "40000")
+    assert sorted(data["x"].tolist()) == list(range(600))
+    assert np.array_equal(labels[data["x"]], data["y"])
+    for part in np.split(data["y"], 5):
+        shares = [int((part == label).sum()) for label in (7, -2, 0)]
+        assert np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2  # files are cut to size behind the dealing
+    for column in ("z", "x2"):
+        with pytest.raises(
+            ConfigError, match=f"--stratify {column} names no column of labels; whole numbers are: x, y"
+        ):
+            made(tmp_path / "s.npz", tmp_path / "none", stratify=column)
+
+
 def test_little_memory_takes_several_heaps():
     assert len(Buckets(600, 5, 28_000 // 3 // 57, 0).heaps) > 1
     assert len(Buckets(600, 5, 10**6, 0).heaps) == 1

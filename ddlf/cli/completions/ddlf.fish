@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data repartition' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --name --optimizer-state --out --outer --part --partition --precision --rate-decay --replay --resume --save --seed --shuffle --slots --staleness --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --name --optimizer-state --out --outer --part --partition --precision --rate-decay --replay --resume --save --seed --shuffle --slots --staleness --stratify --target --template --timeout --token-file --ui --update-policy --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -232,6 +232,7 @@ complete -c ddlf -n '_shtab_ddlf_using data' -s h -l help -d 'show this help mes
 complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a split -d 'write a source as partition files'
 complete -c ddlf -n '_shtab_ddlf_using data split' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l shuffle -xka "global none" -d 'global or none (default: global)'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l stratify -x -d 'labels, of each of which all files have a share'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l seed -x -d 'of the shuffle (default: 0)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l columns -x -d 'columns that are meant; new=old renames one'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l part -xka "train val test" -d 'arrays x_NAME, y_NAME, w_NAME'

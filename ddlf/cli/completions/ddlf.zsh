@@ -249,6 +249,7 @@ _shtab_ddlf_data_repartition_defaults_added=0
 _shtab_ddlf_data_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--shuffle[global or none (default\: global)]:HOW:(global none)"
+  "--stratify[labels, of each of which all files have a share]:COLUMN:"
   "--seed[of the shuffle (default\: 0)]:N:"
   "--columns[columns that are meant\; new\=old renames one]:A,B=C:"
   "--part[arrays x_NAME, y_NAME, w_NAME]:NAME:(train val test)"
