@@ -20,7 +20,8 @@ MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MAX_PIXELS = 100_000_000
 AHEAD = 16
 """Images for each core that are decoded before they are wanted."""
-T, Made = TypeVar("T"), TypeVar("Made")
+T = TypeVar("T")
+Made = TypeVar("Made")
 SHAPES = {"L": 1, "RGB": 3}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError
 from ddlf.testing.network import Direction, FaultProxy, Kind
+from ddlf.testing.store import FaultyStore
 
 Part = Literal["executor", "daemon", "both"]
 """Of a worker: the process that runs user code, the one that always answers, or both."""
@@ -102,6 +104,17 @@ class FaultyCluster(Cluster):
     def __init__(self, launcher: Any, **options: Any) -> None:
         super().__init__(launcher, **options)
         self._ways: dict[tuple[int, int], FaultProxy] = {}
+        self.stores: list[FaultyStore] = []
+
+    def serve(self, folder: str | Path, *, seed: int = 0) -> FaultyStore:
+        """Serve a folder to the workers, with answers that go wrong when a plan says so, until ``close``.
+
+        Args:
+            folder: A data set, or a folder of some.
+            seed: Seed of which requests go wrong.
+        """
+        self.stores.append(FaultyStore(folder, seed=seed))
+        return self.stores[-1]
 
     async def between(self, caller: int, called: int) -> FaultProxy:
         """The network over which one worker calls another, that they use when they are introduced the next time, and until ``close``.
@@ -119,17 +132,21 @@ class FaultyCluster(Cluster):
         return self._ways[caller, called]
 
     def recover(self) -> None:
-        """Take back what can be taken back, of all machines and of the links between them."""
+        """Take back what can be taken back, of all machines, the links between them and stores."""
         for machine in self.machines:
             machine.recover()
         for proxy in self._ways.values():
             proxy.heal()
+        for store in self.stores:
+            store.fail()
 
     async def close(self) -> None:
         """See ``Cluster``."""
         await super().close()
         for proxy in self._ways.values():
             await proxy.close()
+        while self.stores:
+            self.stores.pop().close()
 
     @property
     def machines(self) -> list[Machine]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddlf.testing.cluster import FaultyCluster, Part
 from ddlf.testing.network import Direction, Fault, FaultProxy
+from ddlf.testing.store import KINDS
 
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -148,6 +149,28 @@ class ResetLink(LinkFault):
             way.reset()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage(PlannedFault):
+    seconds: float | None = None
+    error: float = 0.0
+    throttle: float = 0.0
+    stall: float = 0.0
+    cut: float = 0.0
+    damage: float = 0.0
+
+    def shares(self) -> dict[str, float]:
+        """Of the requests, by kind."""
+        return {kind: share for kind in KINDS if (share := getattr(self, kind))}
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        for store in cluster.stores:
+            store.fail(**self.shares())
+        if self.seconds is not None:
+            await asyncio.sleep(self.seconds)
+            for store in cluster.stores:
+                store.fail()
+
+
 NAMES: dict[type, str] = {
     Kill: "kill",
     Hang: "hang",
@@ -158,4 +181,5 @@ NAMES: dict[type, str] = {
     CutLink: "cut_link",
     SlowLink: "slow_link",
     ResetLink: "reset_link",
+    Storage: "storage",
 }

@@ -35,10 +35,12 @@ from ddlf.testing.faults import (
     ResetLink,
     Slow,
     SlowLink,
+    Storage,
     Wrong,
     WrongKind,
 )
 from ddlf.testing.network import Direction
+from ddlf.testing.store import KINDS, check_shares
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -134,6 +136,36 @@ class FaultPlan:
         """End all connections to a worker with RST. Needs a cluster with ``proxied=True``."""
         return self._and(Reset(worker=worker, at_round=at_round, after=after))
 
+    def storage(
+        self,
+        *,
+        at_round: int,
+        worker: int = 1,
+        seconds: float | None = None,
+        after: float = 0.0,
+        error: float = 0.0,
+        throttle: float = 0.0,
+        stall: float = 0.0,
+        cut: float = 0.0,
+        damage: float = 0.0,
+    ) -> FaultPlan:
+        """Let a share of the requests to the cluster's stores (``cluster.serve``) go wrong, for ``seconds`` or to the end of the run.
+
+        Args:
+            at_round: From 1.
+            worker: It begins when this one gets its slot.
+            seconds: None for all that is left.
+            after: A share of the time of the worker's last slot.
+            error: Answers of 500.
+            throttle: Answers of 503.
+            stall: Half of the answer, and then nothing.
+            cut: Half of the answer, and the end of the connection.
+            damage: A bit that was flipped.
+        """
+        shares = {"error": error, "throttle": throttle, "stall": stall, "cut": cut, "damage": damage}
+        check_shares(shares)
+        return self._and(Storage(worker=worker, at_round=at_round, after=after, seconds=seconds, **shares))
+
     def wrong_update(self, *, worker: int, at_round: int, kind: WrongKind) -> FaultPlan:
         """Let a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
         if kind not in WRONG:
@@ -204,6 +236,7 @@ class FaultPlan:
                 "hang": {"seconds": seconds},
                 "slow": {"seconds": seconds, "factor": chance.randint(2, 8)},
                 "partition": {"seconds": seconds, "direction": chance.choice(["to_worker", "to_master", None])},
+                "storage": {"seconds": seconds, chance.choice(KINDS): 0.5} if kind == "storage" else {},
                 "wrong_update": {"kind": chance.choice(list(WRONG))},
             }
             if kind.endswith("_link"):
@@ -237,6 +270,8 @@ class FaultPlan:
             machine = cluster.machine(fault.worker)
             if isinstance(fault, NEEDS_PROXY) and machine.proxy is None:
                 raise ConfigError(f"{fault} needs a proxy", hint="make the cluster with proxied=True")
+            if isinstance(fault, Storage) and not cluster.stores:
+                raise ConfigError(f"{fault} needs a store", hint="serve the data set with cluster.serve(folder)")
             if isinstance(fault, LinkFault):
                 cluster.machine(fault.other)
                 await fault.ways(cluster)  # before the run introduces them to each other

@@ -15,6 +15,21 @@ from ddlf.errors import ConfigError
 KINDS = ("error", "throttle", "stall", "cut", "damage")
 
 
+def check_shares(shares: dict[str, float]) -> None:
+    """Refuse what cannot be a share of requests.
+
+    Args:
+        shares: By kind of fault.
+
+    Raises:
+        ConfigError: There is no such kind, or the shares are out of range.
+    """
+    if wrong := set(shares) - set(KINDS):
+        raise ConfigError(f"no fault of a store is named {', '.join(sorted(wrong))}", hint=f"use {', '.join(KINDS)}")
+    if any(share < 0 for share in shares.values()) or sum(shares.values()) > 1:
+        raise ConfigError(f"shares must be from 0 to 1 together, got {shares}")
+
+
 class FaultyStore:
     """Serves a folder at ``url``, read-only, until it is closed; a context.
 
@@ -64,12 +79,7 @@ class FaultyStore:
         Raises:
             ConfigError: There is no such kind, or the shares are out of range.
         """
-        if wrong := set(shares) - set(KINDS):
-            raise ConfigError(
-                f"no fault of a store is named {', '.join(sorted(wrong))}", hint=f"use {', '.join(KINDS)}"
-            )
-        if any(share < 0 for share in shares.values()) or sum(shares.values()) > 1:
-            raise ConfigError(f"shares must be from 0 to 1 together, got {shares}")
+        check_shares(shares)
         with self._lock:
             self._shares = dict(shares)
 
@@ -100,6 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if kind == "damage":
             data = data[:-1] + bytes([data[-1] ^ 1])
+        if not kind:
+            with self.store._lock:  # before anybody has it
+                self.store.served[name] += 1
         half = len(data) // 2
         self._answer(200, data[:half] if kind in ("stall", "cut") else data, len(data))
         if kind == "stall":
@@ -107,9 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.store._ended.wait()
         if kind in ("stall", "cut"):
             self.close_connection = True
-        elif not kind:
-            with self.store._lock:
-                self.store.served[name] += 1
 
     def _answer(self, status: int, data: bytes, length: int | None = None) -> None:
         self.send_response(status)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import time
+import urllib.error
+import urllib.request
 
 import numpy as np
 import psutil
@@ -91,18 +93,19 @@ async def test_a_plan_prints_the_python_that_makes_it_again():
         .cut_link(worker=1, other=2, at_round=3, seconds=1.5)
         .slow_link(worker=2, other=1, at_round=4, bytes_per_s=1e6, delay_s=0.1)
         .reset_link(worker=1, other=2, at_round=5, after=0.5)
+        .storage(at_round=2, worker=1, throttle=0.25, cut=0.5, seconds=2)
     )
     assert eval(str(plan)) == plan
     assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
 
 
 async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed():
-    options = dict(workers=3, rounds=20, faults=40, kinds=tuple(NAMES.values()))
+    options = dict(workers=3, rounds=20, faults=50, kinds=tuple(NAMES.values()))
     plans = [FaultPlan.random(seed, **options) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
     assert eval(str(plans[0])) == plans[0]
     assert {type(fault) for fault in plans[0].faults} == set(NAMES)
-    assert len({(fault.worker, fault.at_round) for fault in plans[0].faults}) == 40
+    assert len({(fault.worker, fault.at_round) for fault in plans[0].faults}) == 50
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,7 @@ async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed()
         (lambda: FaultPlan().slow_link(worker=1, other=2, bytes_per_s=0), "bytes_per_s must be more than 0"),
         (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["cut_link"]), "one worker has no link to another"),
         (lambda: FaultPlan.random(1, workers=1, rounds=1, faults=2), "do not fit"),
+        (lambda: FaultPlan().storage(at_round=1, error=0.6, cut=0.6), "shares must be from 0 to 1 together"),
         (lambda: FaultPlan.random(1, workers=1, rounds=9, kinds=["kil"]), "no such kind: kil"),
     ],
 )
@@ -183,6 +187,29 @@ async def test_a_partition_heals_after_its_seconds(app):
         begin = time.monotonic()
         assert await app.cluster.run_code("1") == [1, 1]
         assert time.monotonic() - begin > 0.3
+
+
+async def test_a_store_fails_from_its_round_on_and_is_well_again_at_the_end(app, tmp_path):
+    (tmp_path / "file").write_bytes(b"1234")
+    plan = FaultPlan().storage(at_round=2, throttle=1.0)
+    with pytest.raises(ConfigError, match=r"storage\(.*\) needs a store; serve the data set with cluster\.serve"):
+        async with plan.on(app):
+            pass
+    store = app.cluster.serve(tmp_path)
+
+    def get():
+        with urllib.request.urlopen(f"{store.url}/file") as answer:
+            return answer.read()
+
+    async with plan.on(app) as injection:
+        app.starts(1, 1)
+        assert await asyncio.to_thread(get) == b"1234"
+        app.starts(2, 1)
+        await until(lambda: len(injection.done) == 1)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            await asyncio.to_thread(get)
+    assert await asyncio.to_thread(get) == b"1234"
+    assert (store.served["file"], store.failed["throttle"]) == (2, 1)
 
 
 async def test_what_still_holds_at_the_end_is_taken_back(app):
