@@ -252,7 +252,8 @@ class IApp(Settings):
     async def train_model(self, *, fresh: bool = False) -> History:
         """Train as the attributes say, ``mode`` among them; see ``train_sync``."""
         SETTINGS["mode"].check("mode", self.mode)
-        return await (self.train_sync(fresh=fresh) if self.mode == "sync" else self.train_async(fresh=fresh))
+        history: History = await getattr(self, f"train_{self.mode}")(fresh=fresh)
+        return history
 
     async def train_sync(
         self,
@@ -302,6 +303,10 @@ class IApp(Settings):
             A record for each update of this call, in the order in which they were applied.
         """
         return await self._train("async", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
+
+    async def train_downpour(self, *, fresh: bool = False) -> History:
+        """Train by Downpour SGD, as the attributes say; returns a record for each round of a slot, in the order in which they ended."""
+        return await self._train("downpour", None, None, None, None, fresh=fresh)
 
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
         from ddlf.runs.recording import recorded
@@ -355,11 +360,7 @@ class IApp(Settings):
     # -- after training ---------------------------------------------------------------------------------------------
 
     async def evaluate_model(self) -> dict[str, float]:
-        """Evaluate ``model`` on the test data, on the master.
-
-        Returns:
-            Keras's metrics by name, ``"loss"`` among them.
-        """
+        """Evaluate ``model`` on the test data, on the master; returns Keras's metrics by name, ``"loss"`` among them."""
         from ddlf.training.evaluation import evaluated
 
         with shown(self):

@@ -160,6 +160,13 @@ class CodecOf(RuleOf):
         return super().__call__(name, value)
 
 
+class RuleOrNone(RuleOf):
+    """As ``RuleOf``, or None for what the mode has by default."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return None if value is None else super().__call__(name, value)
+
+
 class OutwardOf(RuleOf):
     """As ``RuleOf``, or a codec."""
 
@@ -205,10 +212,11 @@ CODEC = CodecOf("ddlf.algorithms.codec:CODEC")
 LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
 OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
+PUSHED = RuleOf("ddlf.algorithms.pushed:PUSHED")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 CONVERGE = RuleOf("ddlf.algorithms.convergence:CONVERGE")
 RATE_DECAY = RuleOf("ddlf.algorithms.rate_decay:RATE_DECAY")
-STALENESS = RuleOf("ddlf.algorithms.staleness:STALENESS")
+STALENESS = RuleOrNone("ddlf.algorithms.staleness:STALENESS")
 PARTITION = RuleOf("ddlf.algorithms.uneven:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")

@@ -23,12 +23,16 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, setting in SETTINGS.items():
         value = getattr(app, name) if given.get(name) is None else given[name]
-        values[name] = setting.check(name, value)
         usual = getattr(Settings, name)
-        if setting.only and setting.only != mode and values[name] != setting.check(name, usual):
+        if name == "staleness":
+            usual = "inverse" if mode == "downpour" else "constant"
+            value = usual if value is None else value
+        values[name] = setting.check(name, value)
+        if not setting.used_by(mode) and values[name] != setting.check(name, usual):
+            others = (setting.only or "").split()
             raise ConfigError(
-                f"{name}={value!r} is for {MODES[setting.only]} training: {MODES[mode]} training has no use for it",
-                hint=f"leave {name} at {usual!r}, or train in mode {setting.only!r}",
+                f"{name}={value!r} is for {' and '.join(MODES[one] for one in others)} training: {MODES[mode]} training has no use for it",
+                hint=f"leave {name} at {usual!r}, or train in mode {' or '.join(map(repr, others))}",
             )
     for name, rule in values.items():
         if getattr(rule, "only", mode) != mode:
@@ -37,7 +41,8 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 hint=f"choose another {name}, or train in mode {rule.only!r}",
             )
         for other in getattr(rule, "ignores", ()):
-            if values[other] != SETTINGS[other].check(other, getattr(Settings, other)):
+            usual = "constant" if other == "staleness" else getattr(Settings, other)
+            if values[other] != SETTINGS[other].check(other, usual):
                 raise ConfigError(
                     f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
                     hint=f"leave {other} out, or choose another {name}",

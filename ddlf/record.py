@@ -64,7 +64,8 @@ class RoundRecord:
         rounds: Rounds of the whole run.
         slot: Number of the slot whose update it was, from 1; None in synchronous training, where it is all of them.
         version: Commits so far: of a round, or in asynchronous training of an update, also of one that waits in a buffer.
-        staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training.
+        staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training; of Downpour the largest of the
+            round's pushes.
         base: Merges in the weights that the slot began with; None in synchronous training, and in records of 0.1.0.
         rates: Learning rates of the optimizer, or of each of several, in each local epoch, of asynchronous training whose callbacks have set them.
         epochs: Local epochs in this round.
@@ -81,6 +82,9 @@ class RoundRecord:
         workers: Number of the worker whose update of each slot counts, in slot order.
         verdicts: A line for each update that was not simply accepted.
         recomputed: Copies of slots that ended with their worker and were computed again.
+        pushes: Of Downpour, for each push of the round: the replica, from 0, its number in the round, its staleness at each shard, and how many
+            pushes each shard had taken before; -1 where that had it of a life that was lost.
+        fetches: Of Downpour, for each fetch of the round: the replica, and how many pushes each shard had taken before. They differ by their spread.
         metrics: Metrics of local training in its last epoch, mean over slots weighted by samples.
         test: Metrics of the test data with the weights after this round, when they are evaluated on the way (``evaluate_every``).
     """
@@ -106,6 +110,8 @@ class RoundRecord:
     workers: tuple[int, ...] = ()
     verdicts: tuple[str, ...] = ()
     recomputed: int = 0
+    pushes: tuple[tuple[int, ...], ...] = ()
+    fetches: tuple[tuple[int, ...], ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -113,6 +119,11 @@ class RoundRecord:
     def loss(self) -> float:
         """Training loss; NaN when the model reports none."""
         return self.metrics.get("loss", float("nan"))
+
+    @property
+    def spread(self) -> int:
+        """By how many pushes the shards differed at most in what a replica fetched, in Downpour."""
+        return max((max(seen) - min(seen) for _, *seen in self.fetches), default=0)
 
     @property
     def accuracy(self) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Literal
+from typing import Any
 
-MODES = {"sync": "synchronous", "async": "asynchronous"}
+MODES = {"sync": "synchronous", "async": "asynchronous", "downpour": "Downpour"}
 
 
 class Use(Flag):
@@ -29,7 +29,7 @@ class Setting:
         help: What it is, for the command line, the file's schema and the reference.
         flag: What stands for the value in ``--help``, "" where that lists the choices; None if there is no such option.
         use: Where else it is used.
-        only: The mode that uses it; None for all.
+        only: The modes that use it, with spaces between them; None for all.
         option: Name of the option, where it is not that of the setting.
     """
 
@@ -37,5 +37,9 @@ class Setting:
     help: str
     flag: str | None = None
     use: Use = NOWHERE
-    only: Literal["sync", "async"] | None = None
+    only: str | None = None
     option: str = ""
+
+    def used_by(self, mode: str | None) -> bool:
+        """Whether training in a mode uses it."""
+        return self.only is None or mode in self.only.split()

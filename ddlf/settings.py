@@ -22,6 +22,7 @@ from ddlf.checks import (
     OUTER,
     OUTWARD,
     PARTITION,
+    PUSHED,
     RATE_DECAY,
     STALENESS,
     SWITCH,
@@ -44,9 +45,9 @@ class Settings:
     """
 
     mode: Annotated[
-        Literal["sync", "async"],
-        OneOf("sync", "async"),
-        "whether updates count once a round (sync) or each when it comes, and nobody waits (async)",
+        Literal["sync", "async", "downpour"],
+        OneOf("sync", "async", "downpour"),
+        "whether updates count once a round (sync), each when it comes (async), or gradients go to shards on the workers (downpour)",
         "",
         FILE | FACT,
     ] = "sync"
@@ -192,14 +193,15 @@ class Settings:
     )
 
     staleness: Annotated[
-        str,
+        str | None,
         STALENESS,
         "how much an update counts when others were merged meanwhile: constant, inverse, polynomial:0.5, hinge",
         "RULE",
         FACT,
-        "async",
-    ] = "constant"
-    """An update's staleness is the number of merges between reading the weights that it was made from and applying it."""
+        "async downpour",
+    ] = None
+    """An update's staleness is the number of merges between reading the weights that it was made from and applying it; that of a push to a shard the
+    number of the shard's steps. None is ``constant`` in asynchronous training, and ``inverse``, which is 1 / max(1, staleness), in Downpour."""
 
     max_staleness: Annotated[
         int | None,
@@ -207,10 +209,61 @@ class Settings:
         "rounds that a slot may be ahead of the slowest one, for which it then waits",
         "N",
         FACT,
-        "async",
+        "async downpour",
     ] = None
     """With 0 all slots begin each round together and with the same weights, as in synchronous training; what differs is that updates are summed as
     they come, each with an equal share."""
+
+    n_fetch: Annotated[
+        int, Whole(1), "steps that a replica makes between two fetches of the weights", "N", FILE | FACT, "downpour"
+    ] = 1
+
+    n_push: Annotated[
+        int, Whole(1), "steps of a replica whose gradients are pushed together", "N", FILE | FACT, "downpour"
+    ] = 1
+    """A push is their sum."""
+
+    push_rule: Annotated[
+        str, PUSHED, "how a push steps the weights of a shard: adagrad, sgd, momentum, adam", "RULE", FACT, "downpour"
+    ] = "adagrad"
+    """The model's own optimizer says how far a replica goes until its next fetch: by its learning rate, clipping and weight decay."""
+
+    replicas: Annotated[
+        int | None,
+        Whole(1, none="one in each slot"),
+        "replicas of the model, shared out among the slots; on a worker they take turns by chance",
+        "N",
+        FILE | FACT,
+        "downpour",
+    ] = None
+
+    shards: Annotated[
+        int | None,
+        Whole(1, none="one on each worker"),
+        "equal slices of the weights, each on a worker",
+        "N",
+        FILE | FACT,
+        "downpour",
+    ] = None
+
+    softsync: Annotated[
+        int | None,
+        Whole(1, none="a step for each push"),
+        "with N, a shard steps by the mean of as many pushes as N goes into the replicas",
+        "N",
+        FACT,
+        "downpour",
+    ] = None
+
+    warm_start: Annotated[
+        int | None,
+        Whole(0, none="at most 200, and half of the first replica's first round"),
+        "steps of the shards that the first replica makes alone, before the others begin",
+        "N",
+        FACT,
+        "downpour",
+    ] = None
+    """It is over with the first slot's first round in any case."""
 
     evaluate_every: Annotated[
         int, Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE
@@ -263,7 +316,12 @@ class Settings:
     is trained no more until more epochs are asked for."""
 
     replay: Annotated[
-        str | Path | None, FOLDER, "merge the updates of an earlier run again, in its order", "DIR", NOWHERE, "async"
+        str | Path | None,
+        FOLDER,
+        "merge the updates of an earlier run again, in its order",
+        "DIR",
+        NOWHERE,
+        "async downpour",
     ] = None
     """The folder of a run, or of its checkpoints: asynchronous training then ends with the same bits, whichever worker is fast, or is lost. App, data
     and settings must be the same; a run that ended early is followed up to where it did."""

@@ -31,8 +31,8 @@ def show(options: argparse.Namespace) -> int:
     found = list(rows(app, options))
     names, values = (max(len(row[column]) for row in found) for column in (0, 1))
     for name, value, where in found:
-        only = SETTINGS[name].only if name in SETTINGS else None
-        unused = f"  not used by {app.mode}" if only and only != app.mode else ""
+        used = name not in SETTINGS or SETTINGS[name].used_by(app.mode)
+        unused = "" if used else f"  not used by {app.mode}"
         print(f"{name:<{names}}  {value:<{values}}  {where if options.origin else ''}".rstrip() + unused)
     if options.app:
         check_app_options(options, app)

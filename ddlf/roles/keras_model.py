@@ -70,6 +70,17 @@ class KerasModel:
         self._step: Any = None
         self._step_keeps_a_seed = False
 
+    def stepped_by_another(self) -> None:
+        """Take note that the model has another optimizer now."""
+        self._fresh = read_optimizer(self._app.model)
+
+    def steps_at_once(self, steps: int) -> int:
+        """Have so many batches in one call of the compiled step, if the backend can; return how many it has."""
+        import keras
+
+        self._steps = steps if keras.backend.backend() == "tensorflow" else 1
+        return int(self._steps)
+
     def facts(self) -> dict[str, Any]:
         """What it is, to compare nodes by."""
         import keras

@@ -7,13 +7,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import WorkerLost
-from ddlf.roles.around import Around
 from ddlf.roles.called import App
+from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
 from ddlf.roles.evaluation import evaluate
 from ddlf.roles.generation import State
-from ddlf.roles.replica import REPLICA, Replica
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 
-class ShardedReplica(Replica):
+class ShardedReplica(CallingReplica):
     """One worker's copy of an app and its model, with its end of the sharded exchange.
 
     Args:
@@ -33,20 +31,9 @@ class ShardedReplica(Replica):
     """
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
-        super().__init__(worker, app)
-        self._around = Around(self._call)
+        super().__init__(worker, app, run)
         self._end = ShardEnd(worker.id, self._around.ask, self._kept)
-        self._role = (run, REPLICA)
         self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
-
-    async def _call(self, worker: int, verb: str, *arguments: Any) -> Any:
-        peer = self._worker.peers[worker]
-        peer.refuse_silent()  # it would be dialled for seconds; the master knows a way around, or tries this one again
-        try:
-            return await peer.call(self._role, verb, *arguments)
-        except WorkerLost:  # a connection that was reset is made anew; what is asked for may be asked twice
-            peer.refuse_silent()
-            return await peer.call(self._role, verb, *arguments)
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
 
@@ -112,11 +99,6 @@ class ShardedReplica(Replica):
             raise
 
     @concurrent
-    async def go_around(self, ways: list[tuple[int, int]]) -> None:
-        """See ``Around``."""
-        self._around.go_around(ways)
-
-    @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
         return await self._end.compare(asked)
@@ -127,11 +109,6 @@ class ShardedReplica(Replica):
         return await self._end.lengths(generation, slot, groups, factor)
 
     # -- verbs of other workers, and of the master when it wants the model ----------------------------------------------
-
-    @offered
-    async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:
-        """See ``Around``."""
-        return await self._around.relay(worker, verb, *arguments)
 
     @offered
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:

@@ -140,6 +140,8 @@ class Reply:
         elapsed_s: Seconds from sending to having the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
+        pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes that were ``refused``; and
+            ``peer`` and ``why``, if another worker's shards were not reached. None in other training.
     """
 
     task: Task
@@ -157,11 +159,20 @@ class Reply:
     elapsed_s: float = 0.0
     bytes_out: int = 0
     bytes_back: int = 0
+    pushed: dict[str, Any] | None = None
 
     @property
     def slot(self) -> int:
         """Whose it is, from 0."""
         return self.task.slot
+
+    def of_shards(self) -> dict[str, Any]:
+        """What the record of a round of Downpour has of its pushes and fetches; nothing of other training."""
+        if self.pushed is None:
+            return {}
+        pushes, fetches = (tuple(map(tuple, self.pushed[name])) for name in ("pushes", "fetches"))
+        stalest = max((max(push[2 : len(push) // 2 + 1]) for push in pushes), default=0)
+        return {"pushes": pushes, "fetches": fetches, "staleness": stalest}
 
     def to_message(self) -> dict[str, Any]:
         """As it travels: what the worker knows, and which samples it trained on."""
@@ -204,8 +215,13 @@ class Reply:
         return cls(task=task, **facts)
 
 
-_FROM_WORKER = tuple(
-    field.name for field in dataclasses.fields(Reply) if field.name != "task" and field.default is dataclasses.MISSING
+_FROM_WORKER = (
+    *(
+        field.name
+        for field in dataclasses.fields(Reply)
+        if field.name != "task" and field.default is dataclasses.MISSING
+    ),
+    "pushed",
 )
 
 

@@ -26,9 +26,11 @@ from ddlf.roles.ahead import parts
 from ddlf.roles.around import Around
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.serving import End
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.testing.fake_downpour import VERBS, carried, gradient
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -173,14 +175,15 @@ class FakeWorker:
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
         self.kept, self.around = KeptStates(), Around(self._ask)
-        self.end = ShardEnd(self.id, self.around.ask, self.kept)
+        downpour = app.mode == "downpour"
+        self.end: Any = End(self.id, self.around.ask) if downpour else ShardEnd(self.id, self.around.ask, self.kept)
         self._app = app
 
     async def reconnect(self) -> None:
         """Come back."""
         self.lost = False
 
-    call = ProxyWorker.call
+    call, gradient = ProxyWorker.call, staticmethod(gradient)
 
     async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
         """Do what the master asks for."""
@@ -196,7 +199,7 @@ class FakeWorker:
             return None
         if verb == "go_around":
             return self.around.go_around(*arguments)
-        if verb in ("hold", "merge", "values", "kept", "lengths", "compare"):
+        if verb in ("hold", "merge", "values", "kept", "lengths", "compare", *VERBS):
             self.asked.append((verb, *arguments))
             answer = await getattr(self.end, verb)(*arguments)
             if self.lost:
@@ -206,6 +209,8 @@ class FakeWorker:
         self.asked.append((verb, task))
         if verb == "measure":
             return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
+        if self._app.mode == "downpour":
+            return (await carried(self, self._app, task)).to_message()
         if self._app.exchange == "sharded":
             await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
             task = await self.end.copies.have(task)
@@ -215,14 +220,13 @@ class FakeWorker:
         return reply.to_message()
 
     async def _ask(self, worker: int, verb: str, *arguments: Any) -> Any:
-        """Ask another worker's end of the sharded exchange."""
         other = self.others[worker]
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
         if verb == "relay":
             return await other.around.relay(*arguments)
-        return await other.end.answer(verb, *arguments)
+        return await (other.end.shard(*arguments) if verb == "shard" else other.end.answer(verb, *arguments))
 
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
@@ -379,7 +383,7 @@ class _Turns:
 
 
 @asynccontextmanager
-async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str) -> AsyncIterator[tuple[Crew, int]]:
+async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str, mode: str) -> AsyncIterator[tuple[Crew, int]]:
     """As ``opening.crew_of``, with workers that need no preparation."""
 
     async def open_worker(worker: Any) -> None:

@@ -27,6 +27,15 @@ Begin = Callable[[dict[str, Weights], Weights, int], Weights]
 """From what an algorithm keeps, the global weights and a slot to the weights that the slot begins its round with."""
 
 
+Gate = Callable[[int, int], bool]
+"""From a slot and the number of its round, both from 0, to whether it may begin."""
+
+
+def always(slot: int, number: int) -> bool:
+    """The usual ``Gate``."""
+    return True
+
+
 def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> Weights:
     """The usual ``Begin``."""
     return weights
@@ -44,10 +53,12 @@ class Arrivals:
         begin: The weights that a slot begins its round with.
         bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
         paced: Whether each slot has as many steps in a round as it is fast.
+        gate: Whether a slot may begin a round.
     """
 
-    def __init__(self, run: Run, begin: Begin, bound: int | None, paced: bool) -> None:
+    def __init__(self, run: Run, begin: Begin, bound: int | None, paced: bool, gate: Gate = always) -> None:
         self._run = run
+        self._gate = gate
         self._begin = begin
         self._bound = bound
         self.paced = paced
@@ -91,7 +102,7 @@ class Arrivals:
                         replay.merged()
                         replay.reached(run.merges, run.weights, run.state)
                 handled.set_result(None)
-                self._turn()
+                self.turn()
 
     def _in_turn(self, *news: Any) -> Iterator[tuple[Reply, asyncio.Future[None]]]:
         """The replies that can be looked at now: this one, or in a replay those whose turn it is."""
@@ -112,6 +123,12 @@ class Arrivals:
             return self._arrived // of_epoch > arrived // of_epoch
         before, self._epochs = self._epochs, progress.epochs_done
         return self._epochs > before
+
+    def will_end_epoch(self, number: int) -> bool:
+        """What ``ends_epoch`` will say of a slot's round when it is committed; not of paced ones."""
+        progress = self._run.progress
+        of_epoch, arrived = progress.updates_of_epoch(number), progress.version + 1 + len(progress.dropped)
+        return arrived // of_epoch > self._arrived // of_epoch
 
     def committed(
         self, replies: Sequence[Reply], reporting: asyncio.Task[bool], keeping: asyncio.Future[None] | None
@@ -169,6 +186,8 @@ class Arrivals:
         if self._run.replay is not None:
             turn = self._run.replay.turn(slot, number)
             return turn is None or turn.base in self._run.replay.kept
+        if not self._gate(slot, number):
+            return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
             return False
         return self._bound is None or number <= min(self._run.progress.slot_rounds) + self._bound
@@ -194,7 +213,8 @@ class Arrivals:
         self._run.progress.slot_rounds[slot] = self._run.progress.following(slot, number + 1)
         self._run.progress.dropped[slot, number] = worker
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Have all that wait look again."""
         self._turned.set()
         self._turned = asyncio.Event()
 
@@ -225,7 +245,7 @@ class Arrivals:
         # What is replayed ends where that run did, however often its last updates have converged.
         if await reporting and not run.stopping and not (run.replay is not None and run.converged):
             run.stopping = True
-            self._turn()
+            self.turn()
             for _, handled in self._early.values():
                 handled.set_result(None)
             self._early.clear()

@@ -18,11 +18,23 @@ from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import OUTER, Streaming
 from ddlf.algorithms.shards import fits
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.settings import SETTINGS
+from ddlf.settings import SETTINGS, Settings
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
 """How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
+
+USELESS = {
+    "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
+    "outer": "push_rule says how the weights change",
+    "codec": "gradients travel as they are",
+    "weights_codec": "weights travel as they are",
+    "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
+    "local_rule": "replicas begin with new weights every n_fetch steps",
+    "balance": "replicas train at their own pace",
+    "rate_decay": "push_rule says how far a push goes",
+}
+"""Settings of other modes that have no ``only``, and why they would have no effect here."""
 
 FEW = 0.2
 """Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
@@ -135,6 +147,39 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
         if not fine:
             what = name if name == "callbacks" else f"{name}={str(settings[name])!r}"
             raise ConfigError(f"{what} {why}", hint=f"use {instead}, or exchange='star'")
+
+
+def check_downpour(settings: dict[str, Any]) -> None:
+    """Refuse what has no effect in Downpour.
+
+    Args:
+        settings: Every setting as it is used, by name.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if settings["mode"] != "downpour":
+        return
+    for name, why in USELESS.items():
+        usual = getattr(Settings, name)
+        if settings[name] != SETTINGS[name].check(name, usual):
+            raise ConfigError(
+                f"{name}={str(settings[name])!r} has no effect in Downpour training: {why}",
+                hint=f"leave {name} at {usual!r}, or train in mode 'async'",
+            )
+    if settings["precision"] == "mixed_float16":
+        raise ConfigError(
+            "precision='mixed_float16' scales the loss by what each worker sees, and replicas push gradients without",
+            hint="use precision='mixed_bfloat16'",
+        )
+    if settings["update_policy"] == "clip":
+        raise ConfigError(
+            "update_policy='clip' compares updates of whole rounds, and Downpour has none",
+            hint="use 'stop', or 'reject' to leave out what is no number",
+        )
+    replicas, softsync = settings["replicas"] or settings["slots"], settings["softsync"]
+    if replicas and softsync and softsync > replicas:
+        raise ConfigError(f"softsync must be from 1 to the {replicas} replicas, got {softsync}")
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:

@@ -153,7 +153,7 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
     Raises:
         BadUpdate: It cannot be used (policy ``"stop"``).
     """
-    if run.facts.update_policy == "stop":
+    if run.facts.update_policy == "stop" or run.exchange.weights_out.stays:
         check(run, reply)
         return reply
     verdict = verdicts_on(run, {**latest, reply.slot: reply})[reply.slot]

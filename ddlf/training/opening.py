@@ -23,6 +23,7 @@ from ddlf.iworker import awaited
 from ddlf.phases import Phase, PhasesInTurn
 from ddlf.roles import PRELOADED, have_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
+from ddlf.roles.downpour import DownpourReplica
 from ddlf.roles.replica import REPLICA, Replica
 from ddlf.roles.sharded import ShardedReplica
 from ddlf.training.crew import Crew
@@ -43,6 +44,7 @@ class Opening:
     Args:
         app: The user's ``IApp``, as it is before this side loads and builds.
         run: Names the training run on the workers.
+        mode: That of the run; the app's by default.
 
     Attributes:
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
@@ -54,9 +56,10 @@ class Opening:
         NotPicklable: The app holds something that cannot be sent.
     """
 
-    def __init__(self, app: Any, run: str) -> None:
+    def __init__(self, app: Any, run: str, mode: str = "") -> None:
         self.app = app
         self.run = run
+        self._mode = mode or app.mode
         self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
@@ -91,7 +94,9 @@ class Opening:
             phases.begin("importing")
             await worker.preload(*PRELOADED)
             phases.begin("sending", total=self._size, unit="bytes")
-            make = (ShardedReplica, self.app, self.run) if self.app.exchange == "sharded" else (Replica, self.app)
+            role = DownpourReplica if self._mode == "downpour" else ShardedReplica
+            shards = self._mode == "downpour" or self.app.exchange == "sharded"
+            make = (role, self.app, self.run) if shards else (Replica, self.app)
             await worker.call(self._role, "open", *make, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
@@ -190,7 +195,7 @@ class Opening:
 
 @contextlib.asynccontextmanager
 async def crew_of(
-    app: Any, seed: int | None = None, *, backups: bool = True, run: str | None = None
+    app: Any, seed: int | None = None, *, backups: bool = True, run: str | None = None, mode: str = ""
 ) -> AsyncIterator[tuple[Crew, int]]:
     """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
 
@@ -199,12 +204,13 @@ async def crew_of(
         seed: Seed of the initial weights, when the model is made here; by default the attribute.
         backups: As in ``Crew``.
         run: Names the run; by default it gets a name that nothing else has.
+        mode: As in ``Opening``.
 
     Yields:
         The crew, and the number of training samples.
     """
     begin = time.perf_counter()
-    opening = Opening(app, run or secrets.token_hex(8))
+    opening = Opening(app, run or secrets.token_hex(8), mode)
     app.cluster = app.cluster or default_cluster()
     stop_hearing = app.cluster.subscribe(app._tell)
     try:

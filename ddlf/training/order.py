@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,7 @@ class Order:
         slots_from: The round from which on, from 0, and K in it.
         parts_from: The round from which on, from 0, and how many samples each slot has in it; none if parts are equal.
         weights: Digest of the weights that it ended with.
+        records: Records of its updates.
     """
 
     source: Path
@@ -76,6 +77,7 @@ class Order:
     slots_from: list[tuple[int, int]]
     parts_from: list[tuple[int, tuple[int, ...]]]
     weights: str
+    records: Sequence[RoundRecord] = ()
 
     def check(self) -> None:
         """Refuse an order that cannot be the whole one of a run.
@@ -328,8 +330,8 @@ def _order(source: Path, records: list[RoundRecord], weights: str, **facts: Any)
         )
         for r in records
     ]
-    order = Order(source=source, turns=turns, weights=weights, **facts)
-    if order.settings.get("mode", "async") != "async":
+    order = Order(source=source, turns=turns, weights=weights, records=records, **facts)
+    if order.settings.get("mode", "async") == "sync":
         raise order.wrong("it was a synchronous one, whose bits follow from its seed")
     if not order.settings or not all(record.slot and record.base is not None for record in records):
         raise order.wrong("it was recorded by a version that did not say which weights each update was made from")
@@ -344,3 +346,36 @@ def _order(source: Path, records: list[RoundRecord], weights: str, **facts: Any)
     if owed and (order.dropped or any(record.recomputed for record in records)):
         raise order.wrong("a slot began a round twice, and what was left of it on its worker then is not recorded")
     return order
+
+
+def of_shards(order: Order) -> tuple[dict[Any, Any], list[Counter[int]]]:
+    """What a run's records say of the order of pushes and fetches.
+
+    Returns:
+        Of each slot's round and replica how many pushes were in each shard before each of its fetches and pushes; and of each shard, by how many
+        pushes it had, its fetches.
+
+    Raises:
+        ConfigError: Some are missing.
+    """
+    scripts: dict[Any, Any] = {}
+    shards = max((len(fetch) - 1 for record in order.records for fetch in record.fetches), default=0)
+    fetched: list[Counter[int]] = [Counter() for _ in range(shards)]
+    pushed: list[list[int]] = [[] for _ in range(shards)]
+    for record in order.records:
+        for id, *at in record.fetches:
+            script = scripts.setdefault(((record.slot or 1) - 1, record.round - 1, id), {"fetches": [], "pushes": []})
+            script["fetches"].append(at)
+            for shard, one in enumerate(at):
+                fetched[shard][one] += 1
+        for id, _, *both in record.pushes:
+            script = scripts.setdefault(((record.slot or 1) - 1, record.round - 1, id), {"fetches": [], "pushes": []})
+            script["pushes"].append(both[shards:])
+            for shard, one in enumerate(both[shards:]):
+                pushed[shard].append(one)
+    for shard, found in enumerate(pushed):
+        if sorted(found) != list(range(len(found))):
+            raise order.wrong(
+                f"of the pushes to shard {shard + 1} some are missing, as of rounds that were ended early, or carried twice"
+            )
+    return scripts, fetched

@@ -15,7 +15,8 @@ from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.roles.task import Reply, Task
-from ddlf.training.run import Run, end_all
+from ddlf.training.rounds import end_all
+from ddlf.training.run import Run
 
 
 async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:

@@ -93,6 +93,11 @@ class Reporter:
             await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
         return task
 
+    @property
+    def shows(self) -> bool:
+        """Whether somebody looks at the weights after each epoch."""
+        return self._callbacks is not None
+
     async def close(self) -> None:
         """End what is still being reported, because the run has ended with an error."""
         tasks = list(self._tasks)

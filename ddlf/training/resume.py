@@ -327,7 +327,7 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_unused(name: str, mode: str | None) -> bool:
-    return name in SETTINGS and SETTINGS[name].only not in (None, mode)
+    return name in SETTINGS and not SETTINGS[name].used_by(mode)
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,6 +21,9 @@ class Elsewhere(list[Any]):
         brought: Brings them.
     """
 
+    why = "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round"
+    hint = "set checkpoint_every to have them here that often, or use exchange='star'"
+
     def __init__(
         self,
         evaluated: Callable[..., Awaitable[dict[str, float] | None]],
@@ -29,12 +33,16 @@ class Elsewhere(list[Any]):
         self.evaluated, self.brought = evaluated, brought
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise ConfigError(
-            "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round",
-            hint="set checkpoint_every to have them here that often, or use exchange='star'",
-        )
+        raise ConfigError(self.why, hint=self.hint)
 
     __iter__ = __len__ = __getitem__ = _refuse
+
+
+async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Ended(Exception):

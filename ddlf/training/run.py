@@ -7,10 +7,10 @@ stored, tested and shown: all that is behind the run, for every algorithm alike.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from ddlf.algorithms.local import Control, mean_control
 from ddlf.algorithms.merge import Merge
@@ -21,16 +21,16 @@ from ddlf.events import SlotsChanged, UpdateArrived
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import CONTROL, Reply, Task
-from ddlf.training.arrivals import Arrivals, Begin, global_weights
+from ddlf.training.arrivals import Arrivals, Begin, Gate, always, global_weights
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
-from ddlf.training.order import Replay
+from ddlf.training.order import Order, Replay
 from ddlf.training.parts import Parts
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
-from ddlf.training.rounds import Ended, Facts, Round
+from ddlf.training.rounds import Ended, Facts, Round, end_all
 
 STOP_S = 2.0
 """How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
@@ -75,14 +75,15 @@ class Run:
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
         self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
         self.replay: Replay | None = None  # whose order asynchronous training is to follow
+        self.order: Order | None = None  # that Downpour is to follow
         self._cluster = cluster
         self.exchange = exchange
         self._parts = Parts(facts.samples, facts.seed, progress.owners)
         self._merge_metrics = merge_metrics
-        self.reporter = reporter
-        self.keeper = keeper
-        # Bytes out, bytes back and losses before the round of all slots.
-        self._before: tuple[int, int, int] | None = None
+        self.reporter, self.keeper = reporter, keeper
+        self._before: tuple[int, int, int] | None = (
+            None  # bytes out, bytes back and losses before the round of all slots
+        )
         self._reporting: asyncio.Task[bool] | None = None
         self._arrivals: Arrivals | None = None
 
@@ -161,7 +162,12 @@ class Run:
             raise
 
     def arrivals(
-        self, begin: Begin = global_weights, bound: int | None = None, *, paced: bool = False
+        self,
+        begin: Begin = global_weights,
+        bound: int | None = None,
+        *,
+        paced: bool = False,
+        gate: Gate = always,
     ) -> AsyncIterator[Reply]:
         """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at.
 
@@ -169,10 +175,16 @@ class Run:
             begin: From the algorithm's state, the global weights and a slot to the weights that this one is to begin its round with.
             bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
             paced: Whether each slot has as many steps in a round as it is fast.
+            gate: Whether a slot may begin a round, both from 0; asked again after each reply and ``look_again``.
         """
         self.progress.begin_async()
-        self._arrivals = Arrivals(self, begin, bound, paced)
+        self._arrivals = Arrivals(self, begin, bound, paced, gate)
         return self._arrivals.replies()
+
+    @property
+    def loops(self) -> Arrivals | None:
+        """The slots of ``arrivals``, each in its own round."""
+        return self._arrivals
 
     def is_last(self, reply: Reply) -> bool:
         """Whether no slot has a round left when this reply, of ``arrivals``, is committed; in a replay, whether none had then."""
@@ -203,7 +215,8 @@ class Run:
         progress.weights = weights
         self._note(replies)
         progress.version += 1
-        progress.records.append(self._record(replies, staleness, shown))
+        record = self._record(replies, staleness, shown)
+        progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))
         self.verdicts = []
         # As often as all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
@@ -385,10 +398,3 @@ class Run:
         """Bytes sent and received so far, by all workers."""
         workers = self._cluster.workers
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
-
-
-async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

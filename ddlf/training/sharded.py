@@ -87,7 +87,7 @@ class Sharded:
         self._generations = itertools.count(1)
         self._now = Place(0)
         self._here: tuple[int, Weights, Weights] = (0, run.weights, run.state["outer"])  # generation, weights, state
-        self._home = _snapshot(run.progress)
+        self._home = snapshot(run.progress)
         there.begin = self._begin
         there.compares = partial(verdicts, self._together)
 
@@ -183,7 +183,7 @@ class Sharded:
                 self._move(before)
             raise
         if looks:
-            self._home = _snapshot(self._run.progress)
+            self._home = snapshot(self._run.progress)
 
     async def settle(self) -> None:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
@@ -284,7 +284,7 @@ def _looks(run: Run, round: Round) -> bool:
     return round.last or (run.keeper is not None and run.keeper.is_due(run.version + 1))
 
 
-def _snapshot(progress: Any) -> Any:
+def snapshot(progress: Any) -> Any:
     """What a training has come to, as it is now."""
     then = copy.copy(progress)
     for name in (

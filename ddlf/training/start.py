@@ -26,13 +26,16 @@ from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
 from ddlf.roles.statistics import moving
+from ddlf.roles.stepper import check_optimizer
 from ddlf.roles.task import HELD
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
+from ddlf.training.downpour import Downpour
 from ddlf.training.early import (
     check_app,
     check_backend,
+    check_downpour,
     check_exchange,
     check_sharded,
     check_slots,
@@ -48,11 +51,12 @@ from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
+from ddlf.training.serving import ShardsThere
 from ddlf.training.states import SlotStates
 from ddlf.training.sync import Synchronous
 from ddlf.training.there import WeightsThere
 
-ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous}
+ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous, "downpour": Downpour}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are arguments of ``train_sync`` and ``train_async``, too."""
 
@@ -62,7 +66,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
 
     Args:
         app: The user's ``IApp``.
-        mode: ``"sync"`` or ``"async"``.
+        mode: ``"sync"``, ``"async"`` or ``"downpour"``.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether what the app was trained to before is left behind.
 
@@ -77,6 +81,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     settings = read(app, mode, dict(zip(NUMBERS, given, strict=False)))
     check_together(settings)
     check_sharded(settings)
+    check_downpour(settings)
     check_exchange(app, settings["exchange"])
     if settings["replay"] is not None:
         order_of(app, settings)
@@ -92,7 +97,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
 
     Args:
         app: The user's ``IApp``.
-        mode: ``"sync"`` or ``"async"``.
+        mode: ``"sync"``, ``"async"`` or ``"downpour"``.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
         crew_of: Brings the workers to where training can begin.
@@ -107,7 +112,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
     order = None if settings["replay"] is None else order_of(app, settings)
     async with (
         _told(app, settings) as name,
-        crew_of(app, settings["seed"], backups=rule.backups, run=name) as (crew, samples),
+        crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode) as (crew, samples),
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
@@ -130,6 +135,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
             )
             app._tell(Warned(about="model", why=why))
+        if mode == "downpour":
+            check_optimizer(app.model.optimizer)
         check_test_data(app)
         check_convergence(app)
         run = await _run(app, samples, crew, settings, fresh, order, callbacks)
@@ -144,9 +151,9 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 await _train(run, algorithm, callbacks)
-            if run.replay is not None and run.replay.next is None:
-                same = digest(progress.weights) == order.weights if order and order.weights else None
-                app._tell(Replayed(path=str(settings["replay"]), updates=run.replay.place, same=same))
+            if order is not None and (run.replay is None or run.replay.next is None):
+                same = digest(progress.weights) == order.weights if order.weights else None
+                app._tell(Replayed(path=str(settings["replay"]), updates=len(order.turns), same=same))
             return History(progress.records[before:])
         finally:
             try:
@@ -164,7 +171,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
 async def _train(run: Run, algorithm: Any, callbacks: Callbacks | None) -> None:
     """Let the algorithm go, between the beginning and the end of the callbacks."""
     if callbacks is not None:
-        run.state.setdefault("outer", algorithm.outer.init(run.weights))  # what they set is to be found in it
+        if hasattr(algorithm, "outer"):
+            run.state.setdefault("outer", algorithm.outer.init(run.weights))  # what they set is to be found in it
         await callbacks.begin(run.progress)
     try:
         await algorithm.train(run)
@@ -242,7 +250,7 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         app._is_training = False
         trained = None if app._progress is before else app._progress
         # Of synchronous training nobody asks: equal seeds give equal bits.
-        weights = digest(trained.weights) if trained is not None and settings["mode"] == "async" else ""
+        weights = digest(trained.weights) if trained is not None and settings["mode"] != "sync" else ""
         version = 0 if trained is None else trained.version
         found = app.history.staleness if version else {}
         staleness = tuple(found.get(tau, 0) for tau in range(max(found, default=-1) + 1))
@@ -307,9 +315,12 @@ async def _run(
     if settings["exchange"] == "sharded":
         weights_out = WeightsThere(app._run, crew, app.cluster, exact)
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
+    downpour = settings["mode"] == "downpour"
+    if downpour:
+        weights_out = ShardsThere(app._run, crew, app.cluster, exact)
     progress.records = History(progress.records)
     paced = settings["mode"] == "async" and settings["balance"] == "speed"
-    fixed = app.slots is not None or progress.owners is not None or paced
+    fixed = app.slots is not None or progress.owners is not None or paced or downpour
     crew.fixed_slots = len(progress.states) if fixed else None
     app._tell(
         TrainingBegan(
@@ -352,7 +363,7 @@ async def _run(
         crew,
         progress.states,
         settings["codec"],
-        optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient",
+        optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient" and not downpour,
         apart=bool(apart),
         averages=settings["optimizer_state"] == "averaged",
         stays=settings["optimizer_state"] == "stays" or (copies and not keeps_little(app._optimizer)),
@@ -365,5 +376,8 @@ async def _run(
     reporter = Reporter(app, progress.records, settings["batch_size"], callbacks)
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
     run = Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)
-    run.replay = None if order is None else Replay(order=order)
+    if downpour:
+        run.order = order
+    elif order is not None:
+        run.replay = Replay(order=order)
     return run

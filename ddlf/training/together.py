@@ -14,7 +14,8 @@ from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import check, unfit
 from ddlf.training.recovery import LOSS
-from ddlf.training.run import Run, end_all
+from ddlf.training.rounds import end_all
+from ddlf.training.run import Run
 from ddlf.training.there import Member, WeightsThere
 
 NOTICED_S = 10.0

@@ -21,7 +21,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.roles.task import Reply
 from ddlf.roles.wholes import Pairs
 from ddlf.training.recovery import LOSS
-from ddlf.training.run import end_all
+from ddlf.training.rounds import end_all
 from ddlf.training.there import Member
 from ddlf.training.together import Gone, Together
 

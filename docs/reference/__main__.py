@@ -58,7 +58,7 @@ def _setting(name: str, more: str) -> str:
     if Use.FACT in setting.use:
         facts.append("compared with a checkpoint")
     if setting.only:
-        facts.append(f"{setting.only} only")
+        facts.append(f"{' and '.join(setting.only.split())} only")
     text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
     return f"## {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
 

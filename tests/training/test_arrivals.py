@@ -225,8 +225,8 @@ async def test_an_update_that_is_rejected_moves_no_epochs_end():
             "outer='nesterov' has no effect with arrival='fedasync:rate=0.6'",
         ),
         ({"mode": "sync", "arrival": "fedbuff"}, "arrival='fedbuff' is for asynchronous training"),
-        ({"mode": "sync", "staleness": "inverse"}, "staleness='inverse' is for asynchronous training"),
-        ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous training"),
+        ({"mode": "sync", "staleness": "inverse"}, "staleness='inverse' is for asynchronous and Downpour training"),
+        ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_is_connected(settings, what):

@@ -278,7 +278,7 @@ async def test_what_is_no_order_of_this_app_is_refused_in_one_sentence(done, tmp
         assert not asked
         return why
 
-    assert "is for asynchronous training" in await said(mode="sync")
+    assert "is for asynchronous and Downpour training" in await said(mode="sync")
     assert "there is no run and no checkpoint in" in await said(folder=tmp_path / "nowhere")
     assert "begins with the first weights, but resume goes on from others" in await said(resume=tmp_path)
     rewritten(file, [line | {"app": "Other"} if line["event"] == "RunBegan" else line for line in lines])

@@ -41,7 +41,7 @@ class NoOptimizer:
 
 
 WRONG = [
-    (dict(mode="assync"), "mode must be 'sync' or 'async', got 'assync'; did you mean 'async'?"),
+    (dict(mode="assync"), "mode must be one of sync, async, downpour, got 'assync'; did you mean 'async'?"),
     (
         dict(optimizer_state="keep"),
         "optimizer_state must be one of kept, stays, fresh, averaged, got 'keep'; did you mean 'kept'?",
@@ -165,6 +165,17 @@ WRONG = [
         dict(local_rule="scaffold", mode="async"),
         "local_rule='scaffold' is for synchronous training: asynchronous training has nothing like it; choose another local_rule",
     ),
+    (dict(n_fetch=0), "n_fetch must be a whole number of 1 or more, got 0"),
+    (dict(n_push=1.5), "n_push must be a whole number of 1 or more, got 1.5"),
+    (dict(push_rule="adagrat"), "unknown push rule 'adagrat', did you mean 'adagrad'?"),
+    (dict(replicas=0), "replicas must be a whole number of 1 or more, or None for one in each slot, got 0"),
+    (dict(shards=0), "shards must be a whole number of 1 or more, or None for one on each worker, got 0"),
+    (dict(softsync=0), "softsync must be a whole number of 1 or more, or None for a step for each push, got 0"),
+    (dict(warm_start=-1), "warm_start must be a whole number of 0 or more, or None for"),
+    (
+        dict(n_push=2),
+        "n_push=2 is for Downpour training: synchronous training has no use for it; leave n_push at 1, or",
+    ),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),
 ]
@@ -284,6 +295,13 @@ USED_IN = {
     "staleness": "training/asynchronous.py",
     "max_staleness": "training/asynchronous.py",
     "replay": "training/start.py",
+    "n_fetch": "roles/downpour.py",
+    "n_push": "roles/downpour.py",
+    "push_rule": "training/serving.py",
+    "replicas": "training/serving.py",
+    "shards": "training/serving.py",
+    "softsync": "training/serving.py",
+    "warm_start": "training/serving.py",
     "converge": "training/early.py",
     "batchnorm": "training/start.py",
     "partition": "training/resume.py",

@@ -1,0 +1,88 @@
+"""All values of a model as two rows of numbers: those that are trained, and the other floats. Runs on master and workers; pure.
+
+Shards of Downpour SGD are slices of these rows. What is no float, as the state of a random generator, is in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.shards import Slice, cut
+from ddlf.algorithms.weights import Tensor, Weights, is_float
+
+Row = np.ndarray[Any, Any]
+"""float32, shape (values,)."""
+
+
+def is_finite(row: Row) -> bool:
+    """Whether there is no NaN and no infinity in a row: then its sum is a number, for float32 values do not get beyond float64."""
+    with np.errstate(invalid="ignore"):
+        return bool(np.isfinite(row.sum(dtype=np.float64)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which weights are in which row.
+
+    Args:
+        like: Arrays with the shapes and types of the model's weights.
+        trained: Places of those that are trained.
+        rest: Places of the other floats.
+    """
+
+    like: Sequence[Tensor]
+    trained: Sequence[int]
+    rest: Sequence[int]
+
+    @classmethod
+    def of(cls, weights: Sequence[Tensor], trainable: Sequence[bool]) -> Rows:
+        """The rows of a model.
+
+        Args:
+            weights: Of the model; only shapes and types count.
+            trainable: Whether each is trained.
+        """
+        like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in weights]
+        floats = [i for i, w in enumerate(weights) if is_float(w)]
+        return cls(like, [i for i in floats if trainable[i]], [i for i in floats if not trainable[i]])
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Values of each row."""
+        return sum(self.like[i].size for i in self.trained), sum(self.like[i].size for i in self.rest)
+
+    def row(self, weights: Sequence[Tensor], places: Sequence[int]) -> Row:
+        """The values of some weights in one row, as float32."""
+        parts = [np.asarray(weights[i], np.float32).reshape(-1) for i in places]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def arrays(self, row: Row, places: Sequence[int]) -> list[Tensor]:
+        """Some weights of a row, in their shapes and types; views where they are float32."""
+        found, begin = [], 0
+        for i in places:
+            end = begin + self.like[i].size
+            found.append(row[begin:end].reshape(self.like[i].shape).astype(self.like[i].dtype, copy=False))
+            begin = end
+        return found
+
+    def weights(self, trained: Row, rest: Row, others: Sequence[Tensor]) -> Weights:
+        """All weights, of both rows; what is in neither stays as it is."""
+        found = list(others)
+        for row, places in ((trained, self.trained), (rest, self.rest)):
+            for i, array in zip(places, self.arrays(row, places), strict=True):
+                found[i] = array
+        return found
+
+    def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
+        """Of each shard its slices of both rows, as equal as can be; those of the second may be empty.
+
+        Raises:
+            ConfigError: There are no shards, or more than values that are trained.
+        """
+        trained, rest = self.sizes
+        return list(zip(cut(trained, shards), pairwise(rest * i // shards for i in range(shards + 1)), strict=True))

@@ -1,0 +1,48 @@
+"""A replica whose worker calls the others of its run, directly or around a broken link. Runs in the executor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddlf.errors import WorkerLost
+from ddlf.roles.around import Around
+from ddlf.roles.called import App
+from ddlf.roles.replica import REPLICA, Replica
+from ddlf.worker.methods import concurrent, offered
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+
+class CallingReplica(Replica):
+    """One worker's copy of an app and its model, with its ways to the other workers.
+
+    Args:
+        worker: Worker that it is on.
+        app: App as it came from the master.
+        run: Name of the run, by which the other workers find their replicas.
+    """
+
+    def __init__(self, worker: Worker, app: App, run: str) -> None:
+        super().__init__(worker, app)
+        self._around = Around(self._call)
+        self._role = (run, REPLICA)
+
+    async def _call(self, worker: int, verb: str, *arguments: Any) -> Any:
+        peer = self._worker.peers[worker]
+        peer.refuse_silent()  # it would be dialled for seconds; the master knows a way around, or tries this one again
+        try:
+            return await peer.call(self._role, verb, *arguments)
+        except WorkerLost:  # a connection that was reset is made anew; what is asked for may be asked twice
+            peer.refuse_silent()
+            return await peer.call(self._role, verb, *arguments)
+
+    @concurrent
+    async def go_around(self, ways: list[tuple[int, int]]) -> None:
+        """See ``Around``."""
+        self._around.go_around(ways)
+
+    @offered
+    async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:
+        """See ``Around``."""
+        return await self._around.relay(worker, verb, *arguments)

@@ -1,0 +1,290 @@
+"""A slice of the weights on the worker that owns it: what replicas fetch from and push to, in Downpour SGD. Runs in the executor, on its event loop.
+
+A push is named by (replica, life, round, number) and counts once. A replica that is carried anew, after the loss of its worker, lives on with the
+next *life*: what an earlier one still sends is refused. Whoever takes the shard over later needs what ``snapshot`` gives, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlf.algorithms.pushed import PUSHED, Pushed, Softsync
+from ddlf.algorithms.rows import Row, is_finite
+from ddlf.algorithms.staleness import STALENESS, Staleness
+from ddlf.errors import AppMissing, BadUpdate
+
+INLINE = 1 << 16
+"""A shard of at most so many values is stepped on the event loop, a larger one in a thread."""
+KNOWN = -1
+"""In the place of a position: the push was applied for an earlier life."""
+
+
+class Last(NamedTuple):
+    """The last push of a replica that a shard has taken.
+
+    Args:
+        life: Of the replica, from 1.
+        round: Number of its round, from 0; -1 before the first push.
+        number: Number of the push in it, from 0.
+        at: Pushes that the shard had taken before.
+        tau: Steps that it had made since the weights were read that the push was made from.
+    """
+
+    life: int
+    round: int = -1
+    number: int = -1
+    at: int = KNOWN
+    tau: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Shard:
+    """One shard.
+
+    Args:
+        weights: Its values that are trained.
+        rest: Its values that are not, and change all the same, as moving statistics.
+        rule: How a push steps it.
+        staleness: What is left of the step of a stale push.
+        state: What the rule keeps.
+        softsync: Collects pushes, if several make a step.
+        version: Steps so far.
+        received: Pushes so far.
+        last: Of each replica its last push.
+        fetches: In a replay, by how many pushes had been taken, fetches that are to come before the next one.
+    """
+
+    weights: Row
+    rest: Row
+    rule: Pushed
+    staleness: Staleness
+    state: list[Row]
+    softsync: Softsync | None = None
+    version: int = 0
+    received: int = 0
+    last: dict[int, Last] = field(default_factory=dict)
+    fetches: dict[int, int] | None = None
+    _lent: bool = False
+    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @classmethod
+    def made(cls, facts: dict[str, Any]) -> Shard:
+        """A shard of what ``snapshot`` gave, on another worker, and how it is stepped.
+
+        Args:
+            facts: ``weights``, ``rest``, ``rule`` and ``staleness`` as text; ``collects``, pushes that make a step; and what there is already:
+                ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait; ``fetches`` of a replay.
+        """
+        weights, rest = (np.array(facts[name], np.float32) for name in ("weights", "rest"))
+        rule, state = PUSHED.read(facts["rule"]), [np.array(one, np.float32) for one in facts.get("state", ())]
+        softsync = None
+        if facts["collects"] > 1:
+            total = state.pop() if state else np.zeros(weights.size, np.float32)
+            softsync = Softsync(facts["collects"], total, facts.get("count", 0), facts.get("factors", 0.0))
+        return cls(
+            weights=weights,
+            rest=rest,
+            rule=rule,
+            staleness=STALENESS.read(facts["staleness"]),
+            state=state or rule.start(weights.size),
+            softsync=softsync,
+            version=facts.get("version", 0),
+            received=facts.get("received", 0),
+            last={int(replica): Last(*map(int, one)) for replica, *one in facts.get("last", ())},
+            fetches=None if facts.get("fetches") is None else {int(at): int(count) for at, count in facts["fetches"]},
+        )
+
+    async def snapshot(self) -> dict[str, Any]:
+        """All that it is, of one moment."""
+        async with self._news:
+            self._lent = True
+            softsync = self.softsync
+            waiting = [] if softsync is None else [softsync.total.copy()]
+            return {
+                "weights": self.weights,
+                "rest": self.rest,
+                "state": [*(one.copy() for one in self.state), *waiting],
+                "version": self.version,
+                "received": self.received,
+                "last": [[replica, *one] for replica, one in sorted(self.last.items())],
+                "count": 0 if softsync is None else softsync.count,
+                "factors": 0.0 if softsync is None else softsync.factors,
+            }
+
+    async def begin(self, replicas: Sequence[int], life: int, round: int) -> list[int]:
+        """Hear that replicas begin a round, maybe anew.
+
+        Returns:
+            The number of the first push of each that is not here yet.
+
+        Raises:
+            AppMissing: A later life of one has begun.
+        """
+        async with self._news:
+            found = []
+            for replica in replicas:
+                last = self._alive(replica, life)
+                self.last[replica] = last._replace(life=life)
+                found.append(last.number + 1 if last.round == round else 0)
+            return found
+
+    async def fetch(self, replica: int, life: int, at: int | None = None) -> dict[str, Any]:
+        """The values of now.
+
+        Args:
+            replica: Who asks.
+            life: Which life of it.
+            at: In a replay, how many pushes are to be in them.
+
+        Returns:
+            ``weights`` and ``rest``, which are not changed any more; ``version``, ``received``; and of the replica's last push in them ``round`` and
+            ``number``.
+        """
+        async with self._news:
+            last = self._alive(replica, life)
+            if at is not None:
+                await self._news.wait_for(lambda: self.received >= at)
+                if self.fetches is not None:
+                    self.fetches[at] = self.fetches.get(at, 0) - 1
+                    self._news.notify_all()
+            self._lent = True
+            last = self.last.get(replica, last)
+            return {
+                "weights": self.weights,
+                "rest": self.rest,
+                "version": self.version,
+                "received": self.received,
+                "round": last.round,
+                "number": last.number,
+            }
+
+    async def push(
+        self,
+        replica: int,
+        life: int,
+        round: int,
+        number: int,
+        read: int,
+        gradient: Row,
+        rest: Row,
+        again: bool = False,
+        at: int | None = None,
+    ) -> tuple[int, int]:
+        """Take a push, and step by it.
+
+        Args:
+            replica: Whose it is.
+            life: Which life of it.
+            round: Number of its round, from 0.
+            number: Number of the push in it, from 0.
+            read: Version of the weights that it was made from.
+            gradient: Sum of the gradients, as long as the shard.
+            rest: What is subtracted from the values that are not trained.
+            again: Whether it may have come already: its answer was lost.
+            at: In a replay, how many pushes come before it.
+
+        Returns:
+            Pushes that were taken before it, and its staleness.
+
+        Raises:
+            AppMissing: A later life of the replica has begun.
+            BadUpdate: It does not fit, or was here already.
+        """
+        async with self._news:
+            last = self._alive(replica, life)
+            if (round, number) <= last[1:3]:
+                if again:
+                    return (last.at, last.tau) if (round, number) == last[1:3] else (KNOWN, 0)
+                raise BadUpdate(f"push {number + 1} of replica {replica + 1} in round {round + 1} came twice")
+            self._check(replica, number, read, gradient, rest)
+            if at is not None:
+                await self._news.wait_for(
+                    lambda: self.received == at and not (self.fetches or {}).get(self.received, 0)
+                )
+            if self._lent:  # what somebody is being sent does not change
+                self.weights, self.rest, self._lent = self.weights.copy(), self.rest.copy(), False
+            tau, before = self.version - read, self.received
+            stepping = asyncio.ensure_future(self._stepped(gradient, rest, tau))
+            try:
+                await asyncio.shield(stepping)
+            except asyncio.CancelledError:  # who sent it is gone; it counts all the same, and for the whole shard
+                await asyncio.wait([stepping])
+                raise
+            finally:
+                self.received += 1
+                self.last[replica] = Last(life, round, number, before, tau)
+                self._news.notify_all()
+            return before, tau
+
+    async def _stepped(self, *push: Any) -> None:
+        if self.weights.size > INLINE:
+            await asyncio.to_thread(self._step, *push)
+        else:
+            self._step(*push)
+
+    def _step(self, gradient: Row, rest: Row, tau: int) -> None:
+        factor = self.staleness(tau)
+        found = (gradient, factor) if self.softsync is None else self.softsync.add(gradient, factor)
+        if found is not None:
+            step, share = found
+            self.rule.apply(self.weights, self.state, step, share, self.version)
+            self.version += 1
+        self.rest -= rest
+
+    def _alive(self, replica: int, life: int) -> Last:
+        last = self.last.get(replica, Last(life))
+        if life < last.life:
+            raise AppMissing(f"replica {replica + 1} is carried by another worker by now")
+        return last
+
+    def _check(self, replica: int, number: int, read: Any, gradient: Any, rest: Any) -> None:
+        which = f"push {number + 1} of replica {replica + 1}"
+        for name, one, mine in (("values", gradient, self.weights), ("other values", rest, self.rest)):
+            if not isinstance(one, np.ndarray) or (one.shape, one.dtype) != (mine.shape, mine.dtype):
+                found = f"{one.dtype} {one.shape}" if isinstance(one, np.ndarray) else type(one).__name__
+                raise BadUpdate(f"{which} has {found} for {name} of {mine.dtype} {mine.shape}")
+            if not is_finite(one):
+                raise BadUpdate(f"{which} has NaN or infinite {name}")
+        if type(read) is not int or not 0 <= read <= self.version:
+            raise BadUpdate(
+                f"{which} was made from version {read}, but this shard has had versions 0 to {self.version}"
+            )
+
+
+class Shards:
+    """The shards that one worker owns."""
+
+    def __init__(self) -> None:
+        self._shards: dict[int, Shard] = {}
+        self._epoch = 0
+
+    def own(self, epoch: int, number: int, facts: dict[str, Any]) -> None:
+        """Own a shard from now on; those of earlier epochs are owned by others.
+
+        Args:
+            epoch: How often the master has said who owns what.
+            number: Which shard, from 0.
+            facts: As ``Shard.made`` takes them.
+        """
+        if epoch > self._epoch:
+            self._epoch, self._shards = epoch, {}
+        self._shards[number] = Shard.made(facts)
+
+    def of(self, epoch: int, number: int) -> Shard:
+        """A shard.
+
+        Raises:
+            AppMissing: This worker does not own it, or not any more.
+        """
+        if epoch != self._epoch or number not in self._shards:
+            raise AppMissing(f"shard {number + 1} is not here")
+        return self._shards[number]
+
+    def versions(self) -> dict[int, int]:
+        """Steps of each shard that is here."""
+        return {number: shard.version for number, shard in self._shards.items()}

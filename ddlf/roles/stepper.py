@@ -1,0 +1,150 @@
+"""The optimizer of a replica in Downpour SGD: it adds up the gradients of its steps, and takes plain steps. Runs where Keras does.
+
+It stands in the compiled one's place, so it sees each gradient inside the compiled step: of ``fit``, or of an own ``train_step``. Clipping, weight
+decay and the learning rate, with its schedule, are those that the model was compiled with, and act before a gradient is added. What else that
+optimizer would keep is nothing here: the rule of the shards is the one that decides how a gradient moves the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.rows import Row, Rows
+from ddlf.errors import AppError, ConfigError
+
+
+class Stepper:
+    """A worker's model whose optimizer is replaced.
+
+    Args:
+        model: Built and compiled.
+
+    Attributes:
+        rows: Its weights as rows.
+
+    Raises:
+        AppError: It has no optimizer.
+        ConfigError: That optimizer does what there is no place for here.
+    """
+
+    def __init__(self, model: Any) -> None:
+        check_optimizer(model.optimizer)
+        trained = {id(weight) for weight in model.trainable_weights}
+        self.rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
+        model.optimizer = self._optimizer = _made(model.optimizer)
+        self._optimizer.build(model.trainable_variables)
+        model.train_function = None  # one may have been made for the other optimizer
+        kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
+        self._trained = [model.weights[place] for place in self.rows.trained]
+        self._rest = [model.weights[place] for place in self.rows.rest]
+        self._unpushed = [kept[id(weight)] for weight in self._trained]
+
+    def begin(self, steps: int) -> None:
+        """Begin with no gradient, after so many steps before."""
+        self._optimizer.iterations.assign(steps)
+        self.take_up(None)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(np.asarray(self._optimizer.iterations))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of now."""
+        return float(np.asarray(self._optimizer.learning_rate))
+
+    def unpushed(self) -> Row:
+        """The sum of the gradients."""
+        return _row(self._unpushed)
+
+    def take_up(self, unpushed: Row | None) -> None:
+        """Go on with this sum of gradients; None for none."""
+        zero = np.zeros(self.rows.sizes[0], np.float32) if unpushed is None else unpushed
+        _assign(self._unpushed, self.rows.arrays(zero, self.rows.trained))
+
+    def weights(self) -> Row:
+        """The values that are trained."""
+        return _row(self._trained)
+
+    def rest(self) -> Row:
+        """The other floats."""
+        return _row(self._rest)
+
+    def set(self, weights: Row | None, rest: Row) -> None:
+        """Have other values: those that are trained, if there are any given, and the others."""
+        if weights is not None:
+            _assign(self._trained, self.rows.arrays(weights, self.rows.trained))
+        _assign(self._rest, self.rows.arrays(rest, self.rows.rest))
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer that a replica cannot step as.
+
+    Raises:
+        AppError: There is none.
+        ConfigError: It does what there is no place for here.
+    """
+    if optimizer is None:
+        raise AppError("mode='downpour' needs the gradients that an optimizer is given, but the model has none")
+    unfit = {
+        "a loss that is scaled": hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None),
+        "averages of the weights (use_ema)": getattr(optimizer, "use_ema", False),
+        "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
+        "several optimizers": getattr(optimizer, "optimizers", None),
+    }
+    for what, found in unfit.items():
+        if found:
+            raise ConfigError(
+                f"mode='downpour' has no use for {what}: replicas take plain steps, and the rule of the shards decides",
+                hint="compile the model without, or train in mode 'sync' or 'async'",
+            )
+
+
+def _row(variables: Sequence[Any]) -> Row:
+    import keras
+
+    parts = [np.asarray(keras.ops.convert_to_numpy(v), np.float32).reshape(-1) for v in variables]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)
+
+
+def _made(compiled: Any) -> Any:
+    """The optimizer that stands in the place of a compiled one."""
+    import keras
+
+    decay = compiled.weight_decay
+
+    class Stepping(keras.optimizers.Optimizer):  # type: ignore[misc]
+        def build(self, variables: Sequence[Any]) -> None:
+            if not self.built:
+                super().build(variables)
+                self.unpushed = self.add_optimizer_variables(variables, "unpushed")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            unpushed, rate = (
+                self.unpushed[self._get_variable_index(variable)],
+                keras.ops.cast(learning_rate, variable.dtype),
+            )
+            if decay and compiled._use_weight_decay(variable):
+                more = keras.ops.multiply(keras.ops.convert_to_tensor(variable), decay)
+                self.assign_add(unpushed, more)
+                self.assign_sub(variable, keras.ops.multiply(more, rate))
+            self.assign_add(unpushed, gradient)  # that of an embedding has only rows that were used
+            self.assign_sub(variable, keras.ops.multiply(gradient, rate))
+
+    rate = compiled._learning_rate
+    return Stepping(
+        learning_rate=float(np.asarray(rate)) if hasattr(rate, "assign") else rate,
+        clipnorm=compiled.clipnorm,
+        clipvalue=compiled.clipvalue,
+        global_clipnorm=compiled.global_clipnorm,
+        name="downpour",
+    )

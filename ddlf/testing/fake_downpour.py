@@ -1,0 +1,88 @@
+"""Replicas of Downpour on a made-up worker: shards, fetches, pushes and turns are the real thing, gradients are not. On the master's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.rows import Row, Rows
+from ddlf.errors import WorkerLost
+from ddlf.roles.generation import Unreached
+from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.serving import planned, record, shares
+from ddlf.roles.task import Reply, Task
+
+VERBS = ("own", "arrange", "snapshot", "versions")
+"""What the master asks of a worker's end of Downpour."""
+
+
+def gradient(app: Any, task: Task, samples: Any, weights: Row) -> Row:
+    """``0.1 w + N(0, 1)``, by chance from the seed and the samples of the batch."""
+    chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
+    found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
+    return found * np.float32(app.learning_rate > 0)
+
+
+async def carried(worker: Any, app: Any, task: Task) -> Reply:
+    """A slot's round, as a worker's ``DownpourReplica`` carries it.
+
+    Args:
+        worker: The made-up worker; its ``gradient`` is called as the one above.
+        app: The run.
+        task: The round, as it came.
+    """
+    rows = Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
+    cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
+    size = task.batch_size
+    batches = math.ceil(len(task.indices) / size)
+    replicas: list[Any] = []
+    pushed: dict[str, Any] = {"refused": 0}
+    try:
+        replicas = await worker.end.replicas(task, shares(batches, len(task.weights["replicas"])), cadence)
+        order, chosen = planned(task, replicas, batches)
+        now: dict[int, tuple[Row, Row]] = {}
+        owed: dict[int, Row] = {}
+        alone = task.weights["alone"] * app.n_push
+        for place, batch in zip(order, chosen, strict=True):
+            one = replicas[place]
+            if cadence.takes(one.done):
+                now[place] = await one.take(owed.get(place), app.learning_rate)
+            weights, rest = now[place]
+            found = worker.gradient(app, task, task.indices[batch * size : (batch + 1) * size], weights)
+            owed[place] = owed.get(place, np.zeros(rows.sizes[0], np.float32)) + found
+            now[place] = weights - np.float32(app.learning_rate) * found, rest
+            one.done += 1
+            if cadence.pushes(one.done - 1, one.left):
+                await one.push(owed.pop(place), np.zeros_like(rest))
+            alone -= 1
+            if not alone:
+                await one.pushed()
+            await asyncio.sleep(0)
+        for one in replicas:
+            await one.pushed()
+    except Unreached as error:
+        pushed |= {"peer": error.worker, "why": error.why}
+    finally:
+        for one in replicas:
+            one.end()
+    if worker.lost:
+        raise WorkerLost("it was lost", worker=worker.name)
+    worker.kept.begin(task)
+    worker.kept.leave(task, {})
+    return Reply(
+        task=task,
+        update=None,
+        codec_error=0.0,
+        samples=len(task.indices),
+        fed=None,
+        metrics={"loss": 1.0},
+        counted=NOTHING_COUNTED,
+        compute_s=worker.compute_s,
+        stopped=False,
+        state={},
+        pushed=pushed | record(replicas),
+    )

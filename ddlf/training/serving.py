@@ -1,0 +1,346 @@
+"""The shards of a run of Downpour, as the master sees them: who owns which, what replicas are told, what comes of it. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.rows import Row, Rows
+from ddlf.algorithms.weights import Weights
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
+from ddlf.events import UpdateRejected, Warned
+from ddlf.roles.serving import shares
+from ddlf.roles.task import Reply
+from ddlf.training.order import of_shards
+from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.rounds import Elsewhere
+from ddlf.training.run import Run
+from ddlf.training.sharded import snapshot
+from ddlf.training.there import Member, WeightsThere
+
+WARM = 200
+"""Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""
+LOOK_S = 0.25
+"""How often the owners of shards are asked for their versions."""
+STATE, META = "push", "shards"
+"""Groups of the run's state: what rules keep, as rows; and of each shard what else it is."""
+
+
+class OnShards(Elsewhere):
+    """In the place of weights that are on the shards."""
+
+    why = "the weights of now are on the workers: with mode='downpour' the master has them after a checkpoint and at the end"
+    hint = "set checkpoint_every to have them here that often"
+
+
+class ShardsThere(WeightsThere):
+    """Where the shards are, for tasks."""
+
+    def encode(
+        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """See ``WeightsThere``."""
+        return self.serving.told(slot, number)
+
+    serving: Serving
+
+
+class Serving:
+    """The shards of one run, as the master sees them.
+
+    Args:
+        run: The run.
+        there: Where its tasks find them.
+        how: The algorithm, whose attributes are settings.
+
+    Raises:
+        ConfigError: There are fewer replicas than slots, or more shards than values.
+    """
+
+    def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
+        self._run, self._there, self._how = run, there, how
+        self._role = there.role
+        self._rows = Rows.of(run.weights, run.facts.trainable)
+        self._others = list(run.weights)
+        self._replicas = how.replicas or run.slots
+        if self._replicas < run.slots:
+            raise ConfigError(
+                f"replicas={self._replicas} are fewer than the {run.slots} slots that carry them",
+                hint=f"set slots={self._replicas}, or leave replicas out: then each slot is one",
+            )
+        n = how.softsync or self._replicas
+        if n > self._replicas:
+            raise ConfigError(f"softsync must be from 1 to the {self._replicas} replicas, got {n}")
+        self._collects = self._replicas // n
+        self._epoch = 1
+        self._lives = itertools.count(1 + _last_life(run.state.get(META)))
+        self._owners: list[Member] = []
+        self._parts: list[Any] = []
+        self._arranged: set[Member] = set()
+        self._brought = run.version  # the commit whose weights are here
+        self._home = snapshot(run.progress)
+        self.version = 0
+        self._begun = run.version
+        self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
+        self._scripts = None if run.order is None else of_shards(run.order)
+        there.begin, there.serving = self._begin, self
+
+    # -- before and while replicas train ----------------------------------------------------------------------------------
+
+    def told(self, slot: int, number: int) -> dict[str, Any]:
+        """What a task says of its replicas, each time that it goes to a worker."""
+        ids = list(range(slot, self._replicas, self._run.slots))
+        scripts = None
+        if self._scripts is not None:
+            scripts = [self._scripts[0].get((slot, number, id), {"fetches": [], "pushes": []}) for id in ids]
+        return {
+            "epoch": self._epoch,
+            "replicas": ids,
+            "all": self._replicas,
+            "life": next(self._lives),
+            "alone": max(0, self._warm - self.version) if (slot, number) == (0, 0) else 0,
+            "scripts": scripts,
+        }
+
+    def may_begin(self, slot: int, number: int) -> bool:
+        """Whether a slot's round may begin: at first the first replica is alone for a while."""
+        first = self._run.progress.slot_rounds[0]
+        return slot == 0 or first > 0 or self.version >= self._warm or self._scripts is not None
+
+    async def watch(self) -> None:
+        """Look at the shards as long as replicas train: how far they are, and whether their workers are there."""
+        warming = True
+        while True:
+            await asyncio.sleep(LOOK_S / 5 if warming else LOOK_S)
+            workers = self._there.members()
+            found = await asyncio.gather(
+                *(self._versions_of(owner, workers.get(owner)) for owner in dict.fromkeys(self._owners))
+            )
+            if found:
+                self.version = min(version for versions in found for version in versions)
+            if warming and self.may_begin(-1, 0):
+                warming = False
+                if self._run.loops is not None:
+                    self._run.loops.turn()
+
+    async def _versions_of(self, owner: Member, worker: ProxyWorker | None) -> list[int]:
+        try:
+            if worker is None:
+                raise self._gone(owner, None)
+            return [version for _, version in await worker.call(self._role, "versions")]
+        except (*LOSS, ClusterTooSmall) as error:
+            gone = error if isinstance(error, ClusterTooSmall) else self._gone(owner, error)
+            self._run.crew.end(gone)
+            raise gone from None
+
+    async def _begin(self) -> None:
+        """Give the shards to workers, and let all know where they are.
+
+        Raises:
+            ClusterTooSmall: A worker that owned one is lost.
+        """
+        alive = self._there.members()
+        while not self._owners:
+            shards = self._shards_wanted(len(alive))
+            self._parts = self._rows.cut(shards)
+            owners = list(itertools.islice(itertools.cycle(sorted(alive)), shards))
+            facts = self._facts(shards)
+            try:
+                await asyncio.gather(
+                    *(
+                        alive[owner].call(self._role, "own", self._epoch, shard, facts[shard])
+                        for shard, owner in enumerate(owners)
+                    )
+                )
+            except LOSS:
+                self._epoch += 1
+                alive = {member: worker for member, worker in self._there.members().items() if worker.connected}
+                if not alive:
+                    raise
+                continue
+            self._owners = owners
+        for owner in self._owners:
+            if owner not in alive:
+                self._run.crew.end(gone := self._gone(owner, None))
+                raise gone
+        numbers = [number for number, _ in self._owners]
+        for member, worker in alive.items():
+            if member not in self._arranged:
+                try:
+                    await worker.call(self._role, "arrange", self._epoch, numbers, self._parts)
+                except LOSS:
+                    continue  # the crew will hear of it
+                self._arranged.add(member)
+
+    # -- what came of it --------------------------------------------------------------------------------------------------
+
+    async def committed(self, reply: Reply) -> None:
+        """Count a slot's round.
+
+        Raises:
+            ConnectError: Its worker did not reach a shard whose worker is there.
+            ClusterTooSmall: That one is lost.
+        """
+        run, told = self._run, reply.pushed or {}
+        if "peer" in told:
+            await self._unreached(reply.worker, told)
+        if refused := told.get("refused"):
+            why = f"{refused} push{'es' * (refused > 1)} had NaN or infinite values, and {'were' if refused > 1 else 'was'} left out"
+            run.verdicts.append(f"slot {reply.slot + 1}: {why} (worker {reply.worker})")
+            run.crew.emit(UpdateRejected(round=reply.task.round + 1, slot=reply.slot + 1, worker=reply.worker, why=why))
+        version = run.version + 1
+        due = run.keeper is not None and run.keeper.is_due(version)
+        looks = (
+            run.is_last(reply)
+            or due
+            or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
+        )
+        weights: Weights = OnShards(_here, self._bring)
+        if looks:
+            weights = await self._bring()
+        await run.commit(weights, [reply])
+        if looks:
+            self._brought, self._home = run.version, snapshot(run.progress)
+
+    async def settle(self) -> None:
+        """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
+        run, progress = self._run, self._run.progress
+        if not self._owners:
+            return
+        try:
+            progress.weights = await self._bring()
+        except DDLFError as error:
+            if not isinstance(progress.weights, Elsewhere) and self._brought == progress.version:
+                return
+            reached = progress.version
+            for one in fields(progress):
+                setattr(progress, one.name, getattr(self._home, one.name))
+            run.exchange.states.set_back(progress.states)
+            why = f"the weights after update {reached} cannot be had ({first_line(error)}): what is left is that of update {progress.version}"
+            run.crew.emit(Warned(about="model", why=why))
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _some_pushes(self) -> int:
+        """Half of the pushes of the first replica's first round, or ``WARM``."""
+        run = self._run
+        if self._replicas == 1 or not run.progress.epochs:
+            return 0
+        span = run.progress.span(0)
+        batches = math.ceil((span.end - span.begin) / run.slots / run.facts.batch_size)
+        first = shares(batches, len(range(0, self._replicas, run.slots)))[0]
+        pushes: int = math.ceil(first / self._how.n_push)
+        return min(WARM, pushes // 2)
+
+    def _shards_wanted(self, workers: int) -> int:
+        """S: that of the shards there were, or what is asked for."""
+        if META in self._run.state and STATE in self._run.state:
+            return len(self._run.state[META][0])
+        wanted: int = self._how.shards or min(workers, max(self._rows.sizes[0], 1))
+        return wanted
+
+    def _facts(self, shards: int) -> list[dict[str, Any]]:
+        """What each shard begins with."""
+        run, rows = self._run, self._rows
+        trained, rest = rows.row(run.weights, rows.trained), rows.row(run.weights, rows.rest)
+        how = {
+            "rule": str(self._how.push_rule),
+            "staleness": str(self._how.staleness),
+            "collects": self._collects,
+        }
+        meta = run.state.get(META) if STATE in run.state else None
+        found = []
+        for shard, ((begin, end), (low, high)) in enumerate(self._parts):
+            one: dict[str, Any] = {**how, "weights": trained[begin:end], "rest": rest[low:high]}
+            if meta is not None:
+                numbers, factors, last = meta
+                one |= {
+                    "state": [row[begin:end] for row in run.state[STATE]],
+                    **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
+                    "factors": float(factors[shard]),
+                    "last": [list(map(int, row[1:])) for row in last if row[0] == shard],
+                }
+            if self._scripts is not None:
+                one["fetches"] = [list(pair) for pair in sorted(self._scripts[1][shard].items())]
+            found.append(one)
+        return found
+
+    async def _bring(self) -> Weights:
+        """The weights of now; what shards keep is in the run's state with them.
+
+        Raises:
+            ClusterTooSmall: A worker that owned one is lost.
+        """
+        workers = self._there.members()
+
+        async def of(shard: int, owner: Member) -> dict[str, Any]:
+            try:
+                if owner not in workers:
+                    raise self._gone(owner, None)
+                return dict(await workers[owner].call(self._role, "snapshot", self._epoch, shard))
+            except LOSS as error:
+                raise error if isinstance(error, ClusterTooSmall) else self._gone(owner, error) from None
+
+        found = await asyncio.gather(*(of(shard, owner) for shard, owner in enumerate(self._owners)))
+        self.version = min(one["version"] for one in found)
+        rows = [
+            _joined([one[name] for one in found], size)
+            for name, size in zip(("weights", "rest"), self._rows.sizes, strict=True)
+        ]
+        state = self._run.state
+        state[STATE] = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
+        state[META] = [
+            np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
+            np.array([one["factors"] for one in found], np.float64),
+            np.array([[shard, *row] for shard, one in enumerate(found) for row in one["last"]], np.int64).reshape(
+                -1, 7
+            ),
+        ]
+        return self._rows.weights(rows[0], rows[1], self._others)
+
+    def _gone(self, owner: Member, error: Exception | None) -> ClusterTooSmall:
+        shards = [str(shard + 1) for shard, one in enumerate(self._owners) if one == owner]
+        which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)} of {len(self._owners)}"
+        why = "" if error is None else f" ({first_line(error)})"
+        return ClusterTooSmall(
+            f"{which} of the weights {'were' if len(shards) > 1 else 'was'} on worker {owner[0]}, which is lost{why}",
+            hint="resume from the last checkpoint: checkpoint=DIR, resume='auto'; with fewer shards fewer workers matter",
+        )
+
+    async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
+        """Raise what kept a replica from a shard.
+
+        Raises:
+            ClusterTooSmall: Its worker is lost.
+            ConnectError: It is there.
+        """
+        owner = next((one for one in self._owners if one[0] == told["peer"]), None)
+        if owner is not None:
+            await self._versions_of(owner, self._there.members().get(owner))
+        raise ConnectError(
+            f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
+            hint="look at the network between the two, or say where that one is reached: ddlf-worker --advertise HOST:PORT",
+        )
+
+
+async def _here(*_: Any) -> None:
+    """The weights are evaluated on this side."""
+
+
+def _joined(parts: Sequence[Row], size: int) -> Row:
+    row = np.concatenate(parts)
+    if row.shape != (size,) or row.dtype != np.float32:
+        raise ConfigError(f"the shards' {row.dtype} {row.shape} should be {size} float32 values")
+    return row
+
+
+def _last_life(meta: Weights | None) -> int:
+    """The last life of any replica, in a run that goes on."""
+    return 0 if meta is None or not meta[2].size else int(meta[2][:, 2].max())

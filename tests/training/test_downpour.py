@@ -1,0 +1,350 @@
+"""Downpour SGD: exact counts, every push once, the same bits in a replay, whoever is lost. Shards and pushes are real. No process, no Keras."""
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.turns import turns
+from ddlf.algorithms.weights import digest
+from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
+from ddlf.events import Replayed
+from ddlf.roles.serving import End
+from ddlf.roles.shard import Shard
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.fake_downpour import gradient
+
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(40, 30)).astype("f4"),  # more than 90% of all values
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "scale": np.asarray(0.5, "f4"),
+    "nothing": np.zeros((0, 3), "f4"),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/variance", "norm/steps"])
+PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
+
+
+def run_of(workers=3, **settings):
+    settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 2, **settings}
+    return FakeRun(FakeCluster(workers), mode="downpour", **settings)
+
+
+async def trained(workers=3, **settings):
+    run = run_of(workers, **settings)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    return run
+
+
+def bits(run):
+    return digest(run.model.get_weights())
+
+
+def row(weights):
+    return np.concatenate([np.ravel(w) for w, path in zip(weights, START, strict=True) if path not in FROZEN])
+
+
+def summed(run):
+    """Have a run's workers add up all gradients that they compute; returns the sum."""
+    total = np.zeros(row(START.values()).size)
+
+    def added(*arguments):
+        found = gradient(*arguments)
+        total[:] += found
+        return found
+
+    for worker in run.cluster.workers:
+        worker.gradient = added
+    return total
+
+
+def delayed(run, seed):
+    """Have messages between workers take their time, by chance."""
+    chance = np.random.default_rng(seed)
+    for worker in run.cluster.workers:
+
+        async def ask(*arguments, worker=worker):
+            for _ in range(chance.integers(6)):
+                await asyncio.sleep(0)
+            return await FakeWorker._ask(worker, *arguments)
+
+        worker._ask = ask
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+async def test_22_steps_are_5_fetches_and_6_pushes_which_add_up_to_the_gradients(workers):
+    run = run_of(workers, slots=1, samples=22 * 16, n_fetch=5, n_push=4, master_epochs=1, **PLAIN)
+    total = summed(run)
+    await run.train_model()
+    (record,) = run.history
+    assert (len(record.fetches), len(record.pushes)) == (5, 6)
+    assert [push[1] for push in record.pushes] == list(range(6))
+    assert run.ledger.is_exact(1)
+    assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
+
+
+async def test_of_several_replicas_on_several_workers_each_push_counts_once_at_each_shard():
+    run = run_of(replicas=7, n_fetch=3, n_push=2, **PLAIN)
+    total = summed(run)
+    delayed(run, 1)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
+    for shard in range(3):
+        places = sorted(push[5 + shard] for record in run.history for push in record.pushes)
+        assert places == list(range(len(places)))
+    assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
+
+
+async def test_a_replica_alone_steps_as_the_formula_says():
+    """n_fetch = n_push = 1: each step begins with the weights of before its last pushes, moved on by the gradients of these."""
+    run = run_of(1, slots=1, samples=64, master_epochs=1, learning_rate=0.25, start={"w": np.ones(3, "f4")}, **PLAIN)
+    seen = []
+
+    def linear(app, task, samples, weights):
+        seen.append(weights.copy())
+        return weights.copy()
+
+    run.cluster.workers[0].gradient = linear
+    delayed(run, 2)
+    await run.train_model()
+    shard = [np.ones(3)]
+    for number, weights in enumerate(seen):
+        known = (shard[version] - 0.25 * sum(seen[version:number], np.zeros(3)) for version in range(number + 1))
+        assert any(np.allclose(weights, one, rtol=0, atol=1e-6) for one in known)
+        shard.append(shard[-1] - 0.01 * weights)
+    assert np.allclose(run.model.get_weights()[0], shard[-1], rtol=0, atol=1e-6)
+
+
+def test_turns_are_drawn_by_chance_and_the_last_batch_is_the_last_step():
+    drawn = turns([5, 4, 6], 2, np.random.default_rng(1), alone=3)
+    assert drawn[:3] == [0, 0, 0]
+    assert [drawn.count(replica) for replica in range(3)] == [5, 4, 6]
+    assert drawn[-1] == 2
+    many = turns([100] * 4, 1, np.random.default_rng(2))
+    following = {(a, b) for a, b in itertools.pairwise(many)}
+    assert len(following) == 16
+
+
+async def test_the_first_replica_is_alone_until_the_warm_start_is_over():
+    run = await trained(replicas=5, warm_start=3, **PLAIN)
+    pushes = [(push[5], push[0]) for record in run.history for push in record.pushes]
+    assert [replica for _, replica in sorted(pushes)[:3]] == [0, 0, 0]
+    assert all(min(fetch[1:]) >= 3 for record in run.history for fetch in record.fetches if fetch[0])
+
+
+async def test_with_softsync_several_pushes_are_a_step():
+    run = await trained(n_push=2, softsync=1, **PLAIN)
+    versions, received = (run._progress.state["shards"][0][:, i] for i in (0, 1))
+    assert (versions == received // 3).all()
+    assert received.min() > 6
+
+
+# --- again, and on from there -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"replicas": 7, "n_fetch": 3, "n_push": 2}, {"softsync": 2}], ids=str)
+async def test_replayed_5_times_it_is_the_same_bits(settings, tmp_path):
+    run = run_of(checkpoint=tmp_path, **settings)
+    delayed(run, 3)
+    await run.train_model()
+    others = set()
+    for seed in range(5):
+        other = run_of(replay=tmp_path, **settings)
+        told = []
+        other.subscribe(told.append)
+        delayed(other, 10 + seed)
+        await other.train_model()
+        assert bits(other) == bits(run)
+        assert [event.same for event in told if isinstance(event, Replayed)] == [True]
+        free = run_of(**settings)
+        delayed(free, 10 + seed)
+        await free.train_model()
+        others.add(bits(free))
+    assert len(others) > 1
+
+
+async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
+    whole = run_of(checkpoint=tmp_path, checkpoint_keep=99, n_push=2, **PLAIN)
+    delayed(whole, 4)
+    await whole.train_model()
+    for number in range(1, 6):
+        run = run_of(resume=tmp_path / f"round-{number:06d}", checkpoint=tmp_path / str(number), n_push=2, **PLAIN)
+        await run.train_model()
+        assert run.ledger.is_exact(2)
+        received = run._progress.state["shards"][0][:, 1]
+        assert (received == whole._progress.state["shards"][0][:, 1]).all()
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last_push_on(monkeypatch):
+    monkeypatch.setattr("ddlf.roles.pushing.NOTICED_S", 0.1)
+    run = run_of(4, slots=4, shards=1, n_push=2, master_epochs=3, **PLAIN)
+    worker, count = run.cluster.workers[2], itertools.count(1)
+
+    def dies(*arguments):
+        if next(count) == 6:
+            worker.lost = True
+        return gradient(*arguments)
+
+    worker.gradient = dies
+    await run.train_model()
+    assert run.ledger.is_exact(3)
+    assert sum(record.recomputed for record in run.history) == 1
+    pushes = [push for record in run.history for push in record.pushes]
+    received = run._progress.state["shards"][0][0, 1]
+    steps = 3 * 4 * -(-51 // 16)
+    assert received == steps // 2  # of the lost one, too, each once
+    assert len(pushes) < received or all(push[3] >= 0 for push in pushes)
+
+
+async def test_a_shard_that_is_lost_ends_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path):
+    run = run_of(checkpoint=tmp_path, master_epochs=3, **PLAIN)
+
+    def lose(record):
+        if record.version == 3:
+            run.cluster.workers[1].lost = True
+
+    run.on_round = lose
+    with pytest.raises(ClusterTooSmall, match=r"shard 2 of 3 of the weights was on worker 2, which is lost.*resume"):
+        await run.train_model()
+    other = run_of(checkpoint=tmp_path, resume="auto", master_epochs=3, **PLAIN)
+    await other.train_model()
+    assert other.ledger.is_exact(3)
+
+
+async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypatch):
+    monkeypatch.setattr("ddlf.roles.pushing.NOTICED_S", 0.1)
+    run = run_of(2, slots=2)
+    first = run.cluster.workers[0]
+
+    async def cut(worker, *arguments):
+        raise WorkerLost("no answer", worker="worker 2")
+
+    first._ask = cut
+    with pytest.raises(ConnectError, match="worker 1 does not reach the shards of worker 2: no answer"):
+        await run.train_model()
+
+
+# --- a shard ------------------------------------------------------------------------------------------------------------
+
+
+def shard(size=4, **facts):
+    weights = np.zeros(size, "f4")
+    return Shard.made(
+        {
+            "weights": weights,
+            "rest": np.zeros(0, "f4"),
+            "rule": "sgd:rate=0.5",
+            "staleness": "inverse",
+            "collects": 1,
+            **facts,
+        }
+    )
+
+
+NONE = np.zeros(0, "f4")
+
+
+async def test_what_was_fetched_does_not_change_and_stale_pushes_step_less():
+    one, g = shard(), np.ones(4, "f4")
+    before = await one.fetch(0, 1)
+    assert [await one.push(0, 1, 0, number, 0, g, NONE) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]
+    assert (before["weights"] == 0).all()
+    after = await one.fetch(0, 1)
+    assert np.allclose(after["weights"], -0.5 - 0.5 - 0.25)
+    assert (after["version"], after["received"], after["round"], after["number"]) == (3, 3, 0, 2)
+
+
+async def test_a_push_counts_once_and_an_answer_that_was_lost_is_given_again():
+    one, g = shard(), np.ones(4, "f4")
+    await one.push(2, 1, 0, 0, 0, g, NONE)
+    with pytest.raises(BadUpdate, match="push 1 of replica 3 in round 1 came twice"):
+        await one.push(2, 1, 0, 0, 0, g, NONE)
+    assert await one.push(2, 1, 0, 0, 0, g, NONE, again=True) == (0, 0)
+    assert one.received == 1
+    assert await one.begin([2, 5], 7, 0) == [1, 0]
+    with pytest.raises(AppMissing, match="replica 3 is carried by another worker by now"):
+        await one.push(2, 1, 0, 1, 0, g, NONE)
+
+
+@pytest.mark.parametrize(
+    ("read", "gradient", "said"),
+    [
+        (0, np.ones(3, "f4"), r"push 1 of replica 1 has float32 \(3,\) for values of float32 \(4,\)"),
+        (0, np.ones(4, "f8"), r"push 1 of replica 1 has float64 \(4,\) for values of float32 \(4,\)"),
+        (0, [1.0] * 4, r"push 1 of replica 1 has list for values of float32 \(4,\)"),
+        (0, np.array([1, np.nan, 1, 1], "f4"), "push 1 of replica 1 has NaN or infinite values"),
+        (0, np.array([1, np.inf, -np.inf, 1], "f4"), "push 1 of replica 1 has NaN or infinite values"),
+        (1, np.ones(4, "f4"), "push 1 of replica 1 was made from version 1, but this shard has had versions 0 to 0"),
+    ],
+    ids=["length", "type", "list", "nan", "infinity", "version"],
+)
+async def test_a_push_that_does_not_fit_is_refused_in_a_sentence_and_changes_nothing(read, gradient, said):
+    one = shard()
+    with pytest.raises(BadUpdate, match=said):
+        await one.push(0, 1, 0, 0, read, gradient, NONE)
+    assert (one.received, one.weights.sum()) == (0, 0)
+
+
+async def test_a_shard_goes_on_elsewhere_where_it_was():
+    one, g = shard(rule="adam", collects=2), np.ones(4, "f4")
+    for number in range(3):
+        await one.push(1, 1, 0, number, 0, g, NONE)
+    taken = {**await one.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
+    other = Shard.made(taken)
+    for both in (one, other):
+        await both.push(1, 1, 0, 3, 1, g, NONE)
+    assert one.weights.tobytes() == other.weights.tobytes()
+    assert (one.version, one.last) == (other.version, other.last)
+
+
+async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
+    end = End(1, None)
+    await end.own(
+        1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, "rule": "sgd", "staleness": "inverse", "collects": 1}
+    )
+    with pytest.raises(ProtocolError, match="a shard is asked for begin, fetch, push, and not for 'snapshot'"):
+        await end.shard(1, 0, "snapshot")
+    with pytest.raises(AppMissing, match="shard 1 is not here"):
+        await end.shard(0, 0, "fetch", 0, 1)
+
+
+# --- settings -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"n_push": 0}, "n_push must be a whole number of 1 or more, got 0"),
+        ({"n_fetch": 1.5}, "n_fetch must be a whole number of 1 or more, got 1.5"),
+        ({"shards": 0}, "shards must be a whole number of 1 or more"),
+        ({"shards": 1209}, "1,208 values cannot be cut into 1,209 shards"),
+        ({"replicas": 2}, "replicas=2 are fewer than the 3 slots"),
+        ({"softsync": 4}, "softsync must be from 1 to the 3 replicas, got 4"),
+        ({"push_rule": "adagrat"}, "unknown push rule 'adagrat', did you mean 'adagrad'?"),
+        ({"merge": "median"}, "merge='median' is for synchronous training: Downpour training has no use for it"),
+        ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training"),
+        ({"arrival": "fedasync"}, "arrival='fedasync' is for asynchronous training"),
+        ({"outer": "nesterov"}, "outer='nesterov:.*' has no effect in Downpour training: push_rule says"),
+        ({"worker_epochs": 2}, "worker_epochs='2' has no effect in Downpour training"),
+        ({"codec": "int8"}, "codec='int8' has no effect in Downpour training"),
+        ({"update_policy": "clip"}, "update_policy='clip' compares updates of whole rounds"),
+        ({"mode": "async", "n_push": 2}, "n_push=2 is for Downpour training: asynchronous training has no use for it"),
+        ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_is_refused_by_name(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        await FakeRun(
+            FakeCluster(3), **{"mode": "downpour", "slots": 3, "start": START, "frozen": FROZEN, **settings}
+        ).train_model()
