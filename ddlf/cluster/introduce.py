@@ -72,11 +72,11 @@ async def introduced(
         raise ConfigError(f"worker {unknown[0]} is to call or be called, and is not among those that are introduced")
     places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
     _check_distinct(places)
-    await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
     executors = {worker.id: worker.facts["executor"] for worker in workers}
+    await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
     unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
     others = {worker.id: worker for worker in workers}
-    missed = {id for found in unmet for id, _ in found}
+    missed = {one for worker, found in zip(workers, unmet, strict=True) for id, _ in found for one in (worker.id, id)}
     await asyncio.gather(*(_check_there(others[id], executors[id]) for id in missed))
     return [(worker, others[id], why) for worker, found in zip(workers, unmet, strict=True) for id, why in found]
 

@@ -365,7 +365,9 @@ class ShardEnd:
             raise AppMissing("the weights of this round are not here") from None
 
     async def _expected(self, number: int) -> Generation:
-        """A generation, also one whose plan this worker has not heard of yet."""
+        """A generation, also one whose plan this worker has not heard of yet; but one that has nothing has come anew, and is in no plan."""
+        if not self._generations:
+            raise AppMissing("the weights of this round are not here")
         try:
             async with asyncio.timeout(WAIT_S), self._news:
                 await self._news.wait_for(lambda: max(self._generations, default=-1) >= number)

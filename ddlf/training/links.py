@@ -116,7 +116,7 @@ class Links:
             alone = Counter(worker for pair in pairs if pair not in around for worker in pair)
             worst = max(alone, key=lambda worker: (sum(worker in pair for pair in pairs), worker))
             why = next(self._broken[pair] for pair in pairs if pair not in around and worst in pair)
-            why = f"{why}; no third worker reaches both, so the others do its part"
+            why = f"{why}; no third worker reaches both, so {there[worst].name} is left out"
             self._crew.put_out(there[worst], ConnectError(why, hint="look at the network between the two"))
         for pair, via in around.items():
             if self._around.get(pair) != via:

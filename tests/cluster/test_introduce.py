@@ -13,6 +13,7 @@ from ddlf.net.interfaces import addresses_of, same_machine
 from ddlf.net.tls import Security
 from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
 from ddlf.tokens import new_token
+from ddlf.wire.messages import Request
 from ddlf.worker.control import Control
 from ddlf.worker.daemon import Options
 from ddlf.worker.peers import Peers
@@ -253,3 +254,23 @@ async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_a
                     await introduce(workers, RUN, calls={})
                     with pytest.raises(ConnectError, match="altered on the way"):
                         await introduce(workers, RUN)
+
+
+async def test_a_caller_whose_executor_is_a_new_one_meanwhile_is_lost_and_no_pair_without_a_way(cluster):
+    first, rpc = cluster.workers[0], cluster.workers[0].rpc
+
+    async def ended_before(request, *more):
+        if request.command == "introduce":
+            cluster.machine(1).kill()
+            with pytest.raises(ExecutorCrashed):
+                await rpc(Request("list_methods"))
+            await first.reconnect(PATIENCE_S)
+        return await rpc(request, *more)
+
+    first.rpc = ended_before
+    try:
+        with pytest.raises(AppMissing, match="its executor ended while workers were introduced") as caught:
+            await introduce(cluster.workers, RUN)
+    finally:
+        del first.rpc
+    assert caught.value.worker == first.name

@@ -234,6 +234,30 @@ async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(v
     assert bits(run) == bits(await trained("star", outer="fedadam"))
 
 
+async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit():
+    """What the outer optimizer keeps of a slice is with two workers, and with two again when a round is over."""
+    chance, rounds = np.random.default_rng(1), 21
+    run = run_of(outer="fedadam", workers=4, slots=4, master_epochs=rounds, learning_rate=0.01)
+    lost, wait = [], 3
+    for worker in run.cluster.workers:
+
+        async def rpc(request, timeout_s=None, worker=worker):
+            nonlocal wait
+            wait -= 1
+            reached = 0 if run._progress is None else run._progress.round + 1
+            if wait <= 0 and reached > len(lost):
+                lost.append(chance.integers(4))
+                run.cluster.workers[lost[-1]].lost = True
+                wait = chance.integers(1, 10)
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        worker.rpc = rpc
+    await run.train_model()
+    assert len(lost) >= 20
+    star = await trained("star", outer="fedadam", workers=4, slots=4, master_epochs=rounds, learning_rate=0.01)
+    assert bits(run) == bits(star)
+
+
 async def test_who_comes_back_has_the_weights_from_the_others():
     run = run_of(outer="nesterov", workers=3, master_epochs=5)
     when_opened(run, 3, lambda worker: lose_at(worker, "merge", 2))
