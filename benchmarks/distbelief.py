@@ -3,7 +3,7 @@
 Each machine, the master's too, is a network namespace with a link of its own to one switch (``benchmarks.network``; Linux, root). Workers are
 real daemons and executors, the master is a real run; only what ``fit`` would compute is made up (``benchmarks.stand_in``), so a round is nothing but
 its exchange. The bound is what has to go over a link, divided by its rate: ``2 (K - 1) / K`` times the model for shards, and ``2 K`` times the model
-for the master of the star.
+for the master of the star, whose weights go out before updates come back.
 
     python -m benchmarks.distbelief --parameters 1e6,1e7 --rate 50mbit --ways sharded,gloo --torch VENV/bin/python
 
@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -294,17 +295,22 @@ def main(argv: list[str] | None = None) -> list[Row]:
     if options.quick:
         options.parameters, options.star_most, options.rounds = "1e6,1e7", 1e6, 2
     sizes, options.token, rows = [int(float(one)) for one in options.parameters.split(",")], new_token(), []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
         for said in options.tls:
             tls = said == "yes"
             with workers_of(network, options.token, tls=tls, folder=Path(folder, said)) as daemons:
                 for parameters in sizes:
                     for way in options.ways:
-                        if way == "gloo":
-                            if not tls:
-                                rows.append(reduced(network, options, parameters))
-                        elif way == "sharded" or (parameters <= options.star_most and not tls):
+                        if way == "sharded":
                             rows.append(exchanged(way, network, daemons, options, parameters, tls=tls))
+                        elif way == "gloo" and not tls:
+                            rows.append(reduced(network, options, parameters))
+                        elif way == "star" and not tls and parameters <= options.star_most:
+                            rows.append(exchanged(way, network, daemons, options, parameters, tls=tls))
+                        else:
+                            continue
+                        print(" ".join(report(rows[-1:]).splitlines()[-1].split()), file=sys.stderr, flush=True)
     print(report(rows))
     if options.json:
         found = {"machine": machine(), "rate": options.rate, "rows": [asdict(one) for one in rows]}

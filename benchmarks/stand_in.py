@@ -17,7 +17,6 @@ from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.replica import REPLICA
 from ddlf.roles.sharded import ShardedReplica
-from ddlf.roles.shards import ShardEnd
 from ddlf.roles.task import Reply, Task
 from ddlf.testing import FakeRun
 from ddlf.training import start
@@ -31,6 +30,13 @@ def tensors(parameters: int) -> list[int]:
     return [parameters - rest, *([rest // 4] * 3), rest - rest // 4 * 3]
 
 
+class Nothing:
+    """In the place of the app that a replica has."""
+
+    def train(self) -> None:
+        """Not called."""
+
+
 class StandIn(ShardedReplica):
     """In the place of a worker's replica.
 
@@ -41,9 +47,7 @@ class StandIn(ShardedReplica):
     """
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
-        self._worker = worker
-        self._role = (run, REPLICA)
-        self._end = ShardEnd(worker.id, self._ask)
+        super().__init__(worker, Nothing(), run)
         self._like = [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
         chance = np.random.default_rng(worker.id)
         some = chance.normal(scale=1e-3, size=1 << 16).astype(np.float32)
