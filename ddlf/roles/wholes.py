@@ -16,8 +16,9 @@ from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
 from ddlf.roles.generation import Unreached, moved
 
-AT_ONCE = 3
-"""Pieces of a slice that are on their way at a time: one is sent, one is computed, one waits."""
+AT_ONCE = 8
+"""Pieces of a slice that are on their way at a time. A piece is stepped when all updates of it have come; what comes from a worker whose link is busy
+must not keep the others' links idle meanwhile."""
 
 Sent = tuple[int, int, int, float]
 """A slot's update: its slot, the worker that has it, the samples that it was trained on, and what it is scaled by."""

@@ -42,7 +42,7 @@ from ddlf.training.wholes import verdicts, weighed
 
 HOLDERS = 2
 """Workers that the master gives the first weights; the others get them from these."""
-PIECES = 16
+PIECES = 32
 """Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
 longer links idle. ``docs/LAB.md`` has the figures."""
 LEAST = 1 << 15
