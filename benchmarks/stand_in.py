@@ -112,7 +112,7 @@ class StandInRun(FakeRun):
 
 
 @asynccontextmanager
-async def _crew_of(app: StandInRun, seed: int, *, backups: bool, run: str) -> AsyncIterator[tuple[Crew, int]]:
+async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> AsyncIterator[tuple[Crew, int]]:
     """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
 
     async def open_worker(worker: Any) -> None:
