@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MASTER_ONLY = frozenset(
     {"cluster", "model", "worker", "replica", "indices", "history", "ledger", "outer"}
     | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
-    | {"on_round", "on_event", "is_convergent", "callbacks"}
+    | {"train_data", "val_data", "test_data", "on_round", "on_event", "is_convergent", "callbacks"}
 )
 """Attributes that do not travel from the master to the workers; nor do ``IApp``'s own private ones, nor does what ``load_dataset`` and
 ``create_model`` set here."""
@@ -81,8 +81,7 @@ class IApp(Settings):
     _recording: Recording | None = None  # what writes the folder of a run
     _arrays_only = False
     _feeds: Mapping[str, Any] = {}
-    # What load_dataset and create_model set here: the value, and the one before if there was one.
-    _made: Mapping[str, tuple[Any, ...]] = {}
+    _made: Mapping[str, tuple[Any, ...]] = {}  # what load_dataset and create_model set; that before, if there was one
     _stop: bool | None = None  # whether to end after this round; None while there is none
     _weights: list[Any] | None = None  # those that the model has not been given yet
 
@@ -129,6 +128,7 @@ class IApp(Settings):
     async def load_dataset(self) -> None:
         """Set ``x_train``, ``y_train`` and, if wanted, others. Runs on the master and on every worker; must be written.
 
+        ``train_data``, ``val_data``, ``test_data`` are the same as partition files (``ddlf.data.open``) with columns ``x``, ``y``, ``w``.
         ``x_val``, ``y_val`` are evaluated after each round, as ``fit`` does with ``validation_data``; ``x_test``, ``y_test`` at the end. ``w_train``,
         ``w_val``, ``w_test`` weigh samples. Models that need no labels need no ``y_``.
 

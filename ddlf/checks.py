@@ -209,6 +209,7 @@ def page(name: str, value: Any) -> int | None:
 
 
 CODEC = CodecOf("ddlf.algorithms.codec:CODEC")
+SHUFFLE = RuleOrNone("ddlf.algorithms.reading:SHUFFLE")
 LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
 OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
@@ -262,6 +263,11 @@ def check_gradient(values: Mapping[str, Any], usual: Mapping[str, tuple[Any, Any
         raise ConfigError(
             f"worker_steps={values['worker_steps']} is for local training: with exchange='gradient' a round is one step",
             hint="leave out worker_steps, or use exchange='star'",
+        )
+    if values["round_samples"] is not None:
+        raise ConfigError(
+            "round_samples is for local training: with exchange='gradient' a round is one step",
+            hint="leave it out, or use exchange='star'",
         )
     if values["precision"] == "mixed_float16":
         raise ConfigError(

@@ -51,6 +51,13 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
         usual = {name: getattr(Settings, name) for name in LOCAL}
         check_gradient(values, {name: (value, SETTINGS[name].check(name, value)) for name, value in usual.items()})
         values["worker_steps"] = 1
+    if values["round_samples"] is not None:
+        for name in ("worker_epochs", "worker_steps"):
+            if values[name] != getattr(Settings, name):
+                raise ConfigError(
+                    f"round_samples={values['round_samples']} and {name}={values[name]} both say how long a round is",
+                    hint=f"leave out one of the two: round_samples=None, or {name}={getattr(Settings, name)}",
+                )
     if values["worker_steps"] is not None and values["worker_epochs"] != Settings.worker_epochs:
         raise ConfigError(
             f"worker_steps={values['worker_steps']} and worker_epochs={values['worker_epochs']} both say how long a round is",

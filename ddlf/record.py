@@ -75,6 +75,7 @@ class RoundRecord:
         transfer_s: Seconds of that for moving weights and updates: the slowest worker's time that was not computation.
         merge_s: Seconds of that for merging on the master after the last update came.
         wait_s: Mean of the seconds that workers had nothing to do because another one was slower.
+        wait_data_s: Seconds that local training waited for samples to be read, on the worker that waited longest; 0 with arrays.
         bytes_out: Bytes sent to all workers.
         bytes_back: Bytes received from all workers.
         error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
@@ -103,6 +104,7 @@ class RoundRecord:
     transfer_s: float
     merge_s: float
     wait_s: float = 0.0
+    wait_data_s: float = 0.0
     bytes_out: int
     bytes_back: int
     error: float = 0.0
@@ -145,6 +147,8 @@ class RoundRecord:
         ]
         if (waited := self.seconds - self.compute_s) > WORTH_SAYING * self.seconds:
             parts.append(f"{waited:.2f} s not computing")
+        if self.wait_data_s > WORTH_SAYING * self.seconds:
+            parts.append(f"{self.wait_data_s:.2f} s waiting for data")
         if self.error:
             parts.append(f"update error {self.error:.2%}")
         if self.recomputed:

@@ -24,11 +24,13 @@ from ddlf.checks import (
     PARTITION,
     PUSHED,
     RATE_DECAY,
+    SHUFFLE,
     STALENESS,
     SWITCH,
     TRACKERS,
     OneOf,
     Whole,
+    count_of_bytes,
     page,
     seconds,
 )
@@ -69,6 +71,13 @@ class Settings:
     """An exchange after every N batches: an epoch is cut into rounds, and each of them into slots, so that it has every sample once; its last round
     is shorter. ``master_epochs`` and the numbers that Keras's callbacks get are those of epochs; validation data is evaluated after each epoch."""
 
+    round_samples: Annotated[
+        int | None,
+        Whole(1, none="rounds of worker_epochs"),
+        *("samples of all slots in a round, at most, instead of whole epochs", "N", FILE | FACT, "sync async"),
+    ] = None
+    """An epoch is cut into as few rounds as that takes, equal but for what cannot be, with exchanges and checkpoints between them."""
+
     batch_size: Annotated[int, Whole(1), "samples in a batch, of each worker", "N", FILE | FACT] = 32
     """As in the papers: two workers with 64 each step on 128 samples."""
 
@@ -108,6 +117,22 @@ class Settings:
     ] = "equal"
     """For studies of machines whose data differ. With ``equal`` each round has other parts; with any other rule each slot keeps its samples for the
     whole run, K stays what it is at the beginning, and the first lines say what each slot has."""
+
+    shuffle: Annotated[
+        str | None, SHUFFLE, "how rows of partition files are mixed: global, window:8, none", "RULE", FILE | FACT
+    ] = None
+    """For ``self.train_data`` alone, where it is ``window:8`` by default: files come in another order in each epoch, and so do the rows of 8 files
+    that are open together. As ``ddlf data split`` mixes samples as a whole, that is as good as ``global``, with which any sample may follow any
+    other, as with arrays, and whose rows are read one by one from the disk. With ``none`` files and rows come as they lie."""
+
+    data_memory: Annotated[
+        str | int | None,
+        count_of_bytes,
+        "memory of each worker for samples of partition files (default: an eighth of its machine's, 1 GiB at most)",
+        "SIZE",
+        FILE,
+    ] = None
+    """For what is read ahead, and a window of files where that fits into half of it; else rows are read from the disk, whose cache is not counted."""
 
     optimizer_state: Annotated[
         Literal["kept", "stays", "fresh", "averaged"],

@@ -8,15 +8,16 @@ samples, from which its worker finds the rows with the sizes of the files, which
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.named import Family, Named
-from ddlf.algorithms.partition import shuffled
+from ddlf.algorithms.partition import Indices, shuffled
 from ddlf.errors import ConfigError
 
 Numbers = npt.NDArray[np.int64]
@@ -65,15 +66,18 @@ SHUFFLE: Family[Shuffle] = Family("shuffle", **{"global": Global, "window": Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """What one slot reads in an epoch.
+    """What one slot reads in an epoch, or a piece of that.
 
     Args:
         shuffle: How rows are mixed, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
         slots: Number of slots, which the layout of the files depends on.
-        start: Position of its first sample in that layout.
+        start: Position of the slot's first sample in that layout.
         stop: Position behind its last one.
+        begin: Place of the piece's first sample among the slot's, in the order of reading.
+        end: Place behind its last one; None for all that are left.
+        again: Seed of the order of a later pass over the same samples; empty for the first one.
     """
 
     shuffle: str
@@ -82,11 +86,34 @@ class Portion:
     slots: int
     start: int
     stop: int
+    begin: int = 0
+    end: int | None = None
+    again: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:
         """How many samples it has."""
-        return self.stop - self.start
+        return (self.stop - self.start if self.end is None else self.end) - self.begin
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def of(self, again: tuple[int, ...]) -> Self:
+        """The same samples in the order of a later pass."""
+        return replace(self, again=again)
+
+    def to_message(self) -> dict[str, Any]:
+        """As it travels."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Self:
+        """As it came."""
+        return cls(**{**message, "again": tuple(message["again"])})
+
+    def digest(self) -> str:
+        """Names it: SHA-256 of its numbers."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def stretches(self, sizes: Sequence[int] | Numbers) -> Numbers:
         """The rows that it reads, each file once, in the order of reading; by number of the file where all rows are mixed.
@@ -107,7 +134,7 @@ class Portion:
         starts = ends - sizes[files]
         found = np.stack([files, np.maximum(self.start - starts, 0), np.minimum(self.stop, ends) - starts], axis=1)
         if isinstance(SHUFFLE.read(self.shuffle), Window):
-            _chance(ARC, self.seed, self.epoch, self.start).shuffle(found)
+            _chance(ARC, self.seed, self.epoch, self.start, *self.again).shuffle(found)
         return found
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
@@ -119,24 +146,73 @@ class Portion:
         Yields:
             The number of the file of each sample and its row there, both of the block's length.
         """
-        shuffle = SHUFFLE.read(self.shuffle)
+        shuffle, skip, left = SHUFFLE.read(self.shuffle), self.begin, self.samples
         if isinstance(shuffle, Global):
             ends = np.cumsum(sizes, dtype=np.int64)
             all_of_it = shuffled(int(ends[-1]), self.seed, self.epoch)[self.start : self.stop]
-            for first in range(0, len(all_of_it), BLOCK_SAMPLES):
-                samples = all_of_it[first : first + BLOCK_SAMPLES].astype(np.int64)
+            if self.again:
+                all_of_it = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.again))).permutation(
+                    all_of_it
+                )
+            for first in range(skip, skip + left, BLOCK_SAMPLES):
+                samples = all_of_it[first : min(first + BLOCK_SAMPLES, skip + left)].astype(np.int64)
                 files = np.searchsorted(ends, samples, side="right")
                 yield files, samples - (ends - sizes)[files]
             return
         stretches = self.stretches(sizes)
         windows = -(-len(stretches) // (shuffle.files if isinstance(shuffle, Window) else 1))
         for number, window in enumerate(np.array_split(stretches, windows)):
-            files = np.repeat(window[:, 0], window[:, 2] - window[:, 1])
+            lengths = window[:, 2] - window[:, 1]
+            if skip >= (length := int(lengths.sum())):
+                skip -= length
+                continue
+            files = np.repeat(window[:, 0], lengths)
             rows = np.concatenate([np.arange(start, stop) for _, start, stop in window])
             if isinstance(shuffle, Window):
-                order = _chance(WINDOW, self.seed, self.epoch, self.start, number).permutation(len(rows))
+                order = _chance(WINDOW, self.seed, self.epoch, self.start, number, *self.again).permutation(len(rows))
                 files, rows = files[order], rows[order]
-            yield files, rows
+            piece = slice(skip, skip + left)
+            skip, left = 0, left - len(rows[piece])
+            yield files[piece], rows[piece]
+            if not left:
+                return
+
+    def ids(self, sizes: Sequence[int] | Numbers) -> Numbers:
+        """The numbers of its samples, counted through all files, in the order of reading: shape ``(samples,)``."""
+        sizes = np.asarray(sizes, np.int64)
+        firsts = np.cumsum(sizes) - sizes
+        return np.concatenate([firsts[files] + rows for files, rows in self.blocks(sizes)])
+
+
+Samples = Indices | Portion
+"""What a slot trains on in a round: numbers of samples, or what it reads of a data set at a place."""
+
+
+def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
+    """The part of an epoch that a round is: of each slot as much of its samples as of all.
+
+    Args:
+        whole: What each slot reads in the epoch.
+        begin: Samples of the epoch, of all slots, before the round.
+        end: Samples of the epoch with the round.
+
+    Returns:
+        One for each slot; all rounds of an epoch have all samples once.
+
+    Raises:
+        ConfigError: A slot would have none.
+    """
+    samples = sum(portion.samples for portion in whole)
+    found = [
+        replace(portion, begin=portion.samples * begin // samples, end=portion.samples * end // samples)
+        for portion in whole
+    ]
+    if not min(found, key=len):
+        raise ConfigError(
+            f"a round of {end - begin:,} samples leaves one of {len(whole):,} slots without any",
+            hint="use longer rounds, or fewer slots",
+        )
+    return found
 
 
 def portions(

@@ -78,7 +78,7 @@ class Dirichlet(Named):
 
     alpha: float = 1.0
     goes_by_labels: ClassVar[bool] = True
-    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps", "round_samples")
 
     def __post_init__(self) -> None:
         if not (isfinite(self.alpha) and self.alpha > 0):
@@ -123,7 +123,7 @@ class Classes(Named):
 
     per_slot: int = 2
     goes_by_labels: ClassVar[bool] = True
-    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps", "round_samples")
 
     def __post_init__(self) -> None:
         if self.per_slot < 1:
@@ -160,7 +160,7 @@ class Power(Named):
 
     exponent: float = 1.0
     goes_by_labels: ClassVar[bool] = False
-    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps")
+    ignores: ClassVar[tuple[str, ...]] = ("balance", "worker_steps", "round_samples")
 
     def __post_init__(self) -> None:
         if not -10 <= self.exponent <= 10:

@@ -20,6 +20,7 @@ from ddlf.cli.options import check_app_options, check_cluster_options, named_clu
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
+from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.observe.display import Display
@@ -176,6 +177,7 @@ async def _run_app(
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 steps = 1 if app.exchange == "gradient" else app.worker_steps
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else app.worker_epochs
+                length = f"{app.round_samples} samples" if app.round_samples else length
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
                     f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
@@ -216,7 +218,7 @@ async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop)
         except Exception as error:  # nobody asked for it
             print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
             path = None
-    if hasattr(app, "x_test"):
+    if has(app, "test"):
         try:
             metrics = await app.evaluate_model()
         except Exception:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def open(place: str | Path) -> DataSet:
-    """Open a data set of partition files: its columns as arrays, by name; every byte is checked first.
+    """Open a data set of partition files: for ``self.train_data``, or its columns as arrays, by name. A file is checked before it is used.
 
     Args:
         place: Folder that ``ddlf data split`` has written.
 
     Raises:
-        DatasetError: There is no data set, or it is damaged.
+        DatasetError: There is no data set.
     """
     from ddlf.storage.opened import DataSet
 

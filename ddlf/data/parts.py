@@ -11,19 +11,22 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.datasets import fingerprint
-from ddlf.data.trees import first_array, leaves
+from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
+from ddlf.storage.opened import DataSet
 
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
 """Attributes of an app that hold arrays: inputs, labels and sample weights of each part."""
+PLACES = tuple(f"{part}_data" for part in PARTS)
+"""Attributes of an app that hold data sets of partition files, with the same as columns ``x``, ``y`` and ``w``."""
 
 MEANT = {
     **dict.fromkeys(("sample_weight", "sample_weights", "weights_train", "train_weights", "sw_train"), "w_train"),
     **dict.fromkeys(("class_weights", "classes_weight", "classes_weights"), "class_weight"),
     **dict.fromkeys(("x_valid", "x_validation", "x_dev", "X_val", "X_valid", "val_x"), "x_val"),
     **dict.fromkeys(("y_valid", "y_validation", "y_dev", "Y_val", "val_y"), "y_val"),
-    **dict.fromkeys(("validation_data", "validation_split", "val_data"), "x_val and y_val"),
+    **dict.fromkeys(("validation_data", "validation_split"), "x_val and y_val"),
     **dict.fromkeys(("w_valid", "w_validation"), "w_val"),
     **dict.fromkeys(("X_train", "train_x"), "x_train"),
     **dict.fromkeys(("Y_train", "train_y"), "y_train"),
@@ -35,7 +38,19 @@ MEANT = {
 
 def has(app: Any, part: str) -> bool:
     """Whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
-    return getattr(app, f"x_{part}", None) is not None
+    return getattr(app, f"x_{part}", None) is not None or place_of(app, part) is not None
+
+
+def place_of(app: Any, part: str) -> DataSet | None:
+    """The data set of partition files that a part of the app's data is; None if it is arrays, or not there."""
+    found: DataSet | None = getattr(app, f"{part}_data", None)
+    return found
+
+
+def samples_of(app: Any, part: str) -> int:
+    """How many samples there are of a part."""
+    place = place_of(app, part)
+    return len(first_array(getattr(app, f"x_{part}"))) if place is None else place.manifest.samples
 
 
 def batches(app: Any, part: str) -> tuple[Any, ...]:
@@ -43,7 +58,22 @@ def batches(app: Any, part: str) -> tuple[Any, ...]:
 
     Class weights become weights of the training samples, as in Keras.
     """
-    x, y, w = (getattr(app, f"{letter}_{part}", None) for letter in "xyw")
+    return together(app, part, *(getattr(app, f"{letter}_{part}", None) for letter in "xyw"))
+
+
+def rows(app: Any, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same of some rows of the part's partition files.
+
+    Args:
+        app: The user's ``IApp``.
+        part: ``"train"``, ``"val"`` or ``"test"``.
+        columns: Rows of each column, by name.
+    """
+    return together(app, part, *(grown(columns, letter) for letter in "xyw"))
+
+
+def together(app: Any, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
+    """Inputs, labels and weights of samples as ``fit`` takes them."""
     if part == "train" and getattr(app, "class_weight", None) is not None:
         w = class_weights(y, app.class_weight)
     return (x,) if y is None else (x, y) if w is None else (x, y, w)
@@ -94,14 +124,22 @@ def check_data(app: Any) -> None:
         "train",
         "val",
     ):  # the test can be told from training, which need not wait for it: evaluation.check_test_data
-        _check_part(app, part)
+        check_part(app, part)
     if getattr(app, "class_weight", None) is not None:
+        if (place := place_of(app, "train")) is not None:
+            if "w" in place:
+                raise AppError("both a column w of train_data and class_weight are set", hint="leave out one of them")
+            return
         if getattr(app, "w_train", None) is not None:
             raise AppError("both w_train and class_weight are set", hint="multiply w_train by the weights of classes")
         class_weights(getattr(app, "y_train", None), app.class_weight)
 
 
-def _check_part(app: Any, part: str) -> None:
+def check_part(app: Any, part: str) -> None:
+    """Refuse data of one part that cannot be used; see ``check_data``."""
+    if (place := place_of(app, part)) is not None:
+        _check_place(app, part, place)
+        return
     given = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
     x, y, w = given
     arrays = [leaf for name, value in given.items() if value is not None for leaf in leaves(value, name)]
@@ -123,6 +161,27 @@ def _check_part(app: Any, part: str) -> None:
             )
     if not samples:
         raise AppError(f"{first} has no rows", hint="look at how load_dataset finds its files")
+
+
+def _check_place(app: Any, part: str, place: Any) -> None:
+    name = f"{part}_data"
+    if not isinstance(place, DataSet):
+        raise AppError(
+            f"{name} must be a data set of partition files, got a {type(place).__name__}",
+            hint=f"write self.{name} = ddlf.data.open(place); arrays are self.x_{part}, self.y_{part}",
+        )
+    if arrays := [given for given in NAMES if given.endswith(f"_{part}") and getattr(app, given, None) is not None]:
+        raise AppError(f"both {name} and {' and '.join(arrays)} are set", hint="set one of them")
+    try:
+        x, y, w = (grown({column: column for column in place}, letter) for letter in "xyw")
+    except ValueError as error:
+        raise AppError(f"{name}: {error}", hint="columns of a tree are named as x['left'] or x[0], from 0") from None
+    if x is None:
+        raise AppError(
+            f"{place} has the columns {', '.join(place)}, but no x", hint="name it: ddlf data split --columns x=NAME"
+        )
+    if w is not None and y is None:
+        raise AppError(f"{place} has a column w, but no y", hint="weights of samples need labels")
 
 
 def _check_array(name: str, array: Any) -> None:
@@ -156,7 +215,14 @@ def look_alikes(app: Any) -> list[str]:
     """A sentence for each attribute that has no effect but looks as if it were to have one; an own ``train`` may use any."""
     if any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app"):
         return []
-    return [
+    unused = [
+        f"nothing reads the column {column} of {name}: x, y and w are read"
+        for name in PLACES
+        if (place := getattr(app, name, None)) is not None
+        for column in place
+        if column[0] not in "xyw" or column[1:2] not in ("", "[")
+    ]
+    return unused + [
         f"self.{given} has no effect by that name; did you mean {' and '.join('self.' + n for n in right.split(' and '))}?"
         for given, right in MEANT.items()
         if given in vars(app) or hasattr(type(app), given)
@@ -165,7 +231,7 @@ def look_alikes(app: Any) -> list[str]:
 
 def contents(app: Any) -> dict[str, str]:
     """The fingerprint of each attribute that holds data; test data that has none is left out."""
-    found = {}
+    found = {name: place.manifest.content for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
         if getattr(app, name, None) is not None:
             try:
@@ -191,11 +257,19 @@ def content(found: dict[str, str]) -> str:
     Args:
         found: From ``contents``.
     """
-    rows = [f"{name} {found[name]}" for name in ("x_train", "y_train", "w_train") if name in found]
+    rows = [f"{name} {found[name]}" for name in ("x_train", "y_train", "w_train", "train_data") if name in found]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
 def rows_of(app: Any) -> dict[str, Any]:
     """How many training samples there are, and the shape and type of the first array of inputs."""
+    if (place := place_of(app, "train")) is not None:
+        name = next(column for column in place if column == "x" or column.startswith("x["))
+        column = place.manifest.columns[name]
+        return {
+            "samples": place.manifest.samples,
+            "shape": [place.manifest.samples, *column.shape],
+            "dtype": column.dtype,
+        }
     x = first_array(app.x_train)
     return {"samples": len(x), "shape": list(x.shape), "dtype": str(x.dtype)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -26,6 +27,30 @@ def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{name}[{number}]")
     else:
         yield name, data
+
+
+def grown(arrays: Mapping[str, Any], name: str) -> Any:
+    """The tree whose leaves have these names, as ``leaves`` gives them; None where there is none of that name.
+
+    Args:
+        arrays: Arrays by name, those of other trees among them.
+        name: Name of the tree, as ``"x"``.
+
+    Raises:
+        ValueError: Names do not make a tree.
+    """
+    if name in arrays:
+        return arrays[name]
+    below = [other for other in arrays if other.startswith(f"{name}[")]
+    if not below:
+        return None
+    found = [re.match(r"\[('[^']*'|\d+)\]", other[len(name) :]) for other in below]
+    keys = list(dict.fromkeys(match[1] if match else "" for match in found))
+    if all(key[:1] == "'" for key in keys):
+        return {key[1:-1]: grown(arrays, f"{name}[{key}]") for key in keys}
+    if sorted(keys, key=str) != sorted(map(str, range(len(keys)))):
+        raise ValueError(f"{', '.join(below)} are no tree")
+    return [grown(arrays, f"{name}[{number}]") for number in range(len(keys))]
 
 
 def first_array(data: Any) -> Any:

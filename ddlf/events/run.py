@@ -24,6 +24,7 @@ class RunBegan(Event):
         batch_size: Samples in a batch of each worker.
         seed: Seed of everything random.
         worker_steps: Batches of each slot in a round, if rounds are parts of epochs.
+        round_samples: The most samples of all slots in a round, if that cuts epochs into rounds.
     """
 
     run: str
@@ -34,6 +35,7 @@ class RunBegan(Event):
     batch_size: int
     seed: int
     worker_steps: int | None = None
+    round_samples: int | None = None
 
 
 class ModelBuilt(Event):

@@ -53,6 +53,7 @@ class UpdateArrived(SlotEvent):
         transfer_s: The other seconds from sending the weights to having the update.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
+        files: Partition files that were opened for it, numbered from 1 as in the manifest; the first 100.
     """
 
     samples: int
@@ -61,6 +62,7 @@ class UpdateArrived(SlotEvent):
     transfer_s: float
     bytes_out: int
     bytes_back: int
+    files: tuple[int, ...] = ()
 
 
 class SlotBackedUp(SlotEvent):

@@ -196,7 +196,7 @@ class State:
 
     def _begin(self, event: e.RunBegan, now: float) -> None:
         self.app, self.mode, self.began = event.app, event.mode, now
-        self.rounds = 0 if event.worker_steps else math.ceil(event.epochs / event.worker_epochs)
+        self.rounds = 0 if event.worker_steps or event.round_samples else math.ceil(event.epochs / event.worker_epochs)
         self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
         for known in (self.metrics, self._reached, self._marks):
             known.clear()

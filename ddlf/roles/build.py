@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ddlf.data.parts import batches, meant
+from ddlf.data.parts import batches, has, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
 
@@ -51,14 +51,16 @@ def ready_model(app: Any) -> Any:
             f"the model {model.name!r} is not compiled",
             hint="end create_model with self.model.compile(optimizer, loss)",
         )
-    if getattr(app, "y_train", None) is None and getattr(app, "x_train", None) is not None and _needs_labels(model):
+    place = place_of(app, "train")
+    lacks = getattr(app, "y_train", None) is None if place is None else not any(name[0] == "y" for name in place)
+    if lacks and has(app, "train") and _needs_labels(model):
         raise AppError(
-            f"load_dataset set no self.y_train{meant(app, 'y_train')}",
+            f"load_dataset set no self.y_train{meant(app, 'y_train')}" if place is None else f"{place} has no column y",
             hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
         )
-    if not (model.built and all(layer.built for layer in model.layers)) and getattr(app, "x_train", None) is not None:
+    if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
         try:
-            model(sample(batches(app, "train"))[0])
+            model(sample(first_rows(app, "train"))[0])
         except NotImplementedError:  # without a call method, as a model that trains others may be
             pass
         except Exception as error:
@@ -67,6 +69,13 @@ def ready_model(app: Any) -> Any:
                 hint="begin it with keras.Input(...), or give it a build method",
             ) from error
     return model
+
+
+def first_rows(app: Any, part: str) -> tuple[Any, ...]:
+    """A part of an app's data as ``fit`` takes it; of partition files some rows."""
+    if (place := place_of(app, part)) is None:
+        return batches(app, part)
+    return rows(app, part, {name: array[:SAMPLE_ROWS] for name, array in place.mapped(0).items()})
 
 
 def _needs_labels(model: Any) -> bool:

@@ -124,6 +124,8 @@ class DownpourReplica(CallingReplica):
             metrics=metrics,
             counted=self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
+            wait_data_s=0.0,
+            files=(),
             stopped=self.stopping and fault is None,
             state={name: left[name] for name in task.back},
             pushed={**pushed, **record(replicas), "refused": 0 if self._turns is None else self._turns.refused},
@@ -161,7 +163,7 @@ class DownpourReplica(CallingReplica):
                 f"{type(self.app).__name__}.train is to call replica.fit(1, batch_size) once in Downpour, with the samples that it was given",
                 hint="leave out train, or train in mode 'async'",
             )
-        feed, first = self._feed_of(batch_size), task.first_epoch
+        feed, first = self._samples.feed(batch_size), task.first_epoch
         order = turns.samples(task.indices, batch_size)
         feed.set_order(order)
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import batches
+from ddlf.algorithms.reading import Portion
+from ddlf.data.parts import batches, place_of
 from ddlf.data.trees import first_array
 from ddlf.roles.feed import Feed, make_feed
+from ddlf.roles.file_feed import FileFeed
 from ddlf.roles.metrics import scalars
 
 EVALUATION_BATCH = 512
@@ -44,7 +46,21 @@ def evaluate(
         app.model.set_weights(weights)
     feed = _feed(app, part, batch_size)
     telling = [] if moved is None else [_telling(moved, batch_size)]
-    return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
+    try:
+        return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
+    except Exception:
+        if isinstance(feed, FileFeed) and feed.error is not None:
+            raise feed.error from None
+        raise
+    finally:
+        end_reading(app)
+
+
+def end_reading(app: Any) -> None:
+    """Have an evaluation read no more of partition files, if it does. Any thread may."""
+    for *_, feed in app._feeds.values():
+        if isinstance(feed, FileFeed):
+            feed.end()
 
 
 def _telling(moved: Moved, batch_size: int) -> Any:
@@ -66,13 +82,17 @@ def _telling(moved: Moved, batch_size: int) -> Any:
     return Telling()
 
 
-def _feed(app: Any, part: str, batch_size: int) -> Feed:
+def _feed(app: Any, part: str, batch_size: int) -> Feed | FileFeed:
     """One for each part is kept, as long as the data is the same: a new one costs memory that TensorFlow does not give back."""
-    data = batches(app, part)
+    place = place_of(app, part)
+    data = batches(app, part) if place is None else (place,)
     kept = app._feeds.get(part)
     if kept is None or kept[0] != batch_size or [id(item) for item in kept[1]] != [id(item) for item in data]:
-        feed = make_feed(data, batch_size)
-        feed.set_order(np.arange(len(first_array(data))))
+        feed: Any = make_feed(data, batch_size) if place is None else FileFeed(app, part, batch_size)
+        if place is None:
+            feed.set_order(np.arange(len(first_array(data))))
         kept = batch_size, data, feed
         app._feeds = {**app._feeds, part: kept}
+    if place is not None:
+        kept[2].set_order(Portion(shuffle="none", seed=0, epoch=0, slots=1, start=0, stop=place.manifest.samples))
     return kept[2]  # type: ignore[no-any-return]

@@ -17,9 +17,9 @@ import numpy as np
 
 from ddlf.algorithms.outer import State
 from ddlf.algorithms.weights import Tensor, Weights, difference, is_float
-from ddlf.data.parts import batches
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, ConfigError
+from ddlf.roles.build import first_rows
 from ddlf.roles.metrics import scalars
 from ddlf.roles.optimizer_state import read_optimizer, write_optimizer
 
@@ -41,7 +41,7 @@ def check_model(app: Any) -> None:
             "exchange='gradient' has no use for a loss that is scaled: gradients are float32",
             hint="compile the model without LossScaleOptimizer and loss_scale_factor",
         )
-    weighted = len(batches(app, "train")) == 3
+    weighted = len(first_rows(app, "train")) == 3
     for loss in keras.tree.flatten(app.model.loss):
         how = getattr(loss, "reduction", "mean")
         if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and weighted):

@@ -14,28 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.weights import Weights
-from ddlf.data.held import HeldData, unchanging
-from ddlf.data.parts import batches, check_data, content, contents, rows_of
-from ddlf.data.trees import first_array, tree_map
+from ddlf.data.held import HeldData
+from ddlf.data.parts import samples_of
+from ddlf.errors import AppError
 from ddlf.roles import apart, fragments
 from ddlf.roles.ahead import Ahead, following, parts, together
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.callbacks import CallbackStates, check_of_workers
 from ddlf.roles.called import App, call, chosen, run_train
 from ddlf.roles.exchange import read_weights, send_update
-from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.keras_model import KerasModel
+from ddlf.roles.loading import load_data
 from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import NOTHING_COUNTED, scalars
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.roles.randomness import reseed
+from ddlf.roles.samples import TrainingSamples, in_order
 from ddlf.roles.statistics import measured
 from ddlf.roles.task import (
     APART,
     CALLBACKS,
     CONTROL,
     HELD,
+    MOST_FILES,
     OPTIMIZER,
     OWN,
     RESIDUAL,
@@ -75,11 +78,9 @@ class Replica:
         self._worker = worker
         self.stopping = False
         self._found: dict[str, str] = {}
-        self._held = HeldData()
-        self._feed: tuple[int, Feed] | None = None
-        self._data: tuple[Any, ...] = ()  # what a batch is gathered from that is not fed
+        self._samples = TrainingSamples(app, {}, HeldData(), lambda: self.stopping)
         self._task: Task
-        self._fed: list[np.ndarray[Any, Any]] = []  # of each epoch of this round what it was given
+        self._fed: list[Any] = []  # of each epoch of this round what it was given
         self._told = 0.0  # when it was told how far this round is
         self._kept = KeptStates()
         self._model: KerasModel
@@ -131,7 +132,7 @@ class Replica:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
             gone.append(True)  # it may still wait for what was trained ahead
-            self.stopping = True
+            self._stop()
             await asyncio.wait([computing])
             raise
 
@@ -148,11 +149,15 @@ class Replica:
     @concurrent
     async def stop(self) -> None:
         """STOP: end local training at the next batch."""
-        self.stopping = True
+        self._stop()
 
     async def close(self) -> None:
         """See ``Role``."""
+        self._stop()
+
+    def _stop(self) -> None:
         self.stopping = True
+        self._samples.end()
 
     # -- what they do on the compute thread -------------------------------------------------------------------------
 
@@ -174,35 +179,10 @@ class Replica:
         }
 
     def load_data(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
-        """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
-
-        Args:
-            wanted: If nothing but arrays is to be set: the fingerprint of each. When all of them are here, nothing is loaded.
-            held: What is here; it gets what is not.
-
-        Returns:
-            What the training data is, and whether it was loaded.
-        """
-        begin = time.perf_counter()
-        app, found = self.app, wanted
-        here = bool(wanted) and all(content in held for content in wanted.values())
-        if not here:
-            held.make_room()
-            call(app.load_dataset)
-            check_data(app)
-            found = contents(app)
-        for name, one in found.items():
-            if one not in held:
-                held[one] = tree_map(unchanging, getattr(app, name))
-            setattr(app, name, held[one])
-        held.use(found.values())
-        self._found, self._held = found, held
-        return {
-            "fingerprint": content(found),
-            **rows_of(app),
-            "loaded": not here,
-            "seconds": time.perf_counter() - begin,
-        }
+        """Give the app its data: see ``loading.load_data``."""
+        self._found, facts = load_data(self.app, wanted, held)
+        self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
+        return facts
 
     def carry(self, task: Task) -> Reply:
         """Carry one slot through one round.
@@ -240,7 +220,7 @@ class Replica:
             if len(rest.indices) and not self.stopping:
                 control = self._local.left(update)
         else:
-            update, metrics = self._model.gradient(self._batch(task), begun)
+            update, metrics = self._model.gradient(self._samples.batch(task), begun)
         if ahead is not None:
             metrics = together([(ahead.metrics, len(ahead.task.indices)), (metrics, len(rest.indices))])
         update, aside = apart.end(task, weights, begun, update)
@@ -258,6 +238,7 @@ class Replica:
         if OPTIMIZER in task.keep:
             left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)
+        wait_data_s, files = self._samples.told()
         return Reply(
             task=task,
             update=encoded,
@@ -267,6 +248,8 @@ class Replica:
             metrics=metrics,
             counted=NOTHING_COUNTED if ahead is not None else self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
+            wait_data_s=wait_data_s,
+            files=files[:MOST_FILES],
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
         )
@@ -304,19 +287,17 @@ class Replica:
     def statistics(self, task: Task) -> Weights:
         """What the layers that normalize by batches come to with a task's weights, over its samples: see ``roles/statistics.py``."""
         self.stopping = False
-        self._data = self._data or batches(self.app, "train")
-        parts = (
-            task.indices[begin : begin + task.batch_size] for begin in range(0, len(task.indices), task.batch_size)
-        )
-        inputs = ((gathered(self._data, part)[0], len(part)) for part in parts if not self.stopping)
+        inputs = ((batch[0], count) for batch, count in self._samples.batches(task) if not self.stopping)
         reseed(self.app.model, (task.seed, task.round, task.slot))
         return measured(self.app.model, read_weights(task.weights, None, self._model.like), inputs)
 
-    def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | None:
+    def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
         """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
+        if isinstance(task.indices, Portion):
+            return len(self._fed)
         fed = np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
         return None if task.overlap and np.array_equal(fed, task.indices) else fed
 
@@ -333,8 +314,13 @@ class Replica:
         """
         indices = self.app.indices
         if indices is not self._task.indices:
-            indices = self.app.indices = chosen(indices, len(first_array(self.app.x_train)))
-        feed, first = self._feed_of(batch_size), self._task.first_epoch
+            if isinstance(self._task.indices, Portion):
+                raise AppError(
+                    "train has set self.indices, but train_data is read in the order that every slot's part has",
+                    hint="leave self.indices as it is, or train on arrays: self.x_train = self.train_data['x']",
+                )
+            indices = self.app.indices = chosen(indices, samples_of(self.app, "train"))
+        feed, first = self._samples.feed(batch_size), self._task.first_epoch
 
         def begin_epoch(epoch: int) -> None:
             self._local.note()
@@ -348,9 +334,17 @@ class Replica:
             return self.stopping
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        return self._model.fit(
-            feed.dataset, range(first, first + epochs), callbacks, begin_epoch, end_batch, self._callbacks.go_on()
-        )
+        numbers, begun = range(first, first + epochs), self._callbacks.go_on()
+        try:
+            return self._model.fit(feed.dataset, numbers, callbacks, begin_epoch, end_batch, begun)
+        except Exception:
+            if self._samples.error is None:
+                raise
+            if self.stopping:
+                return {}  # it waited for samples
+            raise self._samples.error from None
+        finally:
+            self._samples.end()
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
         """Tell the master how far this round is.
@@ -365,31 +359,12 @@ class Replica:
         loss = scalars(logs or {}).get("loss")
         self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
 
-    def _batch(self, task: Task) -> Any:
-        """All samples of a task, as ``fit`` gets a batch."""
-        self._data = self._data or batches(self.app, "train")
-        return gathered(self._data, task.indices)
-
-    def _feed_of(self, batch_size: int) -> Feed:
-        """The feed of the training data; it is kept from round to round."""
-        if self._feed is None or self._feed[0] != batch_size:
-            feed = make_feed(batches(self.app, "train"), batch_size)
-            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
-            for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
-                one = self._found.get(name, "")
-                if getattr(self.app, name) is self._held.get(one):  # and not what create_model made of it
-                    self._held[one] = data
-                    setattr(self.app, name, data)
-            self._feed = batch_size, feed
-        return self._feed[1]
-
-    def order(self, indices: np.ndarray[Any, Any], epoch: int) -> np.ndarray[Any, Any]:
+    def order(self, indices: Any, epoch: int) -> Any:
         """The order of one local epoch, the same whichever worker carries the slot."""
         if epoch == 0:
             return indices
         task = self._task
-        seed = np.random.SeedSequence([task.seed, task.round, task.slot, epoch])
-        return np.random.Generator(np.random.PCG64(seed)).permutation(indices)
+        return in_order(indices, (task.seed, task.round, task.slot, epoch))
 
     @property
     def round(self) -> int:

@@ -10,7 +10,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.roles.called import App
 from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
-from ddlf.roles.evaluation import evaluate
+from ddlf.roles.evaluation import end_reading, evaluate
 from ddlf.roles.generation import State
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.task import Reply, SlotState, Task
@@ -95,6 +95,7 @@ class ShardedReplica(CallingReplica):
             gone = True
             while not evaluating.done():
                 self.app.model.stop_evaluating = True
+                end_reading(self.app)
                 await asyncio.wait([evaluating], timeout=0.05)
             raise
 

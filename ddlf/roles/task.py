@@ -17,6 +17,7 @@ import numpy as np
 
 from ddlf.algorithms.check import Fault
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
@@ -40,6 +41,10 @@ HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
 
+MOST_FILES = 100
+"""So many files that were opened are told of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
     """One round of one slot.
@@ -52,7 +57,7 @@ class Task:
         epochs: Local epochs in this round.
         batch_size: Samples in a batch.
         seed: Seed of the run.
-        indices: Numbers of the slot's samples, shape (n_j,).
+        indices: Numbers of the slot's samples, shape (n_j,), or what it reads of partition files.
         weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
         version: Merges that they are the result of.
         codec: Name of the codec of the update.
@@ -80,7 +85,7 @@ class Task:
     epochs: int
     batch_size: int
     seed: int
-    indices: np.ndarray[Any, Any]
+    indices: Any  # Samples
     weights: Any
     version: int
     codec: str = "float32"
@@ -106,16 +111,22 @@ class Task:
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
-        """Names the partition: SHA-256 of its indices in order, as 64-bit integers."""
+        """Names the partition: SHA-256 of its indices in order, as 64-bit integers; of partition files that of what is read."""
+        if isinstance(self.indices, Portion):
+            return self.indices.digest()
         return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
 
     def to_message(self) -> dict[str, Any]:
         """As it travels."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        read = isinstance(self.indices, Portion)
+        return message | {"indices": self.indices.to_message()} if read else message
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
         """As it came."""
+        if isinstance(message["indices"], dict):
+            message = message | {"indices": Portion.from_message(message["indices"])}
         return cls(**message)
 
 
@@ -129,10 +140,13 @@ class Reply:
             it unusable, or None.
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
-        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,); None if they were the partition's.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or in how many epochs it read those of partition files; None
+            if they were the partition's.
         metrics: Metrics of the last local epoch.
         counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
         compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
+        wait_data_s: Those of them that nothing had been read to train on.
+        files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         factor: What the update is scaled by, if it stays.
@@ -148,10 +162,12 @@ class Reply:
     update: Any
     codec_error: float
     samples: int
-    fed: np.ndarray[Any, Any] | None
+    fed: np.ndarray[Any, Any] | int | None
     metrics: dict[str, float]
     counted: dict[str, Any]
     compute_s: float
+    wait_data_s: float
+    files: Sequence[int]
     stopped: bool
     state: SlotState
     factor: float = 1.0
@@ -209,7 +225,8 @@ class Reply:
             raise ProtocolError("trained on other samples than it was given", worker=worker)
         facts = {name: message[name] for name in _FROM_WORKER}
         facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
-        facts["fed"] = _checked(facts["fed"], samples, worker)
+        facts["fed"] = _checked(facts["fed"], samples, worker, read=isinstance(task.indices, Portion))
+        facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         _check_control(facts["state"].get(CONTROL), like, worker)
         return cls(task=task, **facts)
@@ -235,9 +252,9 @@ def _unusable(found: Any) -> Fault | None:
     return None if found is None else Fault(**found)
 
 
-def _checked(fed: Any, samples: int, worker: str) -> np.ndarray[Any, Any] | None:
-    if fed is None:
-        return None
+def _checked(fed: Any, samples: int, worker: str, *, read: bool) -> np.ndarray[Any, Any] | int | None:
+    if fed is None or (read and type(fed) is int and fed >= 0):
+        return fed
     if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
         raise ProtocolError("says no numbers of samples that it trained on", worker=worker)
     if fed.min() < 0 or fed.max() >= samples:

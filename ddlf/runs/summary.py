@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import re
@@ -110,17 +109,8 @@ def git(folder: Path) -> dict[str, Any] | None:
 
 def ledger_of(app: Any) -> dict[str, Any] | None:
     """How often samples were trained on: the least, the most, and the SHA-256 of all counts; None before training."""
-    counts = getattr(getattr(app, "ledger", None), "counts", None)
-    if counts is None or not len(counts):
-        return None
-    return {
-        "samples": len(counts),
-        "least": int(counts.min()),
-        "most": int(counts.max()),
-        "mean": float(counts.mean()),
-        "exact": bool(counts.min() == counts.max()),
-        "sha256": hashlib.sha256(counts.astype("<i4").tobytes()).hexdigest(),
-    }
+    ledger = getattr(app, "ledger", None)
+    return ledger.summary() if ledger is not None and ledger.samples else None
 
 
 def results(last: RoundRecord, test: dict[str, float]) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def _quantities(past: Past) -> dict[str, str]:
         "workers": f"{training.workers}" if training else "",
         "slots": f"{past.records[-1].slots or (training.slots if training else 0)}" if past.records else "",
         "batch size per worker": f"{began.batch_size}" if began else "",
-        "local epochs per round": f"{began.worker_epochs}" if began and not began.worker_steps else "",
+        "local epochs per round": f"{began.worker_epochs}"
+        if began and not (began.worker_steps or began.round_samples)
+        else "",
+        "samples per round": f"{began.round_samples}" if began and began.round_samples else "",
         "batches per round": f"{began.worker_steps}" if began and began.worker_steps else "",
         "seed": f"{began.seed}" if began else "",
     }

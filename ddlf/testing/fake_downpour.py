@@ -82,6 +82,8 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
         metrics={"loss": 1.0},
         counted=NOTHING_COUNTED,
         compute_s=worker.compute_s,
+        wait_data_s=0.0,
+        files=(),
         stopped=False,
         state={},
         pushed=pushed | record(replicas),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.local import LOCAL, Control
+from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
@@ -31,6 +32,8 @@ from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.testing.fake_downpour import VERBS, carried, gradient
+from ddlf.testing.files import made_up
+from ddlf.testing.turns import Turns
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
@@ -47,6 +50,7 @@ class FakeRun(IApp):
     Attributes:
         samples: Number of training samples.
         learning_rate: Step size of local training; 0 makes updates of zeros.
+        files: Samples in each of the partition files that it trains on; none: it trains on arrays.
         start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
         frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
         norms: Paths of the weights that belong to a layer that normalizes by batches.
@@ -65,6 +69,7 @@ class FakeRun(IApp):
     master_epochs = 4
     batch_size = 16
     samples = 203
+    files: Sequence[int] = ()
     learning_rate = 0.1
     start: dict[str, np.ndarray[Any, Any]] = {  # noqa: RUF012  never modified
         "layer/0": np.zeros((40, 30), np.float32),
@@ -79,12 +84,14 @@ class FakeRun(IApp):
         workers: FakeCluster = cluster or FakeCluster(max(order) if order else 2)
         super().__init__(workers)  # type: ignore[arg-type]
         vars(self).update(settings)
+        if self.files:
+            self.samples, self.train_data = sum(self.files), made_up(self.files)
         self.model = FakeModel(self.start, self.frozen, self.learning_rate, self.norms)
         self.events: list[Any] = []
         if order:
             if max(order) > workers.N:
                 raise ConfigError(f"{workers.N} workers cannot carry {max(order)} slots that wait for each other")
-            turns = _Turns(order, self.max_staleness)
+            turns = Turns(order, self.max_staleness)
             for worker in workers.workers:
                 worker.turns = turns
 
@@ -169,7 +176,7 @@ class FakeWorker:
         self.lost = False
         self.asked: list[tuple[Any, ...]] = []
         self.kept = KeptStates()
-        self.turns: _Turns | None = None
+        self.turns: Turns | None = None
         self.others: dict[int, FakeWorker] = {}
 
     def open(self, app: FakeRun) -> None:
@@ -262,13 +269,19 @@ class FakeWorker:
             metrics={"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)},
             counted=NOTHING_COUNTED,
             compute_s=self.compute_s,
+            wait_data_s=0.0,
+            files=(),
             stopped=False,
             state={name: left[name] for name in task.back},
         )
 
+    def samples_of(self, task: Task) -> Any:
+        """Numbers of a task's samples."""
+        return task.indices.ids(self._app.files) if isinstance(task.indices, Portion) else task.indices
+
     def measure(self, task: Task, weights: Weights) -> Weights:
         """Moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` what they were."""
-        found = np.mean(task.indices) / self._app.samples + np.abs(np.mean(weights[0]))
+        found = np.mean(self.samples_of(task)) / self._app.samples + np.abs(np.mean(weights[0]))
         return [
             np.asarray(weights[place] + self._app.learning_rate * found, weights[place].dtype)
             for place in moving(self._app.model)
@@ -284,7 +297,7 @@ class FakeWorker:
         Returns:
             The update (weights before minus weights after) and the momentum.
         """
-        chance = np.random.default_rng((task.seed, task.round, task.slot, int(task.indices.sum())))
+        chance = np.random.default_rng((task.seed, task.round, task.slot, int(self.samples_of(task).sum())))
         update, after = [], []
         for w, m in zip(weights, momentum or [np.zeros_like(w) for w in weights], strict=True):
             if is_float(w):
@@ -349,37 +362,6 @@ class FakeCluster:
     async def introduced(self, workers: Any, run: str) -> list[Any]:
         """They know each other."""
         return []
-
-
-class _Turns:
-    """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute nothing more."""
-
-    def __init__(self, order: Sequence[int], bound: int | None) -> None:
-        self._left = list(order)
-        self._bound = len(order) if bound is None else bound
-        self._done = dict.fromkeys(order, 0)
-        self._waiting: dict[int, asyncio.Event] = {}
-        for slot in order:
-            if slot not in self._going():
-                raise ConfigError(f"with max_staleness={bound} slot {slot} cannot be so far ahead as arrivals say")
-            self._done[slot] += 1
-        self._done = dict.fromkeys(order, 0)
-
-    async def arrive(self, slot: int) -> None:
-        waiting = self._waiting[slot] = asyncio.Event()
-        self._next()
-        await waiting.wait()
-        del self._left[0], self._waiting[slot]
-        self._done[slot] += 1
-        self._next()
-
-    def _next(self) -> None:
-        if self._left and self._waiting.keys() == set(self._left) & self._going():
-            self._waiting[self._left[0]].set()
-
-    def _going(self) -> set[int]:
-        """Slots that are not too far ahead."""
-        return {slot for slot, done in self._done.items() if done <= min(self._done.values()) + self._bound}
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.partition import Indices, steps_by_speed
+from ddlf.algorithms.partition import steps_by_speed
+from ddlf.algorithms.reading import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged, UpdateRejected
 from ddlf.roles.task import Reply, Task
@@ -192,7 +193,7 @@ class Arrivals:
             return False
         return self._bound is None or number <= min(self._run.progress.slot_rounds) + self._bound
 
-    def _task(self, slot: int, number: int, part: Indices) -> Task:
+    def _task(self, slot: int, number: int, part: Samples) -> Task:
         run = self._run
         run.tries[slot] += 1
         task, state = run.task(slot, number, part), dict(run.state)

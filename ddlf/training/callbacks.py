@@ -150,7 +150,7 @@ class Callbacks:
             model=model,
             verbose=int(app.verbose),
             epochs=progress.starts[-1],
-            steps=-(-len(progress.ledger.counts) // len(progress.states) // self._batch_size),
+            steps=-(-progress.samples // len(progress.states) // self._batch_size),
         )
         self._show()
         model.stop_training, model._initial_epoch = False, None

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import has
-from ddlf.data.trees import leaves
-from ddlf.errors import AppError, ConfigError
+from ddlf.data.parts import check_part, has, place_of
+from ddlf.data.trees import grown, leaves
+from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned
 from ddlf.iworker import awaited
 from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
-from ddlf.roles.evaluation import Moved, evaluate
+from ddlf.roles.evaluation import Moved, end_reading, evaluate
 from ddlf.training.rounds import Elsewhere
 
 
@@ -51,19 +51,24 @@ def check_test_data(app: Any) -> None:
     wrong = _wrong_with_test_data(app)
     if wrong and app.evaluate_every:
         raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
-    if wrong and hasattr(app, "x_test"):
+    if wrong and (hasattr(app, "x_test") or place_of(app, "test") is not None):
         app._tell(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
 
 
 def _wrong_with_test_data(app: Any) -> str:
-    present = [name for name in ("x_train", "y_train", "x_test", "y_test") if getattr(app, name, None) is not None]
+    try:
+        if place_of(app, "test") is not None:
+            check_part(app, "test")
+    except DDLFError as error:
+        return error.message
+    if not has(app, "test"):
+        return "there is no x_test"
+    arrays = {f"{kind}_{part}": _shapes(app, kind, part) for part in ("train", "test") for kind in ("x", "y")}
+    present = [name for name, shapes in arrays.items() if shapes]
+    arrays = {name: arrays[name] for name in present}
     for kind in ("x", "y"):
         if f"{kind}_test" not in present and (kind == "x" or "y_train" in present):
             return f"there is no {kind}_test"
-    import keras
-
-    arrays: dict[str, list[tuple[int, ...]]]
-    arrays = {name: [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, name))] for name in present}
     lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}
     if len(set.union(*lengths.values())) > 1:
         return " and ".join(f"{name} has {_either(sizes)} rows" for name, sizes in lengths.items())
@@ -79,6 +84,20 @@ def _wrong_with_test_data(app: Any) -> str:
     return ""
 
 
+def _shapes(app: Any, kind: str, part: str) -> list[tuple[int, ...]]:
+    """The shape of each array of inputs (``"x"``) or labels (``"y"``); empty when there are none."""
+    if (place := place_of(app, part)) is not None:
+        columns, samples = place.manifest.columns, place.manifest.samples
+        return [
+            (samples, *columns[name].shape) for _, name in leaves(grown({name: name for name in columns}, kind)) if name
+        ]
+    if getattr(app, f"{kind}_{part}", None) is None:
+        return []
+    import keras
+
+    return [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, f"{kind}_{part}"))]
+
+
 def _either(sizes: set[int]) -> str:
     return " or ".join(str(size) for size in sorted(sizes))
 
@@ -88,18 +107,22 @@ async def measured(function: Any, app: Any, weights: list[Any] | None, *args: An
 
     def stop() -> None:
         vars(app)["model"].stop_evaluating = True
+        end_reading(app)
 
     validates = function is validate
+    part = "val" if validates else "test"
     if isinstance(weights, Elsewhere):
         found = None
         if args[1:] in ((), (None,)):  # what callbacks are told of happens here
             with Phase(app._tell, "validating" if validates else "evaluating"):
-                found = await weights.evaluated(app, "val" if validates else "test", *args[:1])
+                found = await weights.evaluated(app, part, *args[:1])
         if found is not None:
             return {f"val_{name}": value for name, value in found.items()} if validates else found
         weights = await weights.brought()
-    shapes = [getattr(array, "shape", ()) for _, array in leaves(app.x_val if validates else app.x_test)]
+    shapes = [getattr(array, "shape", ()) for _, array in leaves(getattr(app, f"x_{part}", None))]
     samples = next((shape[0] for shape in shapes if shape), 0)  # what is no array is refused by the evaluation itself
+    if (place := place_of(app, part)) is not None:
+        samples = place.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
     with Phase(app._tell, "validating" if validates else "evaluating", total=samples, unit="samples") as phase:
         evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
@@ -114,7 +137,10 @@ async def evaluated(app: Any) -> dict[str, float]:
         AppError: There is none.
     """
     if not has(app, "test"):
-        raise AppError("there is no test data to evaluate on", hint="set self.x_test and self.y_test in load_dataset")
+        raise AppError(
+            "there is no test data to evaluate on",
+            hint="set self.x_test and self.y_test, or self.test_data, in load_dataset",
+        )
     metrics = await measured(evaluate, app, None)
     app._tell(Evaluated(metrics=metrics))
     return metrics

@@ -8,9 +8,14 @@ counted as trained on.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
+from ddlf.algorithms.reading import Portion
 
 
 class Ledger:
@@ -25,6 +30,11 @@ class Ledger:
 
     def __init__(self, samples: int) -> None:
         self.counts = np.zeros(samples, np.int32)
+
+    @property
+    def samples(self) -> int:
+        """n."""
+        return len(self.counts)
 
     def add(self, indices: np.ndarray[Any, Any], epochs: int, fed: np.ndarray[Any, Any] | None = None) -> None:
         """Count what one slot was trained on, whose update was merged.
@@ -43,3 +53,119 @@ class Ledger:
     def is_exact(self, epochs: int) -> bool:
         """Whether each sample was trained on exactly once in each of so many local epochs."""
         return bool((self.counts == epochs).all())
+
+    def summary(self) -> dict[str, Any]:
+        """The least, the most and the mean of the counts, and their SHA-256."""
+        counts = self.counts
+        return {
+            "samples": len(counts),
+            "least": int(counts.min()),
+            "most": int(counts.max()),
+            "mean": float(counts.mean()),
+            "exact": bool(counts.min() == counts.max()),
+            "sha256": hashlib.sha256(counts.astype("<i4").tobytes()).hexdigest(),
+        }
+
+
+class FileLedger:
+    """The counts of one run on partition files: some numbers, however many samples there are.
+
+    What is read is a range of places in the order of an epoch. When the ranges of an epoch are all of it, each sample has been trained on once more,
+    and they are done with.
+
+    Args:
+        samples: n.
+        sizes: Samples in each file; only ``counts`` needs them.
+        times: How often every sample was trained on, beside what is open.
+        open: What was read in epochs that are not all read: a portion for each range, and how often.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        sizes: Sequence[int] | np.ndarray[Any, Any] = (),
+        times: int = 0,
+        open: Sequence[tuple[Portion, int]] = (),
+    ) -> None:
+        self.samples = samples
+        self.sizes = sizes
+        self._times = times
+        self._open = list(open)
+
+    def add(self, indices: Portion, epochs: int, fed: int | None = None) -> None:
+        """Count what one slot was trained on, whose update was merged.
+
+        Args:
+            indices: What it read.
+            epochs: Local ones.
+            fed: In how many it was given that, if not in all.
+        """
+        epochs = epochs if fed is None else fed
+        if not epochs:
+            return
+        one = replace(indices, again=(), end=indices.begin + len(indices))
+        alike = [(open, times) for open, times in self._open if _epoch(open) == _epoch(one)]
+        if all(times == epochs for _, times in alike) and _is_all([one, *(open for open, _ in alike)], self.samples):
+            self._open = [entry for entry in self._open if entry not in alike]
+            self._times += epochs
+            return
+        for number, (open, times) in enumerate(self._open):
+            if (
+                times == epochs
+                and replace(open, end=one.end) == replace(one, begin=open.begin)
+                and open.end == one.begin
+            ):
+                self._open[number] = replace(open, end=one.end), times
+                return
+        self._open.append((one, epochs))
+
+    @property
+    def counts(self) -> np.ndarray[Any, Any]:
+        """As of ``Ledger``; made when it is asked for, 4 bytes for each sample."""
+        counts = np.full(self.samples, self._times, np.int32)
+        for portion, times in self._open:
+            np.add.at(counts, portion.ids(self.sizes), np.int32(times))
+        return counts
+
+    def is_exact(self, epochs: int) -> bool:
+        """As of ``Ledger``."""
+        return self._times == epochs and not self._open
+
+    def summary(self) -> dict[str, Any]:
+        """As of ``Ledger``; the SHA-256 is of the counts as ranges."""
+        read = [times * len(portion) for portion, times in self._open]
+        counts = self.counts if read else np.array([self._times])
+        return {
+            "samples": self.samples,
+            "least": int(counts.min()),
+            "most": int(counts.max()),
+            "mean": self._times + sum(read) / self.samples,
+            "exact": not read,
+            "sha256": hashlib.sha256(repr(self.to_facts()).encode()).hexdigest(),
+        }
+
+    def to_facts(self) -> dict[str, Any]:
+        """As it is stored."""
+        open = [[portion.to_message() | {"again": []}, times] for portion, times in self._open]
+        return {"samples": self.samples, "times": self._times, "open": open}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> FileLedger:
+        """As it was stored; without the sizes of the files."""
+        open = [(Portion.from_message(portion), times) for portion, times in facts["open"]]
+        return cls(facts["samples"], times=facts["times"], open=open)
+
+
+def _is_all(portions: Sequence[Portion], samples: int) -> bool:
+    """Whether ranges of one epoch are all of it."""
+    reached = 0
+    for begin, length in sorted((portion.start + portion.begin, len(portion)) for portion in portions):
+        if begin != reached:
+            return False
+        reached += length
+    return reached == samples
+
+
+def _epoch(portion: Portion) -> tuple[Any, ...]:
+    """What names the order of an epoch."""
+    return portion.shuffle, portion.seed, portion.epoch, portion.slots

@@ -132,14 +132,14 @@ class Opening:
         # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
         with Phase(app._tell, "importing"):
             await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
-        if not hasattr(app, "x_train"):
+        if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
             before = dict(vars(app))
             with Phase(app._tell, "loading"):
                 await _make(app, app.load_dataset)
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
             app._arrays_only = made <= {*parts.NAMES, "_made"}
         found: dict[str, str] = {}
-        if hasattr(app, "x_train"):
+        if hasattr(app, "x_train") or hasattr(app, "train_data"):
             parts.check_data(app)
             found = await asyncio.to_thread(parts.contents, app)
         all_found = all(name in found for name in parts.NAMES if getattr(app, name, None) is not None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.partition import Indices, equal_sizes, partition, shuffled, sizes_by_speed
+from ddlf.algorithms.reading import SHUFFLE, Global, Numbers, Portion, pieces, portions
 from ddlf.algorithms.uneven import Labels, Owners, Partition, counts_of, labels_of
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
@@ -70,6 +71,61 @@ class Parts:
         if self._samples < IN_A_THREAD:
             return shuffled(self._samples, self._seed, number)
         return await asyncio.to_thread(shuffled, self._samples, self._seed, number)
+
+
+class FileParts:
+    """The samples of one run on partition files.
+
+    Args:
+        sizes: Samples in each file.
+        seed: Seed of the orders.
+        shuffle: How rows are mixed, as text.
+    """
+
+    def __init__(self, sizes: Numbers, seed: int, shuffle: str) -> None:
+        self._sizes, self._seed, self._shuffle = sizes, seed, shuffle
+        self._samples = int(sizes.sum())
+        self._whole: tuple[Any, list[Portion]] = None, []  # of the epoch that was asked for last
+
+    async def order(self, number: int) -> None:
+        """Nothing: a portion is some numbers."""
+
+    async def of(
+        self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
+    ) -> list[Portion]:
+        """As of ``Parts``. Where rows of all files are mixed, parts are those of arrays; else a slot reads in each round of an epoch as much of its
+        part of the epoch as of all."""
+        mixed = isinstance(SHUFFLE.read(self._shuffle), Global)
+        samples = span.end - span.begin if mixed else self._samples
+        if samples < self._samples:
+            slots = min(slots, samples)
+        measured = [speed for speed in speeds[:slots] if speed is not None]
+        if len(measured) < slots:
+            shares = equal_sizes(samples, slots)
+        else:
+            shares = sizes_by_speed(samples, measured, minimum=min(batch_size, samples // slots))
+        if mixed:
+            more: dict[str, Any] = dict(shuffle=self._shuffle, seed=self._seed, epoch=span.order, slots=slots)
+            stops = [span.begin + int(end) for end in np.cumsum(shares)]
+            return [Portion(start=stop - share, stop=stop, **more) for stop, share in zip(stops, shares, strict=True)]
+        key = span.order, shares
+        if self._whole[0] != key:
+            self._whole = key, portions(self._sizes, shares, self._shuffle, seed=self._seed, epoch=span.order)
+        whole = self._whole[1]
+        return whole if span.end - span.begin == self._samples else pieces(whole, span.begin, span.end)
+
+
+def parts_of(samples: int, seed: int, owners: Owners | None, files: Numbers | None, shuffle: str) -> Any:
+    """Which samples each slot trains on, of arrays or of partition files.
+
+    Args:
+        samples: n.
+        seed: Seed of the orders.
+        owners: As in ``Parts``.
+        files: Samples in each partition file; None for arrays.
+        shuffle: How rows of files are mixed, as text.
+    """
+    return Parts(samples, seed, owners) if files is None else FileParts(files, seed, shuffle)
 
 
 def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:

@@ -18,10 +18,11 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
+from ddlf.algorithms.reading import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.chosen import read
 from ddlf.data.parts import batches as data_of
-from ddlf.data.parts import content, contents
+from ddlf.data.parts import content, contents, place_of, rows
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
 from ddlf.roles import have_keras
@@ -32,6 +33,7 @@ from ddlf.roles.optimizer_state import no_final_averages
 from ddlf.roles.precision import set_precision
 from ddlf.roles.randomness import keeps_a_seed
 from ddlf.roles.task import Reply, Task
+from ddlf.storage.stream import Stream, usual_memory
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_together
 from ddlf.training.exchange import Exchange, WeightsOut
@@ -90,6 +92,10 @@ class Compared:
     differs: Differs | None = None
 
 
+def _first(order: Samples, samples: int) -> Samples:
+    return order[:samples] if not isinstance(order, Portion) else replace(order, end=min(samples, len(order)))
+
+
 async def compare(app: Any, batches: int) -> Compared:
     """Train an app with one slot, and plain Keras beside it.
 
@@ -139,7 +145,9 @@ class Both:
         self._start: Weights = app.model.get_weights()
         self._names = [row[0] for row in describe_weights(app.model)]
         self._size, self._seed = settings["batch_size"], settings["seed"]
-        self._order = shuffled(samples, self._seed, 0)
+        self._order: Samples = shuffled(samples, self._seed, 0)
+        if place_of(app, "train") is not None:  # files as they lie
+            self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
         states = SlotStates(app._run, crew, [{}], codec, optimizers=False, differences=False)
@@ -197,7 +205,7 @@ class Both:
             epochs=1,
             batch_size=self._size,
             seed=self._seed,
-            indices=self._order[: batches * self._size],
+            indices=_first(self._order, batches * self._size),
             weights=self._start,
             version=0,
         )
@@ -206,12 +214,21 @@ class Both:
         model = self._app.model
         model.set_weights(self._start)
         self._model.begin(task, None)
-        data = tree_map(lambda array: array[task.indices], data_of(self._app, "train"))
+        data = self._data_of(task.indices)
         given = dict(zip(("x", "y", "sample_weight"), data, strict=False))
         callbacks = list(self._app.worker_callbacks)
         with no_final_averages(model):  # on the worker a round is not the end of training, either
             model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
+
+    def _data_of(self, indices: Samples) -> tuple[Any, ...]:
+        """Samples as arrays."""
+        if not isinstance(indices, Portion):
+            return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
+        place = place_of(self._app, "train")
+        assert place is not None
+        chunks = list(Stream(place, indices, self._size, usual_memory()))
+        return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in place})
 
     async def _cause(self, batch: int, expected: Weights, found: Weights) -> str:
         """What is likely to be why they differ."""

@@ -25,7 +25,7 @@ from ddlf.errors import ConfigError
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
 from ddlf.roles.task import OPTIMIZER, SlotState
-from ddlf.training.ledger import Ledger
+from ddlf.training.ledger import FileLedger, Ledger
 from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 
 MOST_ROUNDS = 5_000_000
@@ -65,6 +65,7 @@ class Progress:
         starts: Local epochs before each of them and after the last, whole ones.
         offsets: Samples of the epoch that has begun there, before each of them and after the last.
         portion: Samples of each slot in rounds to come that are parts of epochs; 0 if they are of whole ones.
+        together: The same of all slots, if that is what was asked for.
         asked: Local epochs that the whole training was to have when it was last planned.
         converged: Whether ``is_convergent`` has ended it.
         state: What the algorithm keeps between its commits, by name.
@@ -84,7 +85,7 @@ class Progress:
     """
 
     weights: Weights
-    ledger: Ledger
+    ledger: Any  # Ledger | FileLedger
     training: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = 0
     merges: int = 0
@@ -95,6 +96,7 @@ class Progress:
     starts: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     portion: int = 0
+    together: int = 0
     asked: int = 0
     converged: bool = False
     state: dict[str, Weights] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Progress:
         """Samples of each slot in a whole round, from 0; none if parts are equal."""
         return next((parts for first, parts in reversed(self.parts_from) if first <= number), ())
 
-    def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0) -> None:
+    def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0, together: int = 0) -> None:
         """Set the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
 
         An epoch of which some rounds are done is ended before others begin.
@@ -140,9 +142,11 @@ class Progress:
             worker_epochs: Local epochs of a round; the last one is shorter when they are no multiple.
             more: Whether ``epochs`` are those to come.
             portion: Samples of each slot in a round, if rounds are parts of epochs.
+            together: At most so many of all slots, instead; rounds are equal but for what cannot be.
         """
         self._forget(self.reached)
         self.portion, begun = portion, self.offsets[-1] > 0
+        self.together = -(-self.samples // -(-self.samples // together)) if together else 0
         if self.parts_from:
             self.parts_from.append((self.reached, ()))
         left = epochs + begun if more else max(0, epochs - self.starts[-1])
@@ -186,7 +190,7 @@ class Progress:
         Raises:
             ConfigError: They have more rounds than can be planned.
         """
-        size = sum(self.parts_in(len(self.epochs))) or self.portion * len(self.states)
+        size = sum(self.parts_in(len(self.epochs))) or self.together or self.portion * len(self.states)
         whole = math.ceil(self.samples / size) if size else 1
         if len(self.epochs) + epochs * whole // (1 if size else worker_epochs) > MOST_ROUNDS:
             raise ConfigError(
@@ -217,7 +221,8 @@ class Progress:
     @property
     def samples(self) -> int:
         """n, of all slots."""
-        return len(self.ledger.counts)
+        samples: int = self.ledger.samples
+        return samples
 
     def span(self, number: int) -> Span:
         """The samples of a round, from 0."""
@@ -294,7 +299,7 @@ class Progress:
             "weights": {
                 f"{i:04d} {name}": array for i, (name, array) in enumerate(zip(names, self.weights, strict=True))
             },
-            "ledger": {"counts": self.ledger.counts},
+            **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, Ledger) else {}),
             **{KEPT + name: numbered(group) for name, group in self.state.items()},
             **({} if self.callbacks is None else {"callbacks": numbered(self.callbacks)}),
         }
@@ -311,6 +316,7 @@ class Progress:
             "speeds": list(self.speeds),
             **({"parts_from": [[first, list(parts)] for first, parts in self.parts_from]} if self.parts_from else {}),
             "dropped": [[*which, worker] for which, worker in self.dropped.items()],
+            **({"ledger": self.ledger.to_facts()} if isinstance(self.ledger, FileLedger) else {}),
             **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
         }
         return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
@@ -328,8 +334,9 @@ class Progress:
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)
-        ledger = Ledger(0)
-        ledger.counts = np.array(arrays["ledger"]["counts"])
+        ledger: Any = FileLedger.from_facts(facts["ledger"]) if "ledger" in facts else Ledger(0)
+        if isinstance(ledger, Ledger):
+            ledger.counts = np.array(arrays["ledger"]["counts"])
         slot_rounds = list(facts["slot_rounds"])
         progress = Progress(
             weights=list(arrays["weights"].values()),

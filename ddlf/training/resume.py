@@ -28,10 +28,11 @@ from ddlf.setting import Use
 from ddlf.settings import SETTINGS
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
-from ddlf.training.ledger import Ledger
+from ddlf.training.ledger import FileLedger, Ledger
 from ddlf.training.order import Order
 from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
+from ddlf.training.reading import files_of
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
@@ -143,7 +144,10 @@ async def begin(
     """
     now = settings_of(app, samples, settings)
     epochs, worker_epochs = settings["master_epochs"], settings["worker_epochs"]
-    portion = (settings["worker_steps"] or 0) * settings["batch_size"]
+    length = {
+        "portion": (settings["worker_steps"] or 0) * settings["batch_size"],
+        "together": settings["round_samples"] or 0,
+    }
     target, source = _folders(app)
     found = None
     if app.resume is not None and target is not None:
@@ -160,12 +164,14 @@ async def begin(
             "use the same settings, or begin anew in another folder",
         )
         asked = progress.asked
-        progress.plan(epochs, worker_epochs, more=False, portion=portion)
+        if isinstance(progress.ledger, FileLedger):
+            progress.ledger.sizes = app.train_data.manifest.sizes
+        progress.plan(epochs, worker_epochs, more=False, **length)
         progress.converged = progress.converged and progress.asked <= asked
         progress.asked = max(asked, progress.asked)
     elif before is not None:
         progress = _go_on(app, before, now)
-        progress.plan(epochs, worker_epochs, more=app.resume is None, portion=portion)
+        progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
         if order is not None:
             check_settings(order.as_given(app.slots), now, f"in {order.source}", "replay it with the same settings")
@@ -174,11 +180,11 @@ async def begin(
             owners_of(app, settings["partition"], samples, slots, settings["seed"])
         progress = Progress(
             weights=app.model.get_weights(),
-            ledger=Ledger(samples),
+            ledger=Ledger(samples) if (data := files_of(app)) is None else FileLedger(samples, data.manifest.sizes),
             states=[{} for _ in range(slots)],
             speeds=[None] * slots,
         )
-        progress.plan(epochs, worker_epochs, more=False, portion=portion)
+        progress.plan(epochs, worker_epochs, more=False, **length)
         if order is not None:
             order.begin(progress)
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)

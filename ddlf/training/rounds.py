@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ddlf.algorithms.local import LocalRule
+from ddlf.algorithms.reading import Numbers
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.roles.task import Task
@@ -63,6 +64,8 @@ class Facts:
         local: What local training adds to its gradients.
         apart: Places of the weights that each slot keeps apart.
         statistics: Places of the moving statistics that are computed anew after each merge.
+        files: Samples in each partition file; None where the data is arrays.
+        shuffle: How rows of partition files are mixed, as text.
         grows: Whether workers that come meanwhile get slots of their own.
     """
 
@@ -76,6 +79,8 @@ class Facts:
     grows: bool
     apart: tuple[int, ...] = ()
     statistics: tuple[int, ...] = ()
+    files: Numbers | None = None
+    shuffle: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

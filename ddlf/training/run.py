@@ -11,10 +11,11 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ddlf.algorithms.local import Control, mean_control
 from ddlf.algorithms.merge import Merge
-from ddlf.algorithms.partition import Indices, smooth_speed
+from ddlf.algorithms.partition import smooth_speed
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.events import SlotsChanged, UpdateArrived
@@ -27,7 +28,7 @@ from ddlf.training.exchange import Exchange
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.order import Order, Replay
-from ddlf.training.parts import Parts
+from ddlf.training.parts import parts_of
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
 from ddlf.training.rounds import Ended, Facts, Round, end_all
@@ -76,14 +77,11 @@ class Run:
         self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
         self.replay: Replay | None = None  # whose order asynchronous training is to follow
         self.order: Order | None = None  # that Downpour is to follow
-        self._cluster = cluster
-        self.exchange = exchange
-        self._parts = Parts(facts.samples, facts.seed, progress.owners)
+        self._cluster, self.exchange = cluster, exchange
+        self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
-        self._before: tuple[int, int, int] | None = (
-            None  # bytes out, bytes back and losses before the round of all slots
-        )
+        self._before: tuple[int, int, int] | None = None  # bytes out and back, and losses, before it of all slots
         self._reporting: asyncio.Task[bool] | None = None
         self._arrivals: Arrivals | None = None
 
@@ -268,12 +266,12 @@ class Run:
 
     # -- for its parts ---------------------------------------------------------------------------------------------------
 
-    async def part(self, slot: int, number: int) -> Indices:
+    async def part(self, slot: int, number: int) -> Any:
         """A slot's part of the samples in a round, from 0. All slots shuffle alike, so the parts are disjoint and complete."""
         progress = self.progress
         return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
 
-    def task(self, slot: int, number: int, indices: Indices, control: Control | None = None) -> Task:
+    def task(self, slot: int, number: int, indices: Any, control: Control | None = None) -> Task:
         """What a slot does in a round, from 0, with its part of the samples, the mean of all controls, and the global weights of now."""
         progress = self.progress
         return Task(
@@ -317,6 +315,7 @@ class Run:
                 transfer_s=reply.elapsed_s - reply.compute_s,
                 bytes_out=reply.bytes_out,
                 bytes_back=reply.bytes_back,
+                files=tuple(file + 1 for file in reply.files),
             )
         )
         return reply
@@ -384,6 +383,7 @@ class Run:
             transfer_s=max(reply.elapsed_s - reply.compute_s for reply in replies),
             merge_s=end - self.arrived,
             wait_s=sum(slowest - reply.elapsed_s for reply in replies) / len(replies),
+            wait_data_s=max(reply.wait_data_s for reply in replies),
             bytes_out=out,
             bytes_back=back,
             error=sum(reply.codec_error for reply in replies) / len(replies),

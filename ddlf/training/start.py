@@ -47,6 +47,7 @@ from ddlf.training.exchange import Exchange, Outwards, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
+from ddlf.training.reading import check_rounds, files_of, settle
 from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts
@@ -115,6 +116,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode) as (crew, samples),
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
+        settle(app, settings)
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         if settings["exchange"] == "gradient":
             check_model(app)
@@ -233,7 +235,10 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         )
     run, before = secrets.token_hex(8), app._progress
     app._is_training = True
-    facts = {name: settings[name] for name in ("mode", "worker_epochs", "worker_steps", "batch_size", "seed")}
+    facts = {
+        name: settings[name]
+        for name in ("mode", "worker_epochs", "worker_steps", "round_samples", "batch_size", "seed")
+    }
     app._tell(RunBegan(run=run, app=type(app).__name__, epochs=settings["master_epochs"], **facts))
     how: How = "failed"
     why = ""
@@ -309,6 +314,7 @@ async def _run(
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
+    check_rounds(settings, samples, len(progress.states))
     fragments = isinstance(settings["outer"], Streaming)
     exact = [not flag for flag in trainable]
     weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)
@@ -355,6 +361,8 @@ async def _run(
         update_policy=settings["update_policy"],
         local=settings["local_rule"],
         grows=not fixed and order is None,
+        files=None if (data := files_of(app)) is None else data.manifest.sizes,
+        shuffle=str(settings["shuffle"]),
         **norms,
     )
     copies = settings["exchange"] == "sharded" and settings["optimizer_state"] == "kept"

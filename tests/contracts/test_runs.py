@@ -71,6 +71,7 @@ ROWS = {
     "dirichlet": (BOTH, {"partition": "dirichlet:0.5", "y_train": np.arange(203) % 7}),
     "classes": (BOTH, {"partition": "classes:2", "y_train": np.arange(203) % 7}),
     "power": (BOTH, {"partition": "power:1"}),
+    "files": (BOTH, {"files": (31, 17, 40, 29, 28, 29, 29)}),
     "nesterov": (BOTH, {"outer": "nesterov"}),
     "fedadam": (BOTH, {"outer": "fedadam"}),
     "fedadagrad": (BOTH, {"outer": "fedadagrad"}),

@@ -1,0 +1,96 @@
+"""A worker's training samples as ``fit`` takes them, from arrays or from partition files. Runs in the executor, on the thread that Keras lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.reading import Portion
+from ddlf.data.held import HeldData
+from ddlf.data.parts import batches, place_of
+from ddlf.roles.feed import Feed, gathered, make_feed
+from ddlf.roles.file_feed import FileFeed
+from ddlf.roles.task import Task
+
+
+class TrainingSamples:
+    """The training data of an app, in whatever order a round wants it.
+
+    Args:
+        app: The user's app, with its data.
+        found: The fingerprint of each array.
+        held: Arrays of this worker, by fingerprint.
+        ends: Whether reading files is to end at once.
+    """
+
+    def __init__(self, app: Any, found: dict[str, str], held: HeldData, ends: Callable[[], bool]) -> None:
+        self._app, self._found, self._held, self._ends = app, found, held, ends
+        self._feed: tuple[int, Feed] | None = None
+        self._files: FileFeed | None = None
+        self._data: tuple[Any, ...] = ()  # what a batch is gathered from that is not fed
+
+    def feed(self, batch_size: int) -> Any:
+        """What gives ``fit`` its batches; it is kept from round to round."""
+        if place_of(self._app, "train") is not None:
+            return self._reading(batch_size)
+        if self._feed is None or self._feed[0] != batch_size:
+            feed = make_feed(batches(self._app, "train"), batch_size)
+            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
+            for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
+                one = self._found.get(name, "")
+                if getattr(self._app, name) is self._held.get(one):  # and not what create_model made of it
+                    self._held[one] = data
+                    setattr(self._app, name, data)
+            self._feed = batch_size, feed
+        return self._feed[1]
+
+    def batch(self, task: Task) -> tuple[Any, ...]:
+        """All samples of a task, as ``fit`` gets a batch."""
+        if isinstance(task.indices, Portion):
+            return next(self._reading(task.batch_size).batches(task.indices))
+        self._data = self._data or batches(self._app, "train")
+        return gathered(self._data, task.indices)
+
+    def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """All samples of a task, batch by batch, and how many there are in each."""
+        size, samples = task.batch_size, len(task.indices)
+        counts = [min(size, samples - begin) for begin in range(0, samples, size)]
+        if isinstance(task.indices, Portion):
+            yield from zip(self._reading(size).batches(task.indices), counts, strict=True)
+            return
+        self._data = self._data or batches(self._app, "train")
+        for begin, count in zip(range(0, samples, size), counts, strict=True):
+            yield gathered(self._data, task.indices[begin : begin + size]), count
+
+    def _reading(self, batch_size: int) -> FileFeed:
+        if self._files is None or self._files.batch_size != batch_size:
+            self._files = FileFeed(self._app, "train", batch_size, self._ends)
+        return self._files
+
+    @property
+    def error(self) -> Exception | None:
+        """What reading files has ended with, whatever Keras has made of it; None if it did not fail."""
+        return None if self._files is None else self._files.error
+
+    def end(self) -> None:
+        """Read no more. Any thread may."""
+        if self._files is not None:
+            self._files.end()
+
+    def told(self) -> tuple[float, list[int]]:
+        """Seconds that was waited for samples of files since this was asked last, and the files that were opened."""
+        return (0.0, []) if self._files is None else self._files.told()
+
+
+def in_order(indices: Any, again: tuple[int, ...]) -> Any:
+    """The samples of a round in the order of a later local epoch.
+
+    Args:
+        indices: As in a ``Task``.
+        again: Seed of that order.
+    """
+    if isinstance(indices, Portion):
+        return indices.of(again)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(again))).permutation(indices)

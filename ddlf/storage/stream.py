@@ -1,0 +1,156 @@
+"""Samples of partition files in the order of a portion, read ahead on a thread, in memory that has a bound. Runs on workers and the master."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Window
+from ddlf.errors import ConfigError
+from ddlf.machine import memory
+from ddlf.record import size
+from ddlf.storage.files import Arrays
+from ddlf.storage.opened import DataSet
+
+AHEAD = 2
+"""Chunks that are read, or being read, while one is trained on."""
+SHARE = 10
+"""A chunk is at most this part of the memory for data: those ahead, that which is trained on, and the copies of it on its way are half of it."""
+MOST_BYTES = 2**25
+"""Of a chunk: more would make nothing faster."""
+LEAST_BATCHES = 8
+"""So many batches have to fit into the memory for data."""
+USUAL = 2**30
+"""The most that is used for data where nothing says how much."""
+
+
+class Closed(Exception):
+    """Reading was ended while somebody waited for it."""
+
+
+def usual_memory() -> int:
+    """Bytes for data where nothing says how many: an eighth of what this machine, or its container, has."""
+    return min((memory()[0] or 8 * USUAL) // 8, USUAL)
+
+
+class Stream:
+    """One pass over some samples, as chunks of whole batches; the next are read while one is used.
+
+    Nothing is read before it is asked for, but ``AHEAD`` chunks: who is slow is waited for.
+
+    Args:
+        data: The data set.
+        portion: What to read, in which order.
+        batch_size: Samples in a batch: a chunk has a multiple of it, but for the last one.
+        memory: Bytes for all that is read and not yet trained on. A window of files is held in it if it takes no more than half of it; else rows
+            are read from the disk as they are wanted.
+
+    Attributes:
+        begun: Whether somebody takes chunks.
+        wait_s: Seconds that was waited for chunks.
+        files: Numbers of the files that were opened, in that order, each once in a row.
+
+    Raises:
+        ConfigError: The memory is too small for batches.
+    """
+
+    def __init__(self, data: DataSet, portion: Portion, batch_size: int, memory: int) -> None:
+        self._data, self._portion = data, portion
+        self._sizes = data.manifest.sizes
+        row = data.manifest.row_bytes
+        if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
+            raise ConfigError(
+                f"data_memory is {size(memory)}, too little for batches of {batch_size} samples of {size(row)} each",
+                hint=f"give at least {least} bytes, or make batches smaller",
+            )
+        self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
+        rule = SHUFFLE.read(portion.shuffle)
+        files = rule.files if isinstance(rule, Window) else 1
+        self._loads = not isinstance(rule, Global) and int(np.sort(self._sizes)[-files:].sum()) * row <= memory // 2
+        self._open: dict[int, Arrays] = {}
+        self.begun, self.wait_s = False, 0.0
+        self.files: list[int] = []
+        self._closed: Future[Any] = Future()
+        self._thread = ThreadPoolExecutor(1, "read")
+        self._source = self._chunks()
+        self._ahead: deque[Future[Any]] = deque(self._thread.submit(next, self._source, None) for _ in range(AHEAD))
+
+    def __iter__(self) -> Iterator[Arrays]:
+        """Rows of each column, chunk by chunk.
+
+        Raises:
+            Closed: The pass was ended meanwhile.
+            DatasetError: A file is missing or damaged.
+        """
+        self.begun = True
+        try:
+            while True:
+                begin = time.perf_counter()
+                wait((self._ahead[0], self._closed), return_when=FIRST_COMPLETED)
+                self.wait_s += time.perf_counter() - begin
+                if self._closed.done():
+                    raise Closed
+                rows = self._ahead.popleft().result()
+                if rows is None:
+                    return
+                self._ahead.append(self._thread.submit(next, self._source, None))
+                yield rows
+                del rows
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End reading; who waits is told at once. Any thread may."""
+        with contextlib.suppress(InvalidStateError):
+            self._closed.set_result(None)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _chunks(self) -> Iterator[Arrays]:
+        left = self._portion.samples
+        whole, filled = self._empty(left), 0
+        for files, rows in self._portion.blocks(self._sizes):
+            self._open_all(np.unique(files).tolist())
+            begin = 0
+            while begin < len(rows):
+                if self._closed.done():
+                    return
+                piece = slice(begin, begin + min(len(rows) - begin, self._length(whole) - filled))
+                self._gather(whole, filled, files[piece], rows[piece])
+                filled, begin = filled + piece.stop - begin, piece.stop
+                if filled == self._length(whole):
+                    left -= filled
+                    yield whole
+                    whole, filled = self._empty(left), 0
+        self._open = {}
+
+    def _empty(self, left: int) -> Arrays:
+        columns = self._data.manifest.columns.items()
+        return {name: np.empty((min(self._chunk, left), *column.shape), column.dtype) for name, column in columns}
+
+    @staticmethod
+    def _length(rows: Arrays) -> int:
+        return len(next(iter(rows.values())))
+
+    def _open_all(self, numbers: list[int]) -> None:
+        """Have these files open, and no others."""
+        self._open = {number: self._open[number] for number in numbers if number in self._open}
+        for number in numbers:
+            if self._closed.done():
+                return
+            if number not in self._open:
+                self.files.append(number)
+                self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
+
+    def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
+        """Copy rows of open files to the places from ``filled`` on."""
+        for number in np.unique(files).tolist():
+            where = np.flatnonzero(files == number)
+            chosen, where = rows[where], where + filled
+            for name, array in self._open[number].items():
+                whole[name][where] = array[chosen]

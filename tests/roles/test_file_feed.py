@@ -1,0 +1,196 @@
+"""A worker that trains on partition files: the bits of arrays in the same order; ended at once, and never on what is damaged."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import ddlf.data
+from ddlf.algorithms.reading import portions
+from ddlf.data.held import HeldData
+from ddlf.data.parts import check_data
+from ddlf.errors import AppError, DatasetError
+from ddlf.roles.evaluation import evaluate
+from ddlf.roles.file_feed import FileFeed
+from ddlf.roles.replica import Replica
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import split
+from tests.patience import PATIENCE_S
+from tests.roles.test_replica import FakeWorker, arrays, task
+from tests.training.models import Blobs, blobs, equal
+
+pytestmark = pytest.mark.slow
+
+SIZES = [70, 68, 65]
+
+
+@pytest.fixture
+def place(tmp_path):
+    def make(name="place", **more):
+        x, y = blobs(203)
+        columns = {"x": x, "y": y, **more}
+        np.savez(tmp_path / f"{name}.npz", **{key: value for key, value in columns.items() if value is not None})
+        split(open_source(tmp_path / f"{name}.npz"), Folder(tmp_path / name), SIZES, shuffle=False)
+        return tmp_path / name
+
+    return make
+
+
+def of_files(where, **attributes):
+    class App(Blobs):
+        def load_dataset(self):
+            self.train_data = self.test_data = ddlf.data.open(where)
+
+    return made(App, **attributes)
+
+
+def made(kind=Blobs, **attributes):
+    app = kind()
+    for name, value in attributes.items():
+        setattr(app, name, value)
+    replica = Replica(FakeWorker(), app)
+    replica.begin()
+    replica.load_data({}, HeldData())
+    replica.build()
+    return replica
+
+
+@pytest.mark.parametrize(("shuffle", "memory"), [("global", None), ("window:2", None), ("window:2", 10_000)])
+def test_a_round_on_files_is_the_bits_of_one_on_arrays_in_the_same_order(place, shuffle, memory):
+    files, plain = of_files(place(), data_memory=memory), made()
+    start = plain.app.model.get_weights()
+    for round, portion in enumerate(portions(SIZES, [103, 100], shuffle, seed=3, epoch=1)):
+        got = files.carry(task(files, weights=start, indices=portion, round=round))
+        wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), round=round))
+        assert equal(arrays(got, start), arrays(wanted, start))
+        assert got.metrics == wanted.metrics
+        assert got.fed is None
+        assert set(got.files) == set(portion.stretches(SIZES)[:, 0].tolist())
+
+
+def test_several_epochs_of_a_round_go_through_the_same_samples_in_other_orders(place):
+    files, plain = of_files(place()), made()
+    start = plain.app.model.get_weights()
+    (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
+    got = files.carry(task(files, weights=start, indices=portion, epochs=3))
+    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), epochs=3))
+    assert equal(arrays(got, start), arrays(wanted, start))
+
+
+@pytest.mark.parametrize("weighted", [{"w": np.linspace(0, 2, 203)}, {"class_weight": {0: 2.0}}], ids=["w", "class"])
+def test_samples_and_classes_are_weighted(place, weighted):
+    columns = {key: value for key, value in weighted.items() if key == "w"}
+    attributes = {key: value for key, value in weighted.items() if key != "w"}
+
+    class Weighted(Blobs):
+        def load_dataset(self):
+            self.x_train, self.y_train = blobs(203)
+            self.w_train = weighted.get("w")
+
+    files, plain = of_files(place(**columns), **attributes), made(Weighted, **attributes)
+    start = plain.app.model.get_weights()
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    got = files.carry(task(files, weights=start, indices=portion))
+    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES)))
+    assert equal(arrays(got, start), arrays(wanted, start))
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_trees_of_inputs_come_as_batches_on_every_backend(place, backend, monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: backend)
+    data = ddlf.data.open(place(x=None, **{"x['left']": np.arange(203), "x['right']": np.arange(203.0) * 2}))
+
+    class App:
+        train_data, data_memory = data, "1 MiB"
+
+    check_data(App)
+    feed = FileFeed(App, "train", 32)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    for _ in range(2):
+        feed.set_order(portion)
+        if backend == "jax":
+            feed.dataset[0]  # Keras looks, and begins anew
+            found = [feed.dataset[number] for number in range(len(feed.dataset))]
+        else:
+            next(iter(feed.dataset))
+            found = list(feed.dataset)
+        assert [len(y) for _, y in found] == [32] * 6 + [11]
+        left = np.concatenate([np.asarray(x["left"]) for x, _ in found])
+        assert np.array_equal(left, portion.ids(SIZES))
+        assert np.array_equal(np.concatenate([np.asarray(x["right"]) for x, _ in found]), left * 2)
+    assert feed.told()[1]
+
+
+def test_a_stop_ends_a_round_that_waits_for_a_slow_store(place):
+    replica = of_files(place())
+    data, asked, go_on = replica.app.train_data, threading.Event(), threading.Event()
+
+    def load(number):
+        asked.set()
+        go_on.wait(PATIENCE_S)
+        return type(data).load(data, number)
+
+    data.load = load
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    asking, replies = task(replica, indices=portion), []
+    carrying = threading.Thread(target=lambda: replies.append(replica.carry(asking)))
+    carrying.start()
+    assert asked.wait(PATIENCE_S)
+    replica._stop()
+    carrying.join(PATIENCE_S)
+    go_on.set()
+    assert replies[0].stopped
+    assert replies[0].wait_data_s > 0
+    del data.load
+    assert not replica.carry(task(replica, indices=portion)).stopped
+
+
+def test_a_damaged_file_ends_a_round_by_its_name_and_leaves_no_update(place):
+    where = place()
+    path = where / "v0001" / "00001.safetensors"
+    replica = of_files(where)
+    bad = bytearray(path.read_bytes())
+    bad[-1] ^= 1
+    path.write_bytes(bad)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    with pytest.raises(DatasetError, match=r"00001\.safetensors is damaged"):
+        replica.carry(task(replica, indices=portion))
+
+
+def test_an_own_train_cannot_choose_samples_of_files(place):
+    replica = of_files(place())
+    replica.app.indices = np.arange(3)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    replica._task = task(replica, indices=portion)
+    with pytest.raises(AppError, match=r"train has set self\.indices"):
+        replica.fit(1, 16)
+
+
+def test_an_evaluation_of_files_is_that_of_arrays(place):
+    files, plain = of_files(place()).app, made().app
+    plain.x_test, plain.y_test = blobs(203)
+    weights = plain.model.get_weights()
+    assert evaluate(files, weights) == evaluate(plain, weights)
+    assert evaluate(files, weights, batch_size=16) == evaluate(plain, weights, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ({"x": None, "a": np.arange(203)}, {}, "has the columns y, a, but no x"),
+        ({"y": None, "w": np.ones(203)}, {}, "has a column w, but no y"),
+        ({"x": None, "x[1]": np.arange(203)}, {}, "are no tree"),
+        ({}, {"x_train": np.ones(3)}, "both train_data and x_train are set"),
+        ({}, {"train_data": "/shared/mnist"}, "must be a data set of partition files, got a str"),
+        ({"w": np.ones(203)}, {"class_weight": {0: 1.0}}, "both a column w of train_data and class_weight"),
+    ],
+)
+def test_data_sets_that_cannot_be_trained_on_are_refused(place, columns, more, said):
+    class App:
+        train_data = ddlf.data.open(place(**columns))
+
+    for name, value in more.items():
+        setattr(App, name, value)
+    with pytest.raises(AppError, match=said):
+        check_data(App())

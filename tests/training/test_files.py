@@ -1,0 +1,163 @@
+"""Training on partition files: portions travel in the place of samples, the ledger is some numbers, and the bits are those of an undisturbed run."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.reading import Portion
+from ddlf.errors import ConfigError, WorkerLost
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.ledger import FileLedger
+from ddlf.training.parts import FileParts
+from ddlf.training.progress import Progress, Span
+from ddlf.wire.values import dumps
+
+SEVEN = (31, 17, 40, 29, 28, 29, 29)
+"""203 samples, as the arrays of a made-up run have."""
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def bits(run):
+    return [array.tobytes() for array in [*run.model.get_weights(), *(a for state in run.optimizers for a in state)]]
+
+
+async def trained(workers=3, **settings):
+    run = FakeRun(FakeCluster(workers), **{"slots": 3, "files": SEVEN, "master_epochs": 5, **settings})
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    assert (run.ledger.counts == run.master_epochs).all()
+    return run
+
+
+@pytest.mark.parametrize("shuffle", ["window:2", "none", "global"])
+@pytest.mark.parametrize("length", [{}, {"round_samples": 60}], ids=["epochs", "rounds within"])
+async def test_workers_that_are_lost_and_join_change_no_bit(shuffle, length, tmp_path):
+    settings = {"shuffle": shuffle, **length}
+    undisturbed = await trained(**settings)
+    chance, lost = random.Random(1), []
+    run = FakeRun(FakeCluster(3), slots=3, files=SEVEN, master_epochs=5, **settings)
+
+    def losing(worker):
+        def train(task):
+            reply = FakeWorker.train(worker, task)
+            if chance.random() < 0.3 and len(lost) < 20:
+                lost.append(task.slot)
+                worker.lost = True
+                raise WorkerLost("it was lost", worker=worker.name)
+            return reply
+
+        return train
+
+    for worker in run.cluster.workers:
+        worker.train = losing(worker)
+    await run.train_model()
+    assert lost
+    assert run.ledger.is_exact(5)
+    assert bits(run) == bits(undisturbed)
+    assert bits(await trained(workers=5, **settings)) == bits(undisturbed)
+
+
+@pytest.mark.parametrize("files", [SEVEN, ()], ids=["files", "arrays"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_from_any_checkpoint_within_an_epoch_a_run_goes_on_to_the_same_bits(files, mode, tmp_path):
+    settings = {"files": files, "mode": mode, "round_samples": 70, "master_epochs": 2, "workers": 1}
+    settings |= {"slots": 3 if mode == "sync" else 1}
+    whole = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    found = sorted((tmp_path / "whole").glob("round-*"))
+    assert len(found) == len(whole.history) == 6  # an epoch of 203 samples is 3 rounds
+    assert all(60 < record.samples < 75 for record in whole.history)
+    for number, source in enumerate(found[:-1], 1):
+        resumed = await trained(**settings, resume=source, checkpoint=tmp_path / f"{number}")
+        assert bits(resumed) == bits(whole)
+        assert resumed.ledger.is_exact(2)
+
+
+@pytest.mark.parametrize("length", [{}, {"round_samples": 80}, {"worker_steps": 2}, {"worker_epochs": 2}])
+async def test_mixed_as_a_whole_files_are_the_bits_of_arrays(length):
+    files = await trained(shuffle="global", master_epochs=4, **length)
+    assert bits(files) == bits(await trained(files=(), master_epochs=4, **length))
+
+
+async def test_a_round_is_so_many_samples_whatever_the_number_of_workers():
+    rounds = [len((await trained(slots=slots, round_samples=70, master_epochs=2)).history) for slots in (1, 2, 5)]
+    assert rounds == [6, 6, 6]
+
+
+async def test_slots_of_files_come_with_workers_where_an_epoch_begins():
+    run = FakeRun(FakeCluster(2), files=SEVEN, round_samples=70, master_epochs=3)
+
+    def on_round(record):
+        if record.round == 2:
+            run.cluster.workers.append(FakeWorker(3))
+            run.cluster.workers[-1].open(run)
+
+    run.on_round = on_round
+    await run.train_model()
+    assert run.ledger.is_exact(3)
+
+
+@pytest.mark.parametrize("n", [10**9])
+async def test_a_thousand_million_samples_are_some_numbers_everywhere(n):
+    files, slots = 100_000, 8
+    sizes = np.full(files, n // files)
+    parts, ledger = FileParts(sizes, 0, "window:8"), FileLedger(n, sizes)
+    for number in range(3):
+        for begin in range(0, n, n // 4):
+            portions = await parts.of(Span(number, begin, begin + n // 4), slots)
+            for portion in portions:
+                assert sum(map(len, dumps(portion.to_message()))) < 1000
+                ledger.add(portion, 1)
+            progress = Progress(weights=[], ledger=ledger, states=[{}] * slots)
+            assert len(json.dumps(progress.to_checkpoint([]).facts)) < 10_000
+    assert ledger.is_exact(3)
+
+
+def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
+    ledger = FileLedger(10, [4, 3, 3])
+    one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5)
+    ledger.add(one, 1)
+    assert ledger.counts.tolist() == [1] * 5 + [0] * 5
+    again = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
+    again.sizes = [4, 3, 3]
+    assert np.array_equal(again.counts, ledger.counts)
+    other = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10)
+    ledger.add(Portion(**{**other.to_message(), "end": 2}), 1)
+    assert not ledger.is_exact(1)
+    assert ledger.summary()["least"] == 0
+    ledger.add(Portion(**{**other.to_message(), "begin": 2}), 1)
+    assert ledger.is_exact(1)
+    ledger.add(one, 2, fed=1)
+    assert not ledger.is_exact(1)
+    assert ledger.counts.tolist() == [2] * 5 + [1] * 5
+    ledger.add(one, 1)  # twice, and the others never: no epoch
+    assert not ledger.is_exact(2)
+    assert ledger.counts.tolist() == [3] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"files": (), "shuffle": "window:8"}, "shuffle='window:files=8' is for partition files"),
+        ({"files": (), "data_memory": "1GB"}, "data_memory=1000000000 is for partition files"),
+        ({"worker_steps": 2}, "worker_steps=2 does not go with partition files"),
+        ({"partition": "power:1"}, "it needs all labels at once"),
+        ({"balance": "speed", "round_samples": 100}, "balance='speed' does not go with"),
+        ({"outer": "streaming:2,overlap=1"}, "it needs samples of two rounds"),
+        ({"round_samples": 4}, "round_samples=4 cuts 203 samples into 51 rounds, too short for 3 slots"),
+        ({"round_samples": 50, "worker_steps": 2}, "both say how long a round is"),
+        ({"round_samples": 50, "worker_epochs": 2}, "both say how long a round is"),
+        ({"shuffle": "windows"}, "unknown shuffle 'windows', did you mean 'window'"),
+        ({"data_memory": "-1"}, "data_memory must be a size such as"),
+        ({"data_memory": 0}, "data_memory must be a size such as"),
+        ({"data_memory": "much"}, "data_memory must be a size such as"),
+    ],
+)
+async def test_what_would_have_no_effect_or_cannot_be_is_refused_by_name(settings, said):
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        await trained(**settings)
