@@ -144,7 +144,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write all samples into one ``.npz`` file."""
+    """Write all samples into one file."""
     place = open_place(options.place)
     target: Path = options.target
     found = place.manifest()

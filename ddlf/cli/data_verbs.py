@@ -109,8 +109,8 @@ def add(verbs: Verbs) -> None:
         actions,
         "export",
         "data:export",
-        "write all samples into one .npz",
-        "Write all samples of a data set into one .npz file, in the order of their ids.",
+        "write all samples into one file",
+        "Write all samples of a data set into one file, in the order of their ids: .npz, .parquet, .tar (as WebDataset has them) or .tfrecord.",
         "ddlf data export /shared/mnist mnist-again.npz",
     )
     export.add_argument("place", metavar="PLACE", help="folder or URL of the data set")

@@ -67,7 +67,8 @@ class Cache:
             DatasetError: What ``fetch`` raises.
         """
         if self._cap is not None and nbytes > self._cap:
-            self._say(f"{self.folder} may hold {size(self._cap)}, less than a file of {size(nbytes)}")
+            if self._cap:  # without one nothing is amiss
+                self._say(f"{self.folder} may hold {size(self._cap)}, less than a file of {size(nbytes)}")
             return None
         try:
             self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)

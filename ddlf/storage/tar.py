@@ -38,7 +38,7 @@ def open_tar(path: Path, files: Sequence[Path], *, columns: str = "", image_size
     read = partial(_samples, files, decoder)
     samples = sum(1 for file in files for _ in _groups(file))
     there = {name for _, record in [next(read(), ("", {}))] for name in record}
-    usual = {}
+    usual = {name: name.removesuffix(".npy") for name in there if name.endswith(".npy")}
     pictures = sorted(name for name in there if f".{name}" in ENDINGS) or sorted(there & {"npy"})
     if pictures:
         usual[pictures[0]] = "x"

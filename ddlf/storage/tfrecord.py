@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +52,7 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Rec
 
 def _records(file: Path) -> Iterator[bytes]:
     """The bytes of each record, after both of its checksums were compared."""
-    checksum = _checksum()
+    checksum = masked_checksum()
     number = 0
     with open(file, "rb") as opened:
         while head := opened.read(12):
@@ -78,7 +78,12 @@ def _cut(file: Path, number: int) -> DatasetError:
     return DatasetError(f"{file} ends inside of record {number:,}", hint="copy it again")
 
 
-def _checksum() -> Any:
+def masked_checksum() -> Callable[[bytes], int]:
+    """What TensorFlow writes behind lengths and records.
+
+    Raises:
+        DatasetError: google-crc32c is missing.
+    """
     try:
         import google_crc32c
     except ImportError:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from ddlf.errors import DatasetError
 from ddlf.storage.explained import explained
+from ddlf.storage.export import WRITERS
+from ddlf.storage.files import Arrays
 from ddlf.storage.manifest import Manifest, PartitionFile
 from ddlf.storage.place import Place
 
@@ -49,36 +48,34 @@ def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | No
 
 
 def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
-    """Write all samples into one ``.npz`` file, in the order of their ids; each file is checked first.
+    """Write all samples into one file, in the order of their ids; each partition file is checked first.
 
     Args:
         place: Where it is.
         found: Its manifest.
-        target: File that is not there yet.
+        target: File that is not there yet: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
         moved: Is told what is done, and how many samples of how many.
 
     Raises:
         DatasetError: A file is damaged, or the target is there or cannot be written; nothing is left of it then.
     """
-    if target.suffix != ".npz":
-        raise DatasetError(f"{target} does not end with .npz", hint="name a .npz file")
+    if target.suffix not in WRITERS:
+        raise DatasetError(f"{target} is of no kind that is known", hint=f"name it {', '.join(WRITERS)}")
     if os.path.lexists(target):
         raise DatasetError(f"{target} is there already, and nothing is overwritten", hint="name another file")
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     done = 0
+
+    def parts() -> Iterator[Arrays]:
+        nonlocal done
+        for file in found.files:
+            yield place.mapped(file, found.columns)
+            done += file.samples
+            moved("writing", min(done, found.samples), found.samples)
+
     with explained(target, "write", need=found.nbytes):
         try:
-            with zipfile.ZipFile(temporary, "x") as archive:
-                for number, (name, column) in enumerate(found.columns.items()):
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        kind = np.dtype(column.dtype).newbyteorder("<")
-                        head = {"descr": kind.str, "fortran_order": False, "shape": (found.samples, *column.shape)}
-                        np.lib.format.write_array_header_2_0(member, head)
-                        for file in found.files:
-                            member.write(place.mapped(file, found.columns)[name].reshape(-1).view(np.uint8).data)
-                            if not number:
-                                done += file.samples
-                                moved("writing", done, found.samples)
+            WRITERS[target.suffix](temporary, found, parts)
             os.rename(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

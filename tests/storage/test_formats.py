@@ -15,6 +15,7 @@ from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage.place import Folder
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import sizes_of, split
+from ddlf.storage.verify import export
 
 
 def all_of(source, at_once=3):
@@ -164,6 +165,39 @@ def test_a_data_set_is_a_source_of_another(tmp_path):
     rows = all_of(open_source(tmp_path / "two"))
     assert sorted(rows["x"].tolist()) == list(range(20))
     assert np.array_equal(rows["y"], 2 * rows["x"])
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet", "tar", "tfrecord"])
+def test_what_is_exported_gives_the_same_data_set_again(tmp_path, ending):
+    arrays = {
+        "x": np.arange(240, dtype=np.float32).reshape(20, 3, 4),
+        "y": np.arange(20) - 3,
+        "w": np.arange(20, dtype=np.float32) / 7,
+        "image": np.arange(120, dtype=np.uint8).reshape(20, 6),
+        "far": np.arange(20, dtype=np.int64) * -(2**40),
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    place = Folder(tmp_path / "place")
+    split(open_source(tmp_path / "a.npz"), place, sizes_of(20, 1, files=3), shuffle=False)
+    export(place, place.manifest(), tmp_path / f"b.{ending}")
+    rows = all_of(open_source(tmp_path / f"b.{ending}"))
+    for name, array in arrays.items():
+        assert rows[name].dtype == array.dtype
+        assert np.array_equal(rows[name].reshape(array.shape), array)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"a.npz", f"b.{ending}", "place"})
+
+
+def test_what_a_format_cannot_hold_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones(3))
+    place = Folder(tmp_path / "place")
+    split(open_source(tmp_path / "a.npz"), place, [3])
+    with pytest.raises(DatasetError, match=r"column x is float64, which a tf\.train\.Example cannot hold"):
+        export(place, place.manifest(), tmp_path / "a.tfrecord")
+    with pytest.raises(
+        DatasetError, match=r"a\.h5 is of no kind that is known; name it \.npz, \.parquet, \.tar, \.tfrecord"
+    ):
+        export(place, place.manifest(), tmp_path / "a.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "place"]
 
 
 def link(kind):

@@ -244,6 +244,12 @@ def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path,
     ]
 
 
+def test_no_cache_is_no_news(served, monkeypatch, caplog):
+    monkeypatch.setenv(CAP, "0")
+    read(open_place(served.url))
+    assert not caplog.records
+
+
 class _Usage:
     total, used, free = 10**9, 10**9, 10**6
 

@@ -281,7 +281,7 @@ complete -c ddlf -n '_shtab_ddlf_using data info' -s v -l verbose -l debug -d 's
 complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a verify -d 'check every byte'
 complete -c ddlf -n '_shtab_ddlf_using data verify' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data verify' -s v -l verbose -l debug -d 'show the traceback of an error'
-complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a export -d 'write all samples into one .npz'
+complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a export -d 'write all samples into one file'
 complete -c ddlf -n '_shtab_ddlf_using data export' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data export' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data export; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'file that is not there yet'

@@ -42,7 +42,7 @@ _shtab_ddlf_config_commands() {
 
 _shtab_ddlf_data_commands() {
   local _commands=(
-    export:'write all samples into one .npz'
+    export:'write all samples into one file'
     info:'what a data set has, and what a worker needs for it'
     repartition:'write a data set into other files'
     split:'write a source as partition files'
