@@ -44,7 +44,7 @@ class Opening:
     Args:
         app: The user's ``IApp``, as it is before this side loads and builds.
         run: Names the training run on the workers.
-        mode: That of the run; the app's by default.
+        mode: That of the run; "" where nothing is trained by its algorithm.
 
     Attributes:
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
@@ -59,7 +59,7 @@ class Opening:
     def __init__(self, app: Any, run: str, mode: str = "") -> None:
         self.app = app
         self.run = run
-        self._mode = mode or app.mode
+        self._mode = mode
         self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}

@@ -1,0 +1,86 @@
+"""Downpour SGD of a real Keras app on real workers: exact counts, the same bits in a replay, a worker that is killed, pushes that are no numbers."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from ddlf import Cluster
+from ddlf.algorithms.weights import digest
+from tests.training.models import Blobs, small_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
+
+
+class Pushing(Blobs):
+    """22 batches for each of 2 slots."""
+
+    mode, master_epochs, slots, samples, batch_size = "downpour", 1, 2, 2 * 22 * 16, 16
+    n_fetch, n_push, norm, dropout = 5, 4, True, 0.1
+
+
+class Bad(Pushing):
+    """The second epoch of the second slot's first batches are no numbers."""
+
+    norm, update_policy = False, "reject"
+
+    async def create_model(self):
+        import keras
+
+        class Model(keras.Sequential):
+            bad = False
+
+            def compute_loss(self, *arguments, **named):
+                loss = super().compute_loss(*arguments, **named)
+                return loss * keras.ops.cast(np.nan, "float32") if self.bad else loss
+
+        plain = small_model(self.learning_rate)
+        self.model = Model(plain.layers)
+        self.model.compile(keras.optimizers.SGD(self.learning_rate), "categorical_crossentropy", metrics=["accuracy"])
+
+    def train(self, weights, worker_epochs, batch_size):
+        if self.model.bad != (self.worker.id == 2):
+            self.model.bad, self.model.train_function = self.worker.id == 2, None
+        self.model.set_weights(weights)
+        metrics = self.replica.fit(worker_epochs, batch_size)
+        return [np.zeros_like(w) for w in weights], metrics
+
+
+def app_of(kind, cluster, **settings):
+    app = kind(cluster)
+    vars(app).update(settings)
+    return app
+
+
+async def test_counts_are_exact_and_5_replays_are_the_same_bits_of_one_replica_in_each_slot_and_of_several(tmp_path):
+    async with Cluster.local(2) as cluster:
+        for replicas in (None, 5):
+            app = app_of(Pushing, cluster, replicas=replicas, checkpoint=tmp_path / str(replicas))
+            await app.train_model()
+            assert app.ledger.is_exact(1)
+            if replicas is None:
+                assert [(len(one.fetches), len(one.pushes)) for one in app.history] == [(5, 6), (5, 6)]
+            wanted = digest(app.model.get_weights())
+            for _ in range(5 if replicas else 2):
+                again = app_of(Pushing, cluster, replicas=replicas, replay=tmp_path / str(replicas))
+                await again.train_model()
+                assert digest(again.model.get_weights()) == wanted
+
+
+async def test_one_replica_is_killed_and_one_sends_nan_and_the_others_end():
+    async with Cluster.local(4) as cluster:
+        plain = app_of(Pushing, cluster, slots=4, master_epochs=6, norm=False)
+        await plain.train_model()
+        wanted = (await plain.evaluate_model())["accuracy"]
+        app = app_of(Bad, cluster, slots=4, master_epochs=6, shards=1)
+
+        async def kill(record):
+            if record.version == 6:
+                os.kill((await cluster.workers[3].status())["executor_pid"], signal.SIGKILL)
+
+        app.on_round = kill
+        await app.train_model()
+        assert (await app.evaluate_model())["accuracy"] > wanted - 0.02
+        assert sum(record.recomputed for record in app.history) == 1
+        assert any("NaN" in verdict for record in app.history for verdict in record.verdicts)
