@@ -23,6 +23,7 @@ from ddlf.roles.replica import MOVED_EVERY_S
 from ddlf.roles.serving import End, record, shares
 from ddlf.roles.stepper import Stepper
 from ddlf.roles.task import CALLBACKS, Reply, SlotState, Task
+from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class DownpourReplica(CallingReplica):
         self._stepper: Stepper
         self._cadence: Cadence
         self._turns: Turns | None = None  # of this round
+        self._shown: tuple[int, int, int] | None = None  # the shard of ``ddlf status``
         self._loop: asyncio.AbstractEventLoop
 
     # -- verbs ----------------------------------------------------------------------------------------------------------
@@ -60,6 +62,9 @@ class DownpourReplica(CallingReplica):
     async def own(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
         """See ``End``."""
         await self._end.own(epoch, shard, facts)
+        begin, end = facts["part"]
+        self._shown = begin, end, self._stepper.rows.sizes[0]
+        self._worker.on_shard(Shard(*self._shown, facts.get("version", 0), self._role[0]))
 
     @concurrent
     async def arrange(self, epoch: int, owners: list[int], parts: list[Any]) -> None:
@@ -74,7 +79,15 @@ class DownpourReplica(CallingReplica):
     @concurrent
     async def versions(self) -> list[list[int]]:
         """See ``End``."""
-        return await self._end.versions()
+        found = await self._end.versions()
+        if found and self._shown:
+            self._worker.on_shard(Shard(*self._shown, found[-1][1], self._role[0]))
+        return found
+
+    async def close(self) -> None:
+        """See ``Replica``."""
+        self._worker.on_shard(None)
+        await super().close()
 
     @offered
     async def shard(self, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:

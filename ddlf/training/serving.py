@@ -258,7 +258,7 @@ class Serving:
         meta = run.state.get(META) if STATE in run.state else None
         found = []
         for shard, ((begin, end), (low, high)) in enumerate(self._parts):
-            one: dict[str, Any] = {**how, "weights": trained[begin:end], "rest": rest[low:high]}
+            one: dict[str, Any] = {**how, "part": (begin, end), "weights": trained[begin:end], "rest": rest[low:high]}
             if meta is not None:
                 numbers, factors, last = meta
                 one |= {
