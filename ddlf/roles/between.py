@@ -75,6 +75,11 @@ class Turns:
         self._error: BaseException | None = None
         self._left_out: list[int] = []
 
+    @property
+    def now(self) -> int:
+        """The replica that the model is, from 0; behind the last step the one that made it."""
+        return self._replicas[self._order[min(self._step, len(self._order) - 1)]].id
+
     def begin(self) -> list[Any]:
         """Begin, and return the weights that the first replica begins with."""
         self._stepper.begin(self._begun)

@@ -51,6 +51,12 @@ class DownpourReplica(CallingReplica):
         self._shown: tuple[int, int, int] | None = None  # the shard of ``ddlf status``
         self._loop: asyncio.AbstractEventLoop
 
+    @property
+    def turn(self) -> int:
+        """Number of the replica, from 0, that the model is: for Keras's callbacks, while ``fit`` goes on."""
+        assert self._turns is not None
+        return self._turns.now
+
     # -- verbs ----------------------------------------------------------------------------------------------------------
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:

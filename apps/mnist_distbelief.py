@@ -1,0 +1,120 @@
+"""Four ways to train one network on MNIST, side by side: accuracy over time and bytes.
+
+    python apps/mnist_distbelief.py --local 2
+    python apps/mnist_distbelief.py --local 2 --model lstm -p epochs=3
+    python apps/mnist_distbelief.py --local 2 -p ways=sync,default -p replicas=16
+
+``sync`` merges local training after each epoch. The others are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
+``default``, which has Adagrad, a warm start, and stale pushes that count less. With 16 replicas the other two do not learn, or hardly.
+Training stops early when validation does not get better, and the best weights are kept.
+"""
+
+import argparse
+import sys
+import time
+
+import ddlf
+
+PLAIN = dict(mode="downpour", staleness="constant", warm_start=0)
+WAYS = {
+    "sync": dict(mode="sync"),
+    "downpour": dict(PLAIN, push_rule="sgd:rate=0.2"),
+    "adagrad": dict(PLAIN, push_rule="adagrad:rate=0.05"),
+    "default": dict(mode="downpour", push_rule="adagrad:rate=0.05"),
+}
+
+
+class Mnist(ddlf.IApp):
+    """A dense network of 79,510 parameters, or an LSTM that reads an image line by line; both with dropout."""
+
+    batch_size = 32
+    learning_rate = 0.1
+    evaluate_every = 1
+    verbose = False
+
+    samples = 60_000
+    network = "dense"
+    patience = 2
+
+    def load_dataset(self):
+        (x, y), (self.x_test, self.y_test) = ddlf.load_mnist()
+        x, y = x[: self.samples], y[: self.samples]
+        self.x_train, self.y_train, self.x_val, self.y_val = x[:-1000], y[:-1000], x[-1000:], y[-1000:]
+
+    def create_model(self):
+        import keras
+        from keras import layers
+
+        hidden = {
+            "dense": [layers.Flatten(), layers.Dense(100, activation="relu")],
+            "lstm": [layers.Reshape((28, 28)), layers.LSTM(64)],
+        }[self.network]
+        output = [layers.Dropout(0.2), layers.Dense(10, activation="softmax")]
+        self.model = keras.Sequential([keras.Input((28, 28, 1)), *hidden, *output], name=f"mnist_{self.network}")
+        self.model.compile(keras.optimizers.SGD(self.learning_rate), "categorical_crossentropy", metrics=["accuracy"])
+        self.values = self.model.count_params()
+        self.callbacks = [
+            keras.callbacks.EarlyStopping("val_accuracy", patience=self.patience, restore_best_weights=True)
+        ]
+
+    def on_round(self, record):
+        """Note what it came to so far: after a round of ``sync``, or of one slot in Downpour."""
+        models = len(record.pushes) + len(
+            record.fetches
+        )  # of each, all but this worker's own shard goes to another one
+        between = models * 4 * self.values * (1 - 1 / self.cluster.N) / 1e6
+        before = self.curve[-1] if self.curve else (0.0, 0.0, 0.0, 0.0)
+        master = (record.bytes_out + record.bytes_back) / 1e6
+        seconds, accuracy = time.perf_counter() - self.began, record.test["accuracy"]
+        self.curve.append((seconds, before[1] + master, before[2] + between, accuracy))
+        print(
+            f"{seconds:8.1f} s {self.curve[-1][1]:9.1f} MB {self.curve[-1][2]:9.1f} MB {100 * accuracy:9.2f} %",
+            flush=True,
+        )
+
+
+async def main(
+    cluster: ddlf.Cluster,
+    model: str = "dense",
+    ways: str = ",".join(WAYS),
+    epochs: int = 4,
+    replicas: int = 16,
+    samples: int = 60_000,
+    seed: int = 0,
+) -> None:
+    """Train in each way, from the same first weights, and print what each came to.
+
+    Args:
+        cluster: The workers.
+        model: ``dense`` or ``lstm``.
+        ways: Names of ways, with commas between them.
+        epochs: At most so many passes over the samples.
+        replicas: In Downpour, on all workers together.
+        samples: Of MNIST, 1,000 of them for validation.
+        seed: Of first weights and all else by chance.
+    """
+    ended = {}
+    for way in ways.split(","):
+        app = Mnist(cluster)
+        app.network, app.samples, app.master_epochs, app.seed = model, samples, epochs, seed
+        for name, value in WAYS[way].items():
+            setattr(app, name, value)
+        if app.mode == "downpour":
+            app.replicas = replicas
+        app.curve = []
+        await app.prepare()
+        print(f"\n{way}\n   training  to the master  among workers  accuracy")
+        app.began = time.perf_counter()
+        await app.train_model()
+        ended[way] = (*app.curve[-1][:3], (await app.evaluate_model())["accuracy"])
+    print(f"\n{'way':<10} {'seconds':>8} {'MB, master':>11} {'MB, workers':>12} {'accuracy':>9}")
+    for way, (seconds, master, between, accuracy) in ended.items():
+        print(f"{way:<10} {seconds:8.1f} {master:11.1f} {between:12.1f} {100 * accuracy:8.2f}%")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", choices=["dense", "lstm"], default="dense")
+    own, rest = parser.parse_known_args()
+    sys.argv[1:] = [*rest, "-p", f"model={own.model}"]
+    ddlf.main(main)
