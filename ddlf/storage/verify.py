@@ -30,13 +30,17 @@ def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: 
         yield DatasetError(f"{path} is not of this data set", hint="remove it")
     done = 0
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for file, error in zip(
-            found.files, threads.map(lambda file: _of(place, found, file), found.files), strict=True
-        ):
-            done += file.samples
-            moved("checking", done, found.samples)
-            if error is not None:
-                yield error
+        try:
+            for file, error in zip(
+                found.files, threads.map(lambda file: _of(place, found, file), found.files), strict=True
+            ):
+                done += file.samples
+                moved("checking", done, found.samples)
+                if error is not None:
+                    yield error
+        except KeyboardInterrupt:
+            place.close()  # else the threads would be waited for, and they for the store
+            raise
 
 
 def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | None:

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -193,6 +194,27 @@ def test_closing_a_place_ends_what_waits_for_it(served, monkeypatch):
     place.close()
     waiting.join(20)
     assert errors
+
+
+def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
+    place = open_place(served.url)
+    found, real = place.manifest(), place.check
+    served.fail(stall=1.0)
+
+    def check(file, columns):
+        if file is not found.files[0]:
+            real(file, columns)
+        while not served.failed:  # until another one waits
+            pass
+
+    def interrupt(what, done, of):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, "check", check)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(damage(place, found, interrupt))
+    assert time.monotonic() - begin < store.STALL_S  # not as long as the store takes
 
 
 def test_workers_of_one_machine_fetch_each_file_once_together(served, tmp_path):
