@@ -36,6 +36,7 @@ from ddlf.roles.rate_decay import callbacks_of
 from ddlf.roles.task import OPTIMIZER
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
+from ddlf.training.rounds import Elsewhere
 
 
 class Callbacks:
@@ -54,7 +55,8 @@ class Callbacks:
 
     def __init__(self, app: Any, settings: dict[str, Any]) -> None:
         check(app)
-        self._callbacks = [*app.callbacks, *callbacks_of(app, settings["rate_decay"])]
+        self._own = callbacks_of(app, settings["rate_decay"])
+        self._callbacks = [*app.callbacks, *self._own]
         for why in warnings_of_master(app):
             app._tell(Warned(about="callback", why=why))
         self.final: Weights | None = None
@@ -72,6 +74,19 @@ class Callbacks:
     def stopped(self) -> bool:
         """Whether one of them has set ``stop_training``."""
         return bool(self._model.stop_training)
+
+    @property
+    def need_weights(self) -> bool:
+        """Whether one of them may look at the model's weights, as each but those of Keras may that look at metrics and learning rates alone."""
+        import keras
+
+        all_of = keras.callbacks
+        blind = (all_of.LearningRateScheduler, all_of.ReduceLROnPlateau, all_of.CSVLogger, all_of.TerminateOnNaN)
+        return not all(
+            type(one) in blind or (type(one) is all_of.EarlyStopping and not one.restore_best_weights)
+            for one in self._callbacks
+            if one not in self._own
+        )
 
     @property
     def weights(self) -> Weights:
@@ -193,7 +208,8 @@ class Callbacks:
 
     def _show(self) -> None:
         model, progress = self._model, self._progress
-        model.set_weights(progress.weights)
+        if not isinstance(progress.weights, Elsewhere):
+            model.set_weights(progress.weights)
         shapes = [] if model.optimizer is None else [tuple(variable.shape) for variable in model.optimizer.variables]
         state = next((state for state in self._optimizers if state), None)
         # The workers' has more variables than this one where it scales the loss, for mixed_float16.

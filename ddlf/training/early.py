@@ -137,16 +137,14 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
         ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
         (
             "batchnorm",
-            settings["batchnorm"] == "averaged",
+            settings["batchnorm"] != "recalibrated",
             "needs the weights on the master in each round",
-            "'averaged'",
+            "'averaged' or 'local'",
         ),
         ("optimizer_state", settings["optimizer_state"] != "averaged", brings, "'stays' or 'fresh'"),
-        ("callbacks", not settings["callbacks"], "need the model on the master in each epoch", "worker_callbacks"),
     ):
         if not fine:
-            what = name if name == "callbacks" else f"{name}={str(settings[name])!r}"
-            raise ConfigError(f"{what} {why}", hint=f"use {instead}, or exchange='star'")
+            raise ConfigError(f"{name}={str(settings[name])!r} {why}", hint=f"use {instead}, or exchange='star'")
 
 
 def check_downpour(settings: dict[str, Any]) -> None:

@@ -311,7 +311,7 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
 
 
 def _check_models(app: Any, opened: dict[int, dict[str, Any]]) -> None:
-    mine = [tuple(row[1:]) for row in describe_weights(app.model)]
+    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # its weights may be on the workers
     for number, facts in opened.items():
         theirs = facts["weights"]
         if [tuple(row[1:]) for row in theirs] != mine:

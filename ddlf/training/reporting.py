@@ -96,7 +96,7 @@ class Reporter:
     @property
     def shows(self) -> bool:
         """Whether somebody looks at the weights after each epoch."""
-        return self._callbacks is not None
+        return self._callbacks is not None and self._callbacks.need_weights
 
     async def close(self) -> None:
         """End what is still being reported, because the run has ended with an error."""

@@ -183,6 +183,10 @@ class Sharded:
                 self._move(before)
             raise
         if looks:
+            changed = self._run.progress.weights
+            if changed is not weights:  # by callbacks: the workers get them from here
+                self._here = next(self._generations), changed, self._run.state["outer"]
+                self._move(Place(self._here[0]))
             self._home = snapshot(self._run.progress)
 
     async def settle(self) -> None:
@@ -280,8 +284,9 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
 
 
 def _looks(run: Run, round: Round) -> bool:
-    """Whether the weights after a round are to be here: for a checkpoint, or since it is the last one. Tests are done where they are."""
-    return round.last or (run.keeper is not None and run.keeper.is_due(run.version + 1))
+    """Whether the weights after a round are to be here: for a checkpoint, callbacks, or since it is the last one. Tests are done where they are."""
+    due = run.keeper is not None and run.keeper.is_due(run.version + 1)
+    return round.last or due or (run.reporter.shows and run.progress.ends_epoch(round.number))
 
 
 def snapshot(progress: Any) -> Any:

@@ -11,9 +11,11 @@ import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
-from ddlf.testing import in_process_cluster
+from ddlf.roles.build import describe_weights
+from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.exchange import Exchange
-from ddlf.training.opening import Opening
+from ddlf.training.opening import Opening, _check_models
+from ddlf.training.rounds import Elsewhere
 from ddlf.training.run import Run
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
@@ -265,3 +267,10 @@ async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_bega
     sent = opening._pickle(app)
     app.lock = threading.Lock()  # as a user's on_round might, and it cannot be sent
     assert opening._pickle(app) is sent
+
+
+async def test_a_worker_that_comes_back_is_compared_with_the_model_also_while_its_weights_are_on_the_workers():
+    app = FakeRun()
+    app._weights = Elsewhere(None, None)
+    _check_models(app, {1: {"weights": describe_weights(vars(app)["model"])}})
+    assert isinstance(app._weights, Elsewhere)

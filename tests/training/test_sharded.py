@@ -10,6 +10,7 @@ from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, W
 from ddlf.events import ResidualDropped, UpdateClipped, Warned, WorkerGone
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.early import keeps_little
+from ddlf.training.rounds import Elsewhere
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -86,6 +87,7 @@ def when_opened(run, number, do):
         {"merge": "geometric", "outer": "fedadam", "codec": "topk:0.3", "slots": 8},
         {"merge": "clipped:0.9", "slots": 5},
         {"update_policy": "clip", "merge": "geometric", "slots": 4},
+        {"batchnorm": "local", "norms": frozenset(["norm/variance", "dense/bias"]), "slots": 5},
         {"codec": "int4-block:7", "slots": 5},
         {"codec": "topk:0.1", "slots": 5},
         {"codec": "powersgd", "slots": 5},
@@ -219,6 +221,57 @@ async def test_stopped_by_the_app_a_run_ends_with_the_weights_of_then():
     await run.train_model()
     star = await trained("star", master_epochs=2)
     assert bits(run) == bits(star)
+
+
+class Doubles:
+    """In the place of Keras's callbacks: after the second epoch all weights are doubled."""
+
+    final, stopped, need_weights = None, False, True
+
+    def __init__(self, app, settings):
+        self.seen = app.seen = []
+
+    async def begin(self, progress):
+        self._progress = progress
+
+    async def show(self):
+        self.seen.append(isinstance(self._progress.weights, Elsewhere))
+
+    async def end_epoch(self):
+        if self._progress.round == 2 and self.need_weights:
+            self._progress.weights = [np.asarray(w * 2, w.dtype) for w in self._progress.weights]
+        return self._progress.records[-1]
+
+    async def begin_epoch(self):
+        pass
+
+    async def end(self, whole):
+        pass
+
+    def for_tests(self):
+        return None
+
+    @property
+    def weights(self):
+        return self._progress.weights
+
+
+async def test_callbacks_on_the_master_have_the_weights_and_what_they_set_is_what_workers_go_on_with(monkeypatch):
+    monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
+    runs = [
+        await trained(exchange, outer="nesterov", callbacks=[1], master_epochs=4) for exchange in ("star", "sharded")
+    ]
+    assert bits(runs[1]) == bits(runs[0])
+    assert bits(runs[1]) != bits(await trained("star", outer="nesterov", master_epochs=4))
+    assert runs[1].seen == [False] * 4
+
+
+async def test_callbacks_that_look_at_metrics_alone_bring_no_weights_to_the_master(monkeypatch):
+    monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
+    monkeypatch.setattr(Doubles, "need_weights", False)
+    run = await trained(callbacks=[1], workers=3)
+    assert run.seen == [True, True, False]
+    assert ["values" in [what[0] for what in worker.asked[:-2]] for worker in run.cluster.workers] == [False] * 3
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -407,7 +460,6 @@ async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_
         ),
         ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of weights from the master"),
         ({"local_rule": "scaffold"}, "local_rule='scaffold.*' brings as much as the model to the master in each round"),
-        ({"batchnorm": "local", "norms": frozenset(["norm/variance"])}, "batchnorm='local' needs the weights on"),
         ({"batchnorm": "recalibrated"}, "batchnorm='recalibrated' needs the weights on the master in each round"),
         ({"optimizer_state": "averaged"}, "optimizer_state='averaged' brings as much"),
         ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
@@ -418,13 +470,6 @@ async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings
     with pytest.raises(ConfigError, match=text):
         await run.train_model()
     assert run.cluster.workers[0].asked == []
-
-
-async def test_callbacks_that_need_the_model_are_refused():
-    run = run_of()
-    run.callbacks = [type("Callback", (), {"set_model": None, "on_epoch_end": None})()]
-    with pytest.raises(ConfigError, match="callbacks"):
-        await run.train_model()
 
 
 # --- what slots leave ---------------------------------------------------------------------------------------------------
