@@ -191,18 +191,18 @@ class Settings:
     with the others, has a bad one computed again on another worker, and leaves it out if that does not help; ``clip`` scales what is too long."""
 
     exchange: Annotated[
-        Literal["star", "sharded", "gradient"],
-        OneOf("star", "sharded", "gradient"),
-        "what comes back, and to whom: updates of local training to the master (star), in slices to the workers (sharded), or the gradient of one "
-        "batch, for one common step (gradient)",
+        Literal["star", "sharded", "auto", "gradient"],
+        OneOf("star", "sharded", "auto", "gradient"),
+        "what comes back, and to whom: updates of local training to the master (star), in slices to the workers (sharded), "
+        "the faster one of both (auto), or the gradient of one batch, for one common step (gradient)",
         "",
         FILE | FACT,
         "sync",
     ] = "star"
     """With ``sharded`` each worker merges a slice of all updates and gives it to the others, with the bits of ``star``: nothing as large as the model
-    goes through the master in a round, which has it after checkpoints, tests and the last round. With ``gradient`` the master takes the mean over
-    samples, and one step with the model's own optimizer: that of one process with K times the batch. Each step costs an exchange, which local
-    training spares."""
+    goes through the master in a round, which has it after checkpoints and the last round. ``auto`` takes one of both, by what a round has to move,
+    and says why. With ``gradient`` the master takes the mean over samples, and one step with the model's own optimizer: that of one process with K
+    times the batch. Each step costs an exchange, which local training spares."""
 
     outer: Annotated[
         "OuterOptimizer | str | None",

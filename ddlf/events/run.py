@@ -132,6 +132,18 @@ class DataPartitioned(Event):
     labels: tuple[dict[str, int], ...] = ()
 
 
+class ExchangeChosen(Event):
+    """``exchange="auto"`` has become one of those there are.
+
+    Args:
+        exchange: ``"star"`` or ``"sharded"``.
+        why: Why.
+    """
+
+    exchange: str
+    why: str
+
+
 class NothingToTrain(Event):
     """A run that is gone on from has nothing left to train.
 

@@ -125,6 +125,8 @@ def _line(event: e.Event) -> str:
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
         case e.DataPartitioned():
             return "\n".join(f"{'' if number else 'parts':<9} {text}" for number, text in enumerate(_parts(event)))
+        case e.ExchangeChosen():
+            return f"exchange  {event.exchange}: {event.why}"
         case e.NothingToTrain(converged=True):
             return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
         case e.NothingToTrain():

@@ -218,7 +218,7 @@ class FakeWorker:
             return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
         if self._app.mode == "downpour":
             return (await carried(self, self._app, task)).to_message()
-        if self._app.exchange == "sharded":
+        if "generation" in task.weights:
             await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
             task = await self.end.copies.have(task)
         reply = self.train(task)
@@ -238,7 +238,7 @@ class FakeWorker:
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
         before = self.kept.begin(task)
-        sharded = self._app.exchange == "sharded"
+        sharded = "generation" in task.weights
         weights = (
             self.end.weights(task.weights["generation"])
             if sharded

@@ -36,6 +36,10 @@ USELESS = {
 }
 """Settings of other modes that have no ``only``, and why they would have no effect here."""
 
+LINK = 125e6
+"""Bytes per second of a link, each way, where none was measured: 1 Gbit/s."""
+AGREED_S = 0.05
+"""What a round takes to agree on who does what, from worker to worker."""
 FEW = 0.2
 """Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
 
@@ -178,6 +182,30 @@ def check_downpour(settings: dict[str, Any]) -> None:
     replicas, softsync = settings["replicas"] or settings["slots"], settings["softsync"]
     if replicas and softsync and softsync > replicas:
         raise ConfigError(f"softsync must be from 1 to the {replicas} replicas, got {softsync}")
+
+
+def chosen_exchange(settings: Mapping[str, Any], workers: int, weights: int) -> tuple[str, str]:
+    """What ``exchange="auto"`` becomes, and why: what moves the bytes of a round in less time.
+
+    Args:
+        settings: Every setting as it is used, by name.
+        workers: How many train, K.
+        weights: Bytes of the model's weights, P.
+
+    Formula:
+        Over links of B bytes/s each way ``2 K P / B`` through the master, ``2 (K - 1) / K P / B`` and what it takes to agree from worker to worker.
+    """
+    try:
+        check_sharded({**settings, "exchange": "sharded"})
+    except ConfigError as error:
+        return "star", error.message
+    star, sharded = 2 * workers * weights / LINK, 2 * (workers - 1) / workers * weights / LINK + AGREED_S
+    size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
+    times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
+    return (
+        "sharded" if sharded < star and workers > 1 else "star",
+        f"for {size} a round moves for about {times}, at 1 Gbit/s",
+    )
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:

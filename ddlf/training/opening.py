@@ -95,7 +95,7 @@ class Opening:
             await worker.preload(*PRELOADED)
             phases.begin("sending", total=self._size, unit="bytes")
             role = DownpourReplica if self._mode == "downpour" else ShardedReplica
-            shards = self._mode == "downpour" or self.app.exchange == "sharded"
+            shards = self._mode == "downpour" or self.app.exchange in ("sharded", "auto")
             make = (role, self.app, self.run) if shards else (Replica, self.app)
             await worker.call(self._role, "open", *make, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None

@@ -302,7 +302,7 @@ def rules_of(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _known(name: str, value: Any) -> Any:
     """A stored setting as it is compared: through the master or from worker to worker, weights come to the same bits."""
-    return "star" if name == "exchange" and value == "sharded" else value
+    return "star" if name == "exchange" and value in ("sharded", "auto") else value
 
 
 def _fact(value: Any) -> Any:

@@ -18,7 +18,7 @@ from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.chosen import read
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
-from ddlf.events import How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
+from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
 from ddlf.roles.apart import batch_norms, warning
 from ddlf.roles.callbacks import warnings
@@ -40,6 +40,7 @@ from ddlf.training.early import (
     check_sharded,
     check_slots,
     check_together,
+    chosen_exchange,
     keeps_little,
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
@@ -117,6 +118,11 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         settle(app, settings)
+        if settings["exchange"] == "auto":
+            settings["exchange"], why = chosen_exchange(
+                settings, app.cluster.N, sum(w.nbytes for w in app.model.get_weights())
+            )
+            app._tell(ExchangeChosen(exchange=settings["exchange"], why=why))
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         if settings["exchange"] == "gradient":
             check_model(app)

@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
-from ddlf.events import ResidualDropped, UpdateClipped, Warned, WorkerGone
+from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.early import keeps_little
 from ddlf.training.rounds import Elsewhere
@@ -33,6 +33,8 @@ def run_of(exchange="sharded", workers=K, **settings):
 
 async def trained(*arguments, **settings):
     run = run_of(*arguments, **settings)
+    run.told = []
+    run.subscribe(run.told.append)
     await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
     return run
@@ -470,6 +472,38 @@ async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings
     with pytest.raises(ConfigError, match=text):
         await run.train_model()
     assert run.cluster.workers[0].asked == []
+
+
+# --- auto -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "wanted", "why"),
+    [
+        (
+            {"start": {"large": np.zeros((3000, 1000), "f4")}},
+            3,
+            "sharded",
+            "for 3 workers and 12 MB of weights a round",
+        ),
+        ({}, 3, "star", " MB of weights a round moves for about 0.000"),
+        ({"start": {"large": np.zeros((3000, 1000), "f4")}}, 1, "star", "for 1 worker and 12 MB"),
+        ({"start": {"large": np.zeros((3000, 1000), "f4")}, "outer": "streaming:1"}, 3, "star", "outer='streaming"),
+    ],
+)
+async def test_auto_takes_what_is_faster_and_says_why(settings, workers, wanted, why):
+    settings = {"frozen": frozenset(), "slots": 2, "master_epochs": 1, **settings} if settings else {}
+    run = await trained("auto", workers=workers, **settings)
+    (chosen,) = [event for event in run.told if isinstance(event, ExchangeChosen)]
+    assert chosen.exchange == wanted
+    assert why in chosen.why
+    assert bits(run) == bits(await trained("star", workers=workers, **settings))
+
+
+async def test_a_run_of_auto_goes_on_as_what_it_is_then(tmp_path):
+    await trained("star", master_epochs=1, checkpoint=tmp_path)
+    run = await trained("auto", checkpoint=tmp_path, resume="auto")
+    assert bits(run) == bits(await trained("star"))
 
 
 # --- what slots leave ---------------------------------------------------------------------------------------------------
