@@ -76,6 +76,8 @@ class StandIn(ShardedReplica):
             metrics={"loss": 0.0},
             counted=NOTHING_COUNTED,
             compute_s=1e-3,
+            wait_data_s=0.0,
+            files=(),
             stopped=False,
             state={},
         )
