@@ -45,6 +45,7 @@ class FileFeed:
         self._memory = count_of_bytes("data_memory", app.data_memory) or usual_memory()
         self._order: Portion | None = None
         self._stream: Stream | None = None
+        self._last: Stream | None = None  # what it has of files in memory may be wanted again
         self.error: Exception | None = None
         self._told: tuple[float, list[int]] = 0.0, []  # seconds and files of passes that are over
         self._tensorflow = keras.backend.backend() == "tensorflow"
@@ -85,10 +86,10 @@ class FileFeed:
         return told
 
     def _begin(self) -> Stream:
+        before, self.error = self._last, None
         self._put_away()
-        self.error = None
         assert self._order is not None
-        self._stream = Stream(self.data, self._order, self.batch_size, self._memory)
+        self._stream = self._last = Stream(self.data, self._order, self.batch_size, self._memory, before)
         if self._ends():
             self._stream.close()
         return self._stream

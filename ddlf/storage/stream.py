@@ -50,6 +50,7 @@ class Stream:
         batch_size: Samples in a batch: a chunk has a multiple of it, but for the last one.
         memory: Bytes for all that is read and not yet trained on. A window of files is held in it if it takes no more than half of it; else rows
             are read from the disk as they are wanted.
+        before: A pass over the same data with the same memory, whose files need not be read again.
 
     Attributes:
         begun: Whether somebody takes chunks.
@@ -60,7 +61,9 @@ class Stream:
         ConfigError: The memory is too small for batches.
     """
 
-    def __init__(self, data: DataSet, portion: Portion, batch_size: int, memory: int) -> None:
+    def __init__(
+        self, data: DataSet, portion: Portion, batch_size: int, memory: int, before: Stream | None = None
+    ) -> None:
         self._data, self._portion = data, portion
         self._sizes = data.manifest.sizes
         row = data.manifest.row_bytes
@@ -73,7 +76,7 @@ class Stream:
         rule = SHUFFLE.read(portion.shuffle)
         files = rule.files if isinstance(rule, Window) else 1
         self._loads = not isinstance(rule, Global) and int(np.sort(self._sizes)[-files:].sum()) * row <= memory // 2
-        self._open: dict[int, Arrays] = {}
+        self._open: dict[int, Arrays] = before._open if before and before._loads and self._loads else {}
         self.begun, self.wait_s = False, 0.0
         self.files: list[int] = []
         self._closed: Future[Any] = Future()
@@ -104,6 +107,7 @@ class Stream:
                 del rows
         finally:
             self.close()
+            self._ahead.clear()
 
     def close(self) -> None:
         """End reading; who waits is told at once. Any thread may."""
@@ -127,7 +131,6 @@ class Stream:
                     left -= filled
                     yield whole
                     whole, filled = self._empty(left), 0
-        self._open = {}
 
     def _empty(self, left: int) -> Arrays:
         columns = self._data.manifest.columns.items()

@@ -54,6 +54,19 @@ def test_nothing_is_read_but_what_is_wanted_and_a_little_ahead(place):
     stream.close()
 
 
+def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
+    data = ddlf.data.open(place)
+    one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
+    first = Stream(data, one, 8, 10**9)
+    assert [number for chunk in first for number in chunk["y"]] == one.ids(SIZES).tolist()
+    assert [number for chunk in Stream(data, one, 8, 10**9, first) for number in chunk["y"]] == one.ids(SIZES).tolist()
+    again, third = Stream(data, one, 8, 10**9, first), Stream(data, other, 8, 10**9, first)
+    assert len([*again]) == len([*Stream(data, one, 8, 10**9)])
+    assert [number for chunk in third for number in chunk["y"]] == other.ids(SIZES).tolist()
+    assert not again.files
+    assert not set(third.files) & set(first.files)
+
+
 def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
