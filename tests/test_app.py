@@ -35,7 +35,7 @@ async def test_arguments_win_over_attributes_of_the_object_and_these_over_the_cl
         (dict(batch_size=True), "batch_size must be a whole number of 1 or more, got True"),
         (dict(master_epochs=2.5), "master_epochs must be a whole number of 1 or more, got 2.5"),
         (dict(seed=-1), "seed must be a whole number from 0 to 4294967295, got -1"),
-        (dict(mode="fast"), "mode must be 'sync' or 'async', got 'fast'"),
+        (dict(mode="fast"), "mode must be one of sync, async, downpour, got 'fast'"),
         (dict(balance="fair"), "balance must be 'equal' or 'speed', got 'fair'"),
         (dict(codec="int7"), "unknown codec 'int7'"),
         (dict(precision="half"), "precision must be one of auto, float32, mixed_bfloat16, mixed_float16, got 'half'"),

@@ -74,22 +74,17 @@ def test_a_full_file_is_read_as_written():
         WorkerAddress(host="pc04", port=9000),
     )
     assert config.security.token_file == Path.cwd() / "lab" / "token"
-    assert config.run.model_dump() == {
+    assert config.run.model_dump(exclude_none=True) == {
         "min_workers": 2,
         "connect_timeout_s": 5.0,
-        "heartbeat_s": None,
-        "suspect_after_s": None,
         "dead_after_s": 1.5,
         "mode": "async",
         "master_epochs": 100,
         "worker_epochs": 10,
-        "worker_steps": None,
         "batch_size": 32,
         "seed": 0,
         "slots": 4,
         "optimizer_state": "fresh",
-        "exchange": None,
-        "local_rule": None,
         "evaluate_every": 0,
     }
 
@@ -280,7 +275,7 @@ MISTAKES = [
     (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
-    (ONE + "run: {mode: snc}\n", "2:13: mode must be 'sync' or 'async', got snc"),
+    (ONE + "run: {mode: snc}\n", "2:13: mode must be 'sync', 'async' or 'downpour', got snc"),
     (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
     (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
     (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
@@ -369,7 +364,7 @@ security:
         "cluster.yaml:6:5: '10.0.0.2' has no port, write '10.0.0.2:9000'",
         "cluster.yaml:9:5: key 'port' is given twice (first at line 8)",
         "cluster.yaml:10:20: min_workers is 8, but workers lists only 5",
-        "cluster.yaml:10:29: mode must be 'sync' or 'async', got snc",
+        "cluster.yaml:10:29: mode must be 'sync', 'async' or 'downpour', got snc",
         "cluster.yaml:12:3: token must not be stored in this file, use token_file in security",
         f"cluster.yaml:13:15: token_file 'nope' does not exist (looked for '{Path.cwd()}/nope')",
     ]
@@ -550,7 +545,6 @@ def data_of(content: str | bytes) -> Any:
     return None if document is None or document.problems else document.data
 
 
-FOUND_BY_EDITORS = [mistake for mistake in MISTAKES if data_of(mistake[0]) is not None]
 BEYOND_A_SCHEMA = re.compile(
     r"same (address|name)|3 x heartbeat_s|lists only|"  # what values say about each other
     r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON knows none of the first, and takes 90.0 for an integer
@@ -568,10 +562,11 @@ def test_the_schema_is_one_and_takes_what_the_reader_takes():
         check(data_of(content))
 
 
-@pytest.mark.parametrize(("content", "expected"), FOUND_BY_EDITORS)
+@pytest.mark.parametrize(("content", "expected"), MISTAKES)
 def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(content, expected):
+    data = data_of(content)
     beyond = bool(BEYOND_A_SCHEMA.search(f"{content} {expected}"))
-    assert Draft202012Validator(schema()).is_valid(data_of(content)) is beyond
+    assert data is None or Draft202012Validator(schema()).is_valid(data) is beyond
 
 
 def test_importing_what_reads_addresses_does_not_import_what_reads_configurations():

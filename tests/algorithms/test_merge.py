@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.stats import trim_mean
 
 from ddlf.algorithms.merge import MERGE, Krum, Mean, Median, RunningMerge, TrimmedMean, merged
 from ddlf.errors import BadUpdate, ConfigError
@@ -189,6 +188,8 @@ def test_the_median_is_numpys_median(stacked):
 
 @given(stacked=stacks, beta=st.floats(0, 0.5, exclude_max=True))
 def test_the_trimmed_mean_is_scipys_trimmed_mean(stacked, beta):
+    from scipy.stats import trim_mean  # its import takes longer than all tests of this file
+
     (trimmed,) = merged(TrimmedMean(beta=beta), [[np.asarray(tensor)] for tensor in stacked], [1] * len(stacked))
     expected = trim_mean(stacked.astype("f8"), beta, axis=0)
     np.testing.assert_allclose(trimmed, expected, rtol=1e-6, atol=1e-12 * float(np.abs(stacked).max(initial=1)))

@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import pytest
-from scipy.stats import theilslopes
 
 from tests.trials import soak
 
@@ -22,6 +21,8 @@ def test_each_part_is_measured_and_calls_and_transfers_leave_no_descriptor_threa
 
 
 def test_the_slope_is_that_of_another_library_and_one_step_does_not_decide():
+    from scipy.stats import theilslopes  # its import takes a second of every process that collects this file
+
     watch = soak.Watch(os.getpid(), 40)
     watch.at = list(np.arange(40.0))
     noise = np.random.default_rng(0).normal(0, 1000, 40)
