@@ -14,6 +14,7 @@ import sys
 import time
 
 import ddlf
+from ddlf.errors import ConfigError
 
 PLAIN = dict(mode="downpour", staleness="constant", warm_start=0)
 WAYS = {
@@ -22,6 +23,7 @@ WAYS = {
     "adagrad": dict(PLAIN, push_rule="adagrad:rate=0.05"),
     "default": dict(mode="downpour", push_rule="adagrad:rate=0.05"),
 }
+MODELS = ["dense", "lstm"]
 
 
 class Mnist(ddlf.IApp):
@@ -93,6 +95,9 @@ async def main(
         samples: Of MNIST, 1,000 of them for validation.
         seed: Of first weights and all else by chance.
     """
+    for name, known in [*((way, WAYS) for way in ways.split(",")), (model, MODELS)]:
+        if name not in known:
+            raise ConfigError(f"there is no {name!r} here: choose of {', '.join(known)}")
     ended = {}
     for way in ways.split(","):
         app = Mnist(cluster)
@@ -114,7 +119,7 @@ async def main(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model", choices=["dense", "lstm"], default="dense")
+    parser.add_argument("--model", choices=MODELS, default="dense")
     own, rest = parser.parse_known_args()
     sys.argv[1:] = [*rest, "-p", f"model={own.model}"]
     ddlf.main(main)

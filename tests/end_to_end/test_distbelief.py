@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-def run(tmp_path, app, *options):
+def run(tmp_path, app, *options, code=0):
     data = folder_with_mnist(tmp_path / "data")
     own = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
     command = [sys.executable, ROOT / "apps" / app, "--local", "2", *options]
@@ -24,7 +24,7 @@ def run(tmp_path, app, *options):
         text=True,
         capture_output=True,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 
 
@@ -79,3 +79,8 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
         "replicas=2",
     )
     assert re.search(r"^default +\S+ +\S+ +\S+ +\d+\.\d\d%", said, re.M)
+
+
+def test_a_way_that_is_not_there_is_named(tmp_path):
+    said = run(tmp_path, "mnist_distbelief.py", "-p", "ways=sync,snyc", code=2)
+    assert "there is no 'snyc' here: choose of sync, downpour, adagrad, default" in said
