@@ -21,7 +21,7 @@ from ddlf.training.there import Member, WeightsThere
 NOTICED_S = 10.0
 """How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
 TRIES = 6
-"""Attempts at one round, each of which met with the loss of another worker, or carries slots again after one."""
+"""Attempts at one exchange, each of which met with the loss of another worker."""
 
 Gone = tuple[ProxyWorker, DDLFError | None] | None
 """A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
@@ -63,7 +63,6 @@ class Together:
         """
         losses = 0
         while losses < TRIES:
-            losses += 1
             alive = self.there.members()
             if lost := [reply for reply in replies if self._holder(reply) not in alive]:
                 again = await self._again(lost)
@@ -79,9 +78,8 @@ class Together:
             if gone is None:
                 return replies
             worker, error = gone
-            if error is None:
-                losses -= 1  # there are not so many links
-            elif self.there.member(worker.id) in alive:
+            losses += error is not None  # there are not so many links, nor do so many workers come back
+            if error is not None and self.there.member(worker.id) in alive:
                 slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
                 self.run.crew.lose(worker, slot, error)
         raise ClusterTooSmall(

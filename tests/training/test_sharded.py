@@ -142,6 +142,15 @@ async def test_a_worker_that_is_lost_while_updates_are_compared_changes_no_bit()
         assert bits(run) == bits(await trained("star", **settings))
 
 
+@pytest.mark.parametrize(
+    "start", [{"w": np.asarray(0.5, "f4")}, {"w": np.ones(3, "f4"), "b": np.zeros(0, "f4")}], ids=["1", "3"]
+)
+@pytest.mark.parametrize("workers", [1, 2, 8])
+async def test_a_model_of_fewer_values_than_workers_has_the_bits_of_the_star(start, workers):
+    settings = {"start": start, "frozen": frozenset(), "workers": workers, "slots": 8, "outer": "nesterov"}
+    assert bits(await trained(**settings)) == bits(await trained("star", **settings))
+
+
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.roles.shards.PIECE", 100)
     monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
