@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from ddlf.data.parts import content_of
-from ddlf.errors import WorkerLost
+from ddlf.errors import AppError, WorkerLost
+from ddlf.testing import FakeRun
+from ddlf.training.opening import _check_models
+from ddlf.training.rounds import Elsewhere
 from ddlf.training.there import WeightsThere
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
@@ -56,6 +59,16 @@ async def test_workers_that_compute_with_fewer_bits_are_not_asked(precision):
     app = SimpleNamespace(precision=precision, **DATA)
     assert await there_of(Proxy({"loss": 2.0}, asked)).evaluated([(1, 0)], 7, app, "val") is None
     assert asked == []
+
+
+async def test_the_model_of_a_worker_that_comes_back_is_compared_while_the_weights_are_on_workers():
+    run = FakeRun()
+    facts = [(name, list(array.shape), str(array.dtype)) for name, array in run.start.items()]
+    run._weights = Elsewhere(None, None)
+    _check_models(run, {1: {"weights": facts}})
+    with pytest.raises(AppError, match="create_model makes another model on worker 1"):
+        _check_models(run, {1: {"weights": facts[:1]}})
+    assert isinstance(run._weights, Elsewhere)
 
 
 async def test_when_all_are_lost_nobody_has_evaluated_them():
