@@ -50,7 +50,7 @@ def evaluate(
         return scalars(app.model.evaluate(feed.dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
     except Exception:
         if isinstance(feed, FileFeed) and feed.error is not None:
-            raise feed.error from None
+            raise feed.error.with_traceback(None) from None
         raise
     finally:
         end_reading(app)

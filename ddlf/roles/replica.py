@@ -342,7 +342,7 @@ class Replica:
                 raise
             if self.stopping:
                 return {}  # it waited for samples
-            raise self._samples.error from None
+            raise self._samples.error.with_traceback(None) from None
         finally:
             self._samples.end()
 
