@@ -2,7 +2,8 @@
 
     python apps/mnist_distbelief.py --local 2
     python apps/mnist_distbelief.py --local 2 --model lstm -p epochs=3
-    python apps/mnist_distbelief.py --local 2 -p ways=sync,default -p replicas=16
+    python apps/mnist_distbelief.py --local 2 -p ways=sync,default -p replicas=2
+    ddlf run apps/mnist_distbelief.py --local 2 --mode downpour             # one way alone, with all options
 
 ``sync`` merges local training after each epoch. The others are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
 ``default``, which has Adagrad, a warm start, and stale pushes that count less. With 16 replicas the other two do not learn, or hardly.
@@ -32,11 +33,11 @@ class Mnist(ddlf.IApp):
     batch_size = 32
     learning_rate = 0.1
     evaluate_every = 1
-    verbose = False
 
     samples = 60_000
     network = "dense"
     patience = 2
+    curve = None  # of each look seconds, MB to and from the master and among the workers, and accuracy; None: not beside others
 
     def load_dataset(self):
         (x, y), (self.x_test, self.y_test) = ddlf.load_mnist()
@@ -61,9 +62,10 @@ class Mnist(ddlf.IApp):
 
     def on_round(self, record):
         """Note what it came to so far: after a round of ``sync``, or of one slot in Downpour."""
-        models = len(record.pushes) + len(
-            record.fetches
-        )  # of each, all but this worker's own shard goes to another one
+        if self.curve is None:
+            super().on_round(record)
+            return
+        models = len(record.pushes) + len(record.fetches)  # all but what a worker has itself goes to another one
         between = models * 4 * self.values * (1 - 1 / self.cluster.N) / 1e6
         before = self.curve[-1] if self.curve else (0.0, 0.0, 0.0, 0.0)
         master = (record.bytes_out + record.bytes_back) / 1e6
@@ -106,7 +108,7 @@ async def main(
             setattr(app, name, value)
         if app.mode == "downpour":
             app.replicas = replicas
-        app.curve = []
+        app.verbose, app.curve = False, []
         await app.prepare()
         print(f"\n{way}\n   training  to the master  among workers  accuracy")
         app.began = time.perf_counter()
