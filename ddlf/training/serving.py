@@ -61,7 +61,7 @@ class Serving:
         how: The algorithm, whose attributes are settings.
 
     Raises:
-        ConfigError: There are fewer replicas than slots, or more shards than values.
+        ConfigError: There are fewer replicas than slots, more shards than values, or too few workers for a replay.
     """
 
     def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
@@ -90,6 +90,11 @@ class Serving:
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
         self._scripts = None if run.order is None else of_shards(run.order)
+        if self._scripts is not None and run.crew.size < run.slots:
+            raise ConfigError(
+                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there are {run.crew.size}",
+                hint="start more workers: ddlf run --local N",
+            )
         there.begin, there.serving = self._begin, self
 
     # -- before and while replicas train ----------------------------------------------------------------------------------
@@ -99,6 +104,11 @@ class Serving:
         ids = list(range(slot, self._replicas, self._run.slots))
         scripts = None
         if self._scripts is not None:
+            if self._run.tries.get(slot, 1) > 1:
+                raise ClusterTooSmall(
+                    f"a worker was lost in round {number + 1} of slot {slot + 1}, and a replay cannot begin a round twice",
+                    hint="replay it again",
+                )
             scripts = [self._scripts[0].get((slot, number, id), {"fetches": [], "pushes": []}) for id in ids]
         return {
             "epoch": self._epoch,

@@ -170,6 +170,23 @@ async def test_replayed_5_times_it_is_the_same_bits(settings, tmp_path):
     assert len(others) > 1
 
 
+async def test_a_replay_with_too_few_workers_or_that_loses_one_ends_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.roles.pushing.NOTICED_S", 0.1)
+    await trained(checkpoint=tmp_path, shards=1)
+    with pytest.raises(ConfigError, match=r"a replay of 3 slots, .* needs as many workers, and there are 2"):
+        await run_of(2, replay=tmp_path, shards=1).train_model()
+    again = run_of(replay=tmp_path, shards=1)
+    worker = again.cluster.workers[2]
+
+    def dies(*arguments):
+        worker.lost = True
+        return gradient(*arguments)
+
+    worker.gradient = dies
+    with pytest.raises(ClusterTooSmall, match="a worker was lost in round 1 of slot 3, and a replay cannot begin"):
+        await again.train_model()
+
+
 async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
     whole = run_of(checkpoint=tmp_path, checkpoint_keep=99, n_push=2, **PLAIN)
     delayed(whole, 4)
