@@ -186,6 +186,11 @@ class FakeWorker:
         self.end: Any = End(self.id, self.around.ask) if downpour else ShardEnd(self.id, self.around.ask, self.kept)
         self._app = app
 
+    @property
+    def connected(self) -> bool:
+        """Whether it is there."""
+        return not self.lost
+
     async def reconnect(self) -> None:
         """Come back."""
         self.lost = False
@@ -375,7 +380,7 @@ async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str, mode: st
     app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": app.learning_rate}
     cluster: Any = app.cluster
     async with (
-        Crew(cluster, open_worker, app._tell, backups=backups) as crew,
+        Crew(cluster, open_worker, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
         hooked(app, crew.end),
     ):
         await crew.ready()

@@ -165,8 +165,9 @@ def check_downpour(settings: dict[str, Any]) -> None:
     for name, why in USELESS.items():
         usual = getattr(Settings, name)
         if settings[name] != SETTINGS[name].check(name, usual):
+            value = settings[name] if isinstance(settings[name], int) else repr(str(settings[name]))
             raise ConfigError(
-                f"{name}={str(settings[name])!r} has no effect in Downpour training: {why}",
+                f"{name}={value} has no effect in Downpour training: {why}",
                 hint=f"leave {name} at {usual!r}, or train in mode 'async'",
             )
     if settings["precision"] == "mixed_float16":

@@ -223,6 +223,36 @@ async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last
     assert len(pushes) < received or all(push[3] >= 0 for push in pushes)
 
 
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_worker_that_is_lost_as_shards_are_given_out_ends_nothing(workers, at):
+    run = run_of(workers, **PLAIN)
+    worker, count = run.cluster.workers[0], itertools.count(1)
+    asked = worker.rpc
+
+    async def rpc(*arguments):
+        worker.lost = worker.lost or next(count) == at
+        return await asked(*arguments)
+
+    worker.rpc = rpc
+    total = summed(run)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
+    assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
+
+
+async def test_without_any_worker_a_run_waits_as_long_as_it_was_told():
+    run = run_of(1, wait_for_workers_s=0.01)
+    worker = run.cluster.workers[0]
+
+    async def gone():
+        raise WorkerLost("it was switched off", worker=worker.name)
+
+    worker.lost, worker.reconnect = True, gone
+    with pytest.raises(ClusterTooSmall, match=r"none came back within 0\.01 s"):
+        await run.train_model()
+
+
 async def test_a_shard_that_is_lost_ends_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path):
     run = run_of(checkpoint=tmp_path, master_epochs=3, **PLAIN)
 
@@ -352,7 +382,7 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
         ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training"),
         ({"arrival": "fedasync"}, "arrival='fedasync' is for asynchronous training"),
         ({"outer": "nesterov"}, "outer='nesterov:.*' has no effect in Downpour training: push_rule says"),
-        ({"worker_epochs": 2}, "worker_epochs='2' has no effect in Downpour training"),
+        ({"worker_epochs": 2}, "worker_epochs=2 has no effect in Downpour training"),
         ({"codec": "int8"}, "codec='int8' has no effect in Downpour training"),
         ({"update_policy": "clip"}, "update_policy='clip' compares updates of whole rounds"),
         ({"mode": "async", "n_push": 2}, "n_push=2 is for Downpour training: asynchronous training has no use for it"),
