@@ -22,6 +22,7 @@ from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
 from ddlf.roles.describe import describe
 from ddlf.testing import FakeRun
 from ddlf.training.keeper import Keeper
+from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress
 from ddlf.training.states import SlotStates
 from tests.patience import PATIENCE_S
@@ -713,7 +714,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.open("a test")
     keeper = Keeper(folder, 1, ["a"], print)
-    progress = Progress(weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), version=1)
+    progress = Progress(weights=[np.zeros(2)], ledger=Ledger(1), version=1)
     with (
         mock.patch.object(CheckpointFolder, "save", side_effect=CheckpointError("no space")),
         mock.patch("ddlf.training.keeper.MAX_FAILURES", 1),
@@ -725,7 +726,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
 
 def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
     progress = Progress(
-        weights=[np.zeros(2)], ledger=mock.Mock(counts=np.zeros(1, np.int32)), states=[{}], speeds=[None],
+        weights=[np.zeros(2)], ledger=Ledger(1), states=[{}], speeds=[None],
         epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
     )  # fmt: skip
     stored = progress.to_checkpoint(["a"])
