@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.shards import PIECE, Slice, pieces, put, take
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing, ConfigError
 from ddlf.roles.generation import Unreached, size_of
 from ddlf.roles.task import KeptStates, SlotState, Task
 from ddlf.roles.wholes import limited
 
-Shapes = dict[str, list[tuple[tuple[int, ...], str] | None]]
-"""Of each group of a slot's state the shape and type of each array; None where there is none."""
+Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
+"""Of each group of a slot's state the shape of each array and an empty one of its type (NumPy has no text for bfloat16); None for none."""
 
 
 class Copies:
@@ -78,7 +78,10 @@ class Copies:
         """Shapes and types of groups of it."""
         state = self.state(slot, number)
         return {
-            name: [None if array is None else (np.shape(array), np.asarray(array).dtype.str) for array in state[name]]
+            name: [
+                None if array is None else (np.shape(array), np.empty(0, np.asarray(array).dtype))
+                for array in state[name]
+            ]
             for name in groups
             if name in state
         }
@@ -90,7 +93,8 @@ class Copies:
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
         shapes: Shapes = await self._ask(worker, "shapes", slot, number, list(groups))
         found: SlotState = {
-            name: [None if one is None else np.empty(tuple(one[0]), one[1]) for one in shapes[name]] for name in shapes
+            name: [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes[name]]
+            for name in shapes
         }
         for name, group in found.items():
             arrays = _arrays(group)

@@ -1,16 +1,20 @@
 """The sharded exchange: the bits of the star, whoever is lost, and nothing of the model on the master unless somebody looks. No process, no Keras."""
 
 import itertools
+from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
 from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone
+from ddlf.roles.copies import Copies
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.early import keeps_little
 from ddlf.training.rounds import Elsewhere
+from ddlf.wire.values import dumps, loads
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -602,3 +606,19 @@ async def test_a_checkpoint_and_the_end_have_what_slots_left_also_when_their_wor
     star = await trained("star", checkpoint=tmp_path, master_epochs=1, slots=3, outer="nesterov")
     assert star.history
     assert bits(await trained(resume="auto", checkpoint=tmp_path, **settings)) == bits(run)
+
+
+async def test_a_copy_of_what_a_slot_has_left_is_of_its_types_and_bits():
+    numbers = CHANCE.normal(size=(3, 2))
+    left = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
+    there = Copies(mock.Mock(left=lambda slot, number: {"optimizer": left}), mock.Mock())
+
+    async def ask(worker, verb, *arguments):
+        return loads([bytearray(part) for part in dumps(await getattr(there, verb)(*arguments))])
+
+    here = Copies(mock.Mock(), ask)
+    await here.keep(0, 1, 2, ["optimizer"])
+    found = here.state(0, 1)["optimizer"]
+    assert [None if one is None else (one.dtype, one.shape, one.tobytes()) for one in found] == [
+        None if one is None else (one.dtype, one.shape, one.tobytes()) for one in left
+    ]
