@@ -180,8 +180,27 @@ def check_downpour(settings: dict[str, Any]) -> None:
             "update_policy='clip' compares updates of whole rounds, and Downpour has none",
             hint="use 'stop', or 'reject' to leave out what is no number",
         )
-    replicas, softsync = settings["replicas"] or settings["slots"], settings["softsync"]
-    if replicas and softsync and softsync > replicas:
+    if replicas := settings["replicas"] or settings["slots"]:
+        check_replicas(replicas, settings["slots"] or 1, settings["softsync"])
+
+
+def check_replicas(replicas: int, slots: int, softsync: int | None) -> None:
+    """Refuse fewer replicas than there are slots, or than make a step together.
+
+    Args:
+        replicas: Number of replicas of the run.
+        slots: K; 1 while it is not known.
+        softsync: The setting.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    if replicas < slots:
+        raise ConfigError(
+            f"replicas={replicas} are fewer than the {slots} slots that carry them",
+            hint=f"set slots={replicas}, or leave replicas out: then each slot is one",
+        )
+    if softsync and softsync > replicas:
         raise ConfigError(f"softsync must be from 1 to the {replicas} replicas, got {softsync}")
 
 

@@ -18,6 +18,7 @@ from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
 from ddlf.roles.serving import shares
 from ddlf.roles.task import Reply
+from ddlf.training.early import check_replicas
 from ddlf.training.order import of_shards
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Elsewhere
@@ -70,14 +71,8 @@ class Serving:
         self._rows = Rows.of(run.weights, run.facts.trainable)
         self._others = list(run.weights)
         self._replicas = how.replicas or run.slots
-        if self._replicas < run.slots:
-            raise ConfigError(
-                f"replicas={self._replicas} are fewer than the {run.slots} slots that carry them",
-                hint=f"set slots={self._replicas}, or leave replicas out: then each slot is one",
-            )
+        check_replicas(self._replicas, run.slots, how.softsync)
         n = how.softsync or self._replicas
-        if n > self._replicas:
-            raise ConfigError(f"softsync must be from 1 to the {self._replicas} replicas, got {n}")
         self._collects = self._replicas // n
         self._epoch = 1
         self._lives = itertools.count(1 + _last_life(run.state.get(META)))

@@ -354,6 +354,13 @@ async def test_a_shard_goes_on_elsewhere_where_it_was():
     assert (one.version, one.last) == (other.version, other.last)
 
 
+async def test_fewer_replicas_than_slots_are_refused_before_a_worker_has_the_app():
+    run = run_of(replicas=2, slots=3)
+    run.cluster.workers[0].open = pytest.fail
+    with pytest.raises(ConfigError, match="replicas=2 are fewer than the 3 slots"):
+        await run.train_model()
+
+
 async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     end = End(1, None)
     await end.own(
