@@ -52,13 +52,22 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def warnings_of_master(app: Any) -> list[str]:
-    """A sentence for each of ``callbacks`` that will look in vain, or of which a checkpoint cannot have everything."""
+def warnings_of_master(app: Any, mode: str) -> list[str]:
+    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have everything.
+
+    Args:
+        app: Has the callbacks.
+        mode: That of the run.
+    """
     found = []
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
         if monitor.startswith("val_") and not has(app, "val"):
             found.append(f"{name} looks at {monitor}, but there is no x_val")
+        if mode == "downpour" and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
+            found.append(
+                f"the learning rate that {name} sets says how far a replica goes until its next fetch; shards step at the rate of push_rule"
+            )
         own = not type(callback).__module__.startswith("keras.")
         if own and (app.checkpoint is not None or app.resume is not None):
             found += [

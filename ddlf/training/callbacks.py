@@ -57,7 +57,7 @@ class Callbacks:
         check(app)
         self._own = callbacks_of(app, settings["rate_decay"])
         self._callbacks = [*app.callbacks, *self._own]
-        for why in warnings_of_master(app):
+        for why in warnings_of_master(app, settings["mode"]):
             app._tell(Warned(about="callback", why=why))
         self.final: Weights | None = None
         self._app = app

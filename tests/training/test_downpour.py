@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from ddlf.algorithms.turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
 from ddlf.events import Replayed
+from ddlf.roles.callbacks import warnings_of_master
 from ddlf.roles.serving import End
 from ddlf.roles.shard import Shard
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
@@ -402,3 +404,12 @@ async def test_what_cannot_be_is_refused_by_name(settings, said):
         await FakeRun(
             FakeCluster(3), **{"mode": "downpour", "slots": 3, "start": START, "frozen": FROZEN, **settings}
         ).train_model()
+
+
+def test_a_callback_that_sets_the_learning_rate_is_named_with_what_it_sets():
+    app = SimpleNamespace(callbacks=[type("ReduceLROnPlateau", (), {})()], checkpoint=None, resume=None)
+    assert warnings_of_master(app, "sync") == []
+    assert warnings_of_master(app, "downpour") == [
+        "the learning rate that ReduceLROnPlateau sets says how far a replica goes until its next fetch; "
+        "shards step at the rate of push_rule"
+    ]
