@@ -69,8 +69,8 @@ class Admission:
         """Whether one more connection may be kept after its handshake."""
         return self._connections() < self.max_connections
 
-    def start(self, greeting: Coroutine[Any, Any, None], address: str) -> None:
-        """Run a handshake as a task; end the oldest one, of this address or of all, when there are too many."""
+    def start(self, greeting: Coroutine[Any, Any, None], address: str) -> asyncio.Task[None]:
+        """Run a handshake as a task, which is returned; end the oldest one, of this address or of all, when there are too many."""
         loop = asyncio.get_running_loop()
         if len(self._greetings) >= self.max_half_open:
             self._end(next(iter(self._greetings)))
@@ -79,6 +79,7 @@ class Admission:
         task.add_done_callback(lambda task: self._greetings.pop(task, None))
         if len(self._of(address)) > MAX_HALF_OPEN_PER_ADDRESS:
             loop.call_later(GRACE_S, self._trim, address)
+        return task
 
     def _of(self, address: str) -> list[asyncio.Task[None]]:
         return [task for task, (other, _) in self._greetings.items() if other == address]

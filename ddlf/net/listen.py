@@ -8,10 +8,11 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from ddlf.errors import AuthError, ConfigError, ConnectError, ListenError, ProtocolError
 from ddlf.net import tls
-from ddlf.net.stream import receive_exactly, send_all
+from ddlf.net.stream import WOULD_BLOCK, ready, receive_exactly, send_all
 from ddlf.net.tls import WorkerTLS
 from ddlf.wire.handshake import (
     HELLO,
@@ -79,6 +80,29 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise ListenError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
     sock.setblocking(False)
     return sock
+
+
+async def accepted(listener: socket.socket) -> tuple[socket.socket, tuple[Any, ...]]:
+    """The next connection and its address, non-blocking. One that comes while this is cancelled stays with the listener, which ends it;
+    ``loop.sock_accept`` would leave it open.
+
+    Raises:
+        OSError: It cannot be accepted, for want of descriptors.
+    """
+    while True:
+        try:
+            sock, address = listener.accept()
+        except WOULD_BLOCK:
+            await ready(listener, to_send=False)
+            continue
+        sock.setblocking(False)
+        return sock, address
+
+
+def close_if_cancelled(sock: socket.socket, task: asyncio.Task[None]) -> None:
+    """Called when the task that a socket was given to is done: one that was cancelled before its first line has closed nothing."""
+    if task.cancelled():
+        sock.close()
 
 
 async def answer(

@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +32,7 @@ import cloudpickle
 from ddlf.errors import ConfigError
 from ddlf.launch.launcher import Address
 from ddlf.launch.local import Local
-from ddlf.net.listen import answer
+from ddlf.net.listen import answer, close_if_cancelled
 from ddlf.net.tls import TOKEN_ONLY, worker_tls
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
@@ -162,6 +163,7 @@ class InProcessExecutor(ExecutorProcess):
         task = asyncio.get_running_loop().create_task(self._executor.serve(mine, limits, peer_limits))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        task.add_done_callback(partial(close_if_cancelled, mine))
 
     def grant(self, lease: bytes) -> None:
         super().grant(lease)

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolE
 from ddlf.machine import cores
 from ddlf.net.admission import Admission
 from ddlf.net.interfaces import addresses_of, same_machine
-from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket, refusal_of_preamble
+from ddlf.net.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import Security, make_certificate, worker_tls
 from ddlf.wire.frame import MAX_BODY_BYTES
@@ -186,16 +187,16 @@ class Daemon:
         self._stop.set()
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, address = await loop.sock_accept(self._listener)
+                sock, address = await accepted(self._listener)
             except OSError as error:  # no descriptors left: what is open goes on, new ones wait in the kernel
                 self._admission.log_refusal("a connection", f"cannot accept it: {error.strerror}")
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            self._admission.start(self._greet(sock, address[0]), address[0])
-            await asyncio.sleep(0)  # it begins, so that it closes its socket when it has to go
+            greeting = self._admission.start(self._greet(sock, address[0]), address[0])
+            greeting.add_done_callback(partial(close_if_cancelled, sock))
+            await asyncio.sleep(0)  # however many come, others have their turn
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         """Find out who is there; nothing is parsed before the handshake has succeeded."""

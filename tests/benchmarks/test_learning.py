@@ -3,13 +3,14 @@
 import pytest
 
 from benchmarks import learning
-from ddlf import IApp, settings
+from ddlf import IApp
+from ddlf.chosen import read
 
 
 @pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
 def test_each_way_is_one_that_a_run_takes(rule):
     app = type("App", (IApp,), rule)()
-    settings.read(app, app.mode, {})
+    read(app, app.mode, {})
 
 
 async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys):
