@@ -29,7 +29,7 @@ def run(tmp_path, app, *options, code=0):
 
 
 def test_the_classic_demo_logs_what_many_replicas_read_and_update(tmp_path):
-    said = run(tmp_path, "xor.py", "--hidden", "2", "-p", "examples=1500", "-p", "log_every=30", "--ui", "plain")
+    said = run(tmp_path, "xor.py", "--hidden", "2", "-p", "examples=900", "-p", "log_every=20", "--ui", "plain")
     assert "xor: 9 parameters" in said
     for what in ("layer 0 weights read", "layer 1 weights read", "layer 0 weights updated", "layer 1 weights updated"):
         assert len(set(re.findall(rf"{what} by model replica (\d+)", said))) > 12, what
@@ -72,7 +72,7 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
         "-p",
         "ways=default",
         "-p",
-        "samples=1200",
+        "samples=600",
         "-p",
         "epochs=1",
         "-p",
