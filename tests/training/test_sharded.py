@@ -93,7 +93,7 @@ def when_opened(run, number, do):
         {"merge": "geometric", "outer": "fedadam", "codec": "topk:0.3", "slots": 8},
         {"merge": "clipped:0.9", "slots": 5},
         {"update_policy": "clip", "merge": "geometric", "slots": 4},
-        {"batchnorm": "local", "norms": frozenset(["norm/variance", "dense/bias"]), "slots": 5},
+        {"batchnorm": "local", "norms": ("norm/variance", "dense/bias"), "slots": 5},
         {"codec": "int4-block:7", "slots": 5},
         {"codec": "topk:0.1", "slots": 5},
         {"codec": "powersgd", "slots": 5},
