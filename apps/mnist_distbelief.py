@@ -6,7 +6,8 @@
     ddlf run apps/mnist_distbelief.py --local 2 --mode downpour             # one way alone, with all options
 
 ``sync`` merges local training after each epoch. The others are Downpour SGD: ``downpour`` with plain SGD on the shards, ``adagrad``, and
-``default``, which has Adagrad, a warm start, and stale pushes that count less. With 16 replicas the other two do not learn, or hardly.
+``default``, which has Adagrad, a warm start, and stale pushes that count less. Of many replicas ``downpour`` does not learn at this rate, and
+``adagrad`` as long as they push in random order (``benchmarks/downpour.py``).
 Training stops early when validation does not get better, and the best weights are kept.
 """
 

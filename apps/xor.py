@@ -23,7 +23,7 @@ class Xor(ddlf.IApp):
     master_epochs = 1
     batch_size = 1
     replicas = 25
-    shards = 1  # each fetch and each push is one call; with --shards 2 two, which takes 1.7 times as long
+    shards = 1  # so that each fetch and each push is one call
     push_rule = "sgd:rate=0.5"
     staleness = "constant"
     warm_start = 0

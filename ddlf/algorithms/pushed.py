@@ -17,9 +17,10 @@ A push is the *sum* of the gradients since the replica's last one. With a rate, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +35,14 @@ BLOCK = 1 << 15
 """Values that are stepped at a time, so that what lies between two operations stays in the cache."""
 
 
-class Pushed(Protocol):
-    """What every rule in this file is."""
+class Pushed(Named, ABC):
+    """A rule that steps the values of a shard by a pushed gradient, block after block. Subclasses say how."""
+
+    __slots__ = ()
 
     def start(self, size: int) -> list[FloatArray]:
         """Return the state of a shard of so many values before its first push, as float32 arrays of that length."""
+        return []
 
     def apply(
         self,
@@ -60,36 +64,18 @@ class Pushed(Protocol):
         Raises:
             ConfigError: Length or type of the gradient are others; then nothing was changed.
         """
-
-
-class _Rule(Named):
-    """A rule that steps block after block. Subclasses say how."""
-
-    __slots__ = ()
-
-    def start(self, size: int) -> list[FloatArray]:
-        return []
-
-    def apply(
-        self,
-        weights: FloatArray,
-        state: list[FloatArray],
-        gradient: FloatArray,
-        factor: float = 1.0,
-        count: int = 0,
-    ) -> None:
         check_fits(gradient, weights)
         for begin in range(0, weights.size, BLOCK):
             block = slice(begin, begin + BLOCK)
             weights[block] -= self.step([kept[block] for kept in state], gradient[block], factor, count)
 
+    @abstractmethod
     def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
         """Change what is kept of a block, and return what is subtracted from its values."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sgd(_Rule):
+class Sgd(Pushed):
     """Step along each push: ``w <- w - s rate g``.
 
     Args:
@@ -112,7 +98,7 @@ class Sgd(_Rule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum(_Rule):
+class Momentum(Pushed):
     """Step along a velocity of all pushes: ``m <- beta m + g``, ``w <- w - s rate m``.
 
     One velocity for all replicas: a lasting ``g`` moves the weights by ``rate / (1 - beta)`` of it with each push.
@@ -143,7 +129,7 @@ class Momentum(_Rule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adagrad(_Rule):
+class Adagrad(Pushed):
     """Step each value by its gradient over the size of all its gradients so far: ``a <- a + g^2``, ``w <- w - s rate g / sqrt(a)``.
 
     Values that rarely have a gradient keep their long steps, and many replicas stay stable: the source's choice. ``a`` starts at ``first``, as in
@@ -182,7 +168,7 @@ class Adagrad(_Rule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam(_Rule):
+class Adam(Pushed):
     """Step each value by its mean gradient over the size that its gradients usually have.
 
     With ``t``, from 1, the number of the shard's pushes::

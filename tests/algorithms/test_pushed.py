@@ -1,3 +1,5 @@
+"""What a shard does with a pushed gradient, by its formula and beside another library; and when a replica fetches and pushes."""
+
 import math
 
 import numpy as np

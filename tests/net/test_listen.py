@@ -3,13 +3,14 @@
 import asyncio
 import os
 import socket
+from functools import partial
 
 import pytest
 
 from ddlf.errors import AuthError, ConfigError, ListenError, ProtocolError, VersionError
 from ddlf.net import listen
 from ddlf.net.dial import shake_hands
-from ddlf.net.listen import HTTP_ANSWER, answer, listening_socket
+from ddlf.net.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket
 from ddlf.net.stream import receive_exactly
 from ddlf.wire.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict
 from tests.sockets import socket_pair
@@ -175,3 +176,31 @@ def test_any_other_reason_is_given_in_the_systems_words(monkeypatch):
     monkeypatch.setattr(listen.socket, "socket", type("Socket", (socket.socket,), {"bind": refuse}))
     with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1:9000: No buffer space available"):
         listening_socket("127.0.0.1", 9000)
+
+
+async def test_a_connection_that_comes_as_accepting_is_cancelled_stays_with_the_listener():
+    with listening_socket("127.0.0.1", 0) as listener:
+        accepting = asyncio.create_task(accepted(listener))
+        await asyncio.sleep(0)
+        with socket.create_connection(listener.getsockname()):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the loop has seen it, the task has not
+            accepting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await accepting
+            left, _ = listener.accept()  # does not wait: it is here, or BlockingIOError
+            left.close()
+
+
+async def test_a_task_that_is_cancelled_before_its_first_line_leaves_no_socket_open(pair):
+    async def nothing():
+        pass
+
+    for sock, cancelled in zip(pair, (True, False), strict=True):
+        task = asyncio.create_task(nothing())
+        task.add_done_callback(partial(close_if_cancelled, sock))
+        if cancelled:
+            task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+        assert (sock.fileno() == -1) is cancelled
