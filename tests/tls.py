@@ -147,9 +147,10 @@ class Relay:
                 client = tls.begin_worker(client, self._certificate)
                 worker = tls.begin_client(worker, client_context(TOKEN_ONLY), "")
                 await asyncio.gather(tls.finish(client), tls.finish(worker))
-            await asyncio.gather(
-                self._pass_on(client, worker, self._alter), self._pass_on(worker, client, lambda data: data)
-            )
+            # Both have ended before the sockets are closed: a descriptor that the loop still watches is soon another socket's.
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._pass_on(client, worker, self._alter))
+                ways.create_task(self._pass_on(worker, client, lambda data: data))
         finally:
             client.close()
             worker.close()
