@@ -71,13 +71,17 @@ class Language(IApp):
             x = x + layers.Dense(self.width)(y)
         scores = layers.Dense(VOCABULARY)(layers.LayerNormalization()(x))
         self.model = keras.Model(text, scores)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model.compile(self.optimizer(), loss, metrics=["accuracy"])
+
+    def optimizer(self) -> Any:
+        """A new one, with a rate that falls."""
+        import keras
+
         rate = keras.optimizers.schedules.CosineDecay(
             0.0, self.steps_in_all, alpha=0.05, warmup_target=self.rate, warmup_steps=max(1, self.steps_in_all // 20)
         )
-        self.model.compile(
-            keras.optimizers.AdamW(rate, weight_decay=0.1, beta_2=0.95, clipnorm=1.0),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
+        return keras.optimizers.AdamW(rate, weight_decay=0.1, beta_2=0.95, clipnorm=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
     app.rate = options.rate_averaged
     await app.create_model()
     app.model.fit(app.x_train, app.y_train, SLOTS * app.batch_size, options.epochs, verbose=0)
-    loss = app.model.evaluate(app.x_test, app.y_test, SLOTS * app.batch_size, verbose=0)
+    loss = app.model.evaluate(app.x_test, app.y_test, SLOTS * app.batch_size, verbose=0, return_dict=True)["loss"]
     found = {"averaged in each step": Result(loss=loss, bytes=steps * whole, peak=whole), **found}
     rows = [["", "loss", "beside it", "bytes", "1/", "peak bytes", "1/"]]
     first = found["averaged in each step"]

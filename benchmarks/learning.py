@@ -1,10 +1,14 @@
 """How soon each way to train together reaches an accuracy: in seconds, in samples and in bytes.
 
-    python -m benchmarks.learning [--data digits|mnist|cifar10] [--rules average,gradient,diloco-10] [--target 0.95] [--epochs 4] [--samples N]
-                                  [--batch-size 64] [--workers 2] [--seeds 3] [--link 100] [--plot learning.svg] [--json FILE]
+    python -m benchmarks.learning [--data digits|mnist|cifar10|text] [--rules average,gradient,diloco-10] [--target 0.95] [--epochs 4] [--samples N]
+                                  [--batch-size 64] [--workers 2] [--seeds 3] [--link 100] [--plot learning.svg] [--json FILE] [--quiet FILE]
 
 Ways take turns, seed by seed. Some twenty times in a run the weights are kept, and tested when it is over: the first that reach the target count.
-Seconds are those of rounds, the first of which, where Keras compiles, counts as the median one. So what is read is the ratio to the first way.
+Of the text, which a small transformer reads with Adam, the accuracy is that of the next byte. The file of ``--json`` is written after each run;
+what it has already is not run again, so a study goes on where it was interrupted, and is shown anew with another target or link.
+Seconds are those of rounds, the first of which, where Keras compiles, counts as the median one. So what is read is the ratio to the first way. On
+a busy machine they say little: those of ``--quiet``, the file of a study that ran alone and may be short (``--epochs 1 --looks 1 --seeds 1``), are
+instead the samples times what a sample took there in the same way.
 Those on a link are computed: the samples of a worker, each at the median cost of one in all rounds of local training of the first way, and all
 bytes one after the other through the master's link of so many Mbit/s. They leave out what a step costs beside its samples and its bytes.
 """
@@ -21,15 +25,32 @@ from typing import Any
 from apps.cifar10_cnn import CIFAR10CNN
 from apps.digits_cnn import DigitsCNN
 from apps.mnist_cnn import MNISTCNN
+from benchmarks.language import Language
 from benchmarks.measure import mean_and_deviation, some_of, table, turns
 from ddlf import Cluster
+from ddlf.errors import DDLFError
+
+
+class Text(Language):
+    """With Adam, which transformers need, at a constant rate; SCAFFOLD, whose source has plain SGD, with that."""
+
+    slots = None
+
+    def optimizer(self) -> Any:
+        import keras
+
+        if self.local_rule == "scaffold":
+            return keras.optimizers.SGD(0.5)
+        return keras.optimizers.Adam(self.learning_rate)
+
 
 DATA: dict[str, tuple[type[Any], float]] = {
     "digits": (DigitsCNN, 0.1),
     "mnist": (MNISTCNN, 0.05),
     "cifar10": (CIFAR10CNN, 0.05),
+    "text": (Text, 0.003),
 }
-"""Of each data set the app, and the learning rate of plain SGD."""
+"""Of each data set the app, and the learning rate of plain SGD, of the text that of Adam."""
 RULES: dict[str, dict[str, Any]] = {
     "average": {},
     "average-10": {"worker_steps": 10},
@@ -58,7 +79,8 @@ RULES: dict[str, dict[str, Any]] = {
     "weighted-10": {"mode": "async", "arrival": "weighted", "worker_steps": 10},
 }
 """Each way by its name: settings of a run. 10 is the number of batches between two exchanges, an epoch where there is none."""
-LOOKS = 20
+SAME = ("data", "epochs", "samples", "batch_size", "workers", "test", "looks")
+"""Options that are the same for all runs of a file."""
 
 
 async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -75,7 +97,7 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 
         def on_round(self, record: Any) -> None:
             done = sum(entry.samples * entry.epochs for entry in self.history)
-            if done >= len(kept) * options.epochs * len(self.x_train) / LOOKS:
+            if done >= (len(kept) + 1) * options.epochs * len(self.x_train) / options.looks:
                 kept.append((len(self.history), done, self.model.get_weights()))
 
     kept: list[tuple[int, int, Any]] = []
@@ -101,9 +123,14 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) -> None:
     """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, None where none did."""
     cost = statistics.median(one for done in runs if done["rule"] == first for one in done["sample_s"])
+    paces: dict[str, list[float]] = {}
+    for done in json.loads(options.quiet.read_text())["runs"] if options.quiet else ():
+        paces.setdefault(done["rule"], []).append(done["curve"][-1]["seconds"] / done["curve"][-1]["samples"])
     for done in runs:
         for point in done["curve"]:
             point["on the link"] = point["samples"] / options.workers * cost + point["bytes"] * 8e-6 / options.link
+            if options.quiet:
+                point["seconds"] = point["samples"] * statistics.median(paces[done["rule"]])
         done["reached"] = next((point for point in done["curve"] if point["accuracy"] >= options.target), None)
 
 
@@ -120,7 +147,7 @@ def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespa
         def cell(of: str, unit: float = 1.0, form: str = ".1f", there: list[Any] = there) -> str:
             return mean_and_deviation([one["reached"][of] / unit for one in there], form) if there else "-"
 
-        best = [100 * max(point["accuracy"] for point in one["curve"]) for one in mine]
+        best = [100 * max(point["accuracy"] for point in one["curve"]) for one in mine if one["curve"]]
         found.append(
             [
                 name,
@@ -130,7 +157,7 @@ def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespa
                 cell("on the link"),
                 cell("samples", form=",.0f"),
                 cell("bytes", 1e6),
-                mean_and_deviation(best, ".1f"),
+                mean_and_deviation(best, ".1f") if best else "-",
             ]
         )
     return found
@@ -148,13 +175,15 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
     names = list(dict.fromkeys(one["rule"] for one in runs))
     for axis, unit in zip(axes, ("samples", "bytes", "on the link"), strict=True):
         for number, name in enumerate(names):
-            curves = [one["curve"] for one in runs if one["rule"] == name]
-            looks = min(len(curve) for curve in curves)
+            curves = [one["curve"] for one in runs if one["rule"] == name and one["curve"]]
+            looks = min(map(len, curves), default=0)
             means = {
                 key: [statistics.mean(curve[look][key] for curve in curves) for look in range(looks)]
                 for key in (unit, "accuracy")
             }
-            axis.plot(means[unit], means["accuracy"], "-" if number < 10 else "--", color=f"C{number % 10}", label=name)
+            axis.plot(
+                means[unit], means["accuracy"], ("-", "--", ":")[number // 10], color=f"C{number % 10}", label=name
+            )
         label = "seconds on the link" if unit == "on the link" else unit
         axis.set(xlabel=label, xscale="linear" if unit == "samples" else "log")
     axes[0].set(ylabel="test accuracy")
@@ -163,17 +192,30 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure in turns, print the table, and return the runs."""
-    names = options.rules
-    runs = []
-    async with Cluster.local(options.workers) as cluster:
-        for seed, rule in turns(names, options.seeds):
-            runs.append(await run(cluster, rule, seed, options))
-            last = runs[-1]["curve"][-1]
-            print(json.dumps({"rule": rule, "seed": seed, "rounds": runs[-1]["rounds"], **last}), flush=True)
+    """Measure in turns what the file does not have, print the table, and return the runs."""
+    names, same = options.rules, {name: getattr(options, name) for name in SAME}
+    kept = {"of": same, "runs": []}
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+        if kept["of"] != same:
+            raise SystemExit(f"{options.json} has runs of {kept['of']}, not of {same}: name another file")
+    there = {(one["seed"], one["rule"]): one for one in kept["runs"]}
+    wanted = list(turns(names, options.seeds))
+    if missing := [turn for turn in wanted if turn not in there]:
+        async with Cluster.local(options.workers) as cluster:
+            for seed, rule in missing:
+                try:
+                    one = await run(cluster, rule, seed, options)
+                except DDLFError as error:  # an update that is no longer finite, say: the others go on
+                    one = {"rule": rule, "seed": seed, "rounds": 0, "sample_s": [], "curve": [], "failed": str(error)}
+                there[seed, rule] = one
+                print(json.dumps({**one, "sample_s": None, "curve": one["curve"][-1:]}), flush=True)
+                if options.json:
+                    new = options.json.with_suffix(".new")
+                    new.write_text(json.dumps({"of": same, "runs": list(there.values())}))
+                    new.replace(options.json)
+    runs = [there[turn] for turn in wanted]
     finish(runs, names[0], options)
-    if options.json:
-        options.json.write_text(json.dumps(runs))
     print(table(rows(runs, names, options)))
     if options.plot:
         plot(runs, options.plot)
@@ -197,8 +239,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--link", type=float, default=100.0, help="Mbit/s of the master's link whose seconds are computed"
     )
+    made.add_argument("--looks", type=int, default=20, help="how often the weights of a run are tested")
     made.add_argument("--plot", type=Path, default=None, help="an SVG or PNG; needs matplotlib")
-    made.add_argument("--json", type=Path, default=None, help="all curves")
+    made.add_argument("--json", type=Path, default=None, help="all curves, written as they come; goes on from it")
+    made.add_argument("--quiet", type=Path, default=None, help="such a file, whose seconds count")
     return made
 
 
