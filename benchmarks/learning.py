@@ -8,7 +8,7 @@ Of the text, which a small transformer reads with Adam, the accuracy is that of 
 what it has already is not run again, so a study goes on where it was interrupted, and is shown anew with another target or link.
 Seconds are those of rounds, the first of which, where Keras compiles, counts as the median one. So what is read is the ratio to the first way. On
 a busy machine they say little: those of ``--quiet``, the file of a study that ran alone and may be short (``--epochs 1 --looks 1 --seeds 1``), are
-instead the samples times what a sample took there in the same way.
+instead the samples times what a sample took there in the same way, and those on a link are computed of its cost of one.
 Those on a link are computed: the samples of a worker, each at the median cost of one in all rounds of local training of the first way, and all
 bytes one after the other through the master's link of so many Mbit/s. They leave out what a step costs beside its samples and its bytes.
 """
@@ -122,14 +122,15 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 
 def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) -> None:
     """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, None where none did."""
-    cost = statistics.median(one for done in runs if done["rule"] == first for one in done["sample_s"])
+    quiet = json.loads(options.quiet.read_text())["runs"] if options.quiet else []
+    cost = statistics.median(one for done in quiet or runs if done["rule"] == first for one in done["sample_s"])
     paces: dict[str, list[float]] = {}
-    for done in json.loads(options.quiet.read_text())["runs"] if options.quiet else ():
+    for done in quiet:
         paces.setdefault(done["rule"], []).append(done["curve"][-1]["seconds"] / done["curve"][-1]["samples"])
     for done in runs:
         for point in done["curve"]:
             point["on the link"] = point["samples"] / options.workers * cost + point["bytes"] * 8e-6 / options.link
-            if options.quiet:
+            if quiet:
                 point["seconds"] = point["samples"] * statistics.median(paces[done["rule"]])
         done["reached"] = next((point for point in done["curve"] if point["accuracy"] >= options.target), None)
 

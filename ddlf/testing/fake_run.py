@@ -35,6 +35,7 @@ from ddlf.testing.fake_downpour import VERBS, carried, gradient
 from ddlf.testing.files import made_up
 from ddlf.testing.turns import Turns
 from ddlf.training import start
+from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.wire.messages import Request
@@ -91,7 +92,7 @@ class FakeRun(IApp):
         if order:
             if max(order) > workers.N:
                 raise ConfigError(f"{workers.N} workers cannot carry {max(order)} slots that wait for each other")
-            turns = Turns(order, self.max_staleness)
+            turns = Turns(order, self.max_staleness, MEASURED if self.balance == "speed" else 0)
             for worker in workers.workers:
                 worker.turns = turns
 

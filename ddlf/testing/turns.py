@@ -11,14 +11,18 @@ from ddlf.errors import ConfigError
 class Turns:
     """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute nothing more."""
 
-    def __init__(self, order: Sequence[int], bound: int | None) -> None:
+    def __init__(self, order: Sequence[int], bound: int | None, measured: int = 0) -> None:
         self._left = list(order)
         self._bound = len(order) if bound is None else bound
+        self._measured = measured
         self._done = dict.fromkeys(order, 0)
         self._waiting: dict[int, asyncio.Event] = {}
         for slot in order:
             if slot not in self._going():
-                raise ConfigError(f"with max_staleness={bound} slot {slot} cannot be so far ahead as arrivals say")
+                paced = f" and {measured} rounds of all that are measured first" if measured else ""
+                raise ConfigError(
+                    f"with max_staleness={bound}{paced} slot {slot} cannot be so far ahead as arrivals say"
+                )
             self._done[slot] += 1
         self._done = dict.fromkeys(order, 0)
 
@@ -36,5 +40,9 @@ class Turns:
             self._waiting[self._left[0]].set()
 
     def _going(self) -> set[int]:
-        """Slots that are not too far ahead."""
-        return {slot for slot, done in self._done.items() if done <= min(self._done.values()) + self._bound}
+        """Slots that are not too far ahead. None goes on behind the rounds that are measured before all have done them."""
+        least = min(self._done.values())
+        most = least + self._bound
+        if least < self._measured:
+            most = min(most, self._measured - 1)
+        return {slot for slot, done in self._done.items() if done <= most}

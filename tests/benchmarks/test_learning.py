@@ -13,10 +13,11 @@ def test_each_way_is_one_that_a_run_takes(rule):
     read(app, app.mode, {})
 
 
-async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys):
+async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "learning.svg"
     said = "--data digits --rules average,gradient,async-10 --target 0.2 --epochs 4 --batch-size 16 --samples 400 --seeds 1"
-    options = learning.parser().parse_args([*said.split(), "--plot", str(picture)])
+    kept = ["--json", str(tmp_path / "learning.json")]
+    options = learning.parser().parse_args([*said.split(), *kept, "--plot", str(picture)])
     runs = await learning.main(options)
     assert [one["rule"] for one in runs] == ["average", "gradient", "async-10"]
     by = {one["rule"]: one["reached"] for one in runs}
@@ -30,3 +31,14 @@ async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys):
     assert more == pytest.approx((many[same]["bytes"] - few[same]["bytes"]) * 8 / 100e6)
     assert "| gradient | " in capsys.readouterr().out
     assert "seconds on the link" in picture.read_text()
+
+    monkeypatch.setattr(learning, "Cluster", None)  # what the file has is not run again
+    again = learning.parser().parse_args([*said.split(), *kept, "--target", "0.3", "--quiet", kept[1]])
+    shown = await learning.main(again)
+    assert [one["curve"][-1]["accuracy"] for one in shown] == [one["curve"][-1]["accuracy"] for one in runs]
+    for point in shown[0]["curve"]:  # of a quiet study are what a sample took, whichever point it is
+        assert point["seconds"] / point["samples"] == pytest.approx(
+            runs[0]["curve"][-1]["seconds"] / runs[0]["curve"][-1]["samples"]
+        )
+    with pytest.raises(SystemExit, match="name another file"):
+        await learning.main(learning.parser().parse_args([*said.split(), *kept, "--batch-size", "8"]))

@@ -118,6 +118,12 @@ async def test_an_order_that_the_bound_does_not_allow_is_refused():
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
 
 
+async def test_an_order_in_which_a_slot_goes_on_before_all_are_measured_is_refused():
+    pace = dict(balance="speed", worker_steps=13)
+    with pytest.raises(ConfigError, match="2 rounds of all that are measured first slot 1 cannot be so far ahead"):
+        FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], master_epochs=3, **pace)
+
+
 async def test_how_stale_updates_were_is_told_at_the_end(capsys):
     told = []
     run = FakeRun(mode="async", slots=2, arrivals=[1, 1, 2, 2], master_epochs=2, verbose=True)
