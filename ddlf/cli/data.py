@@ -42,7 +42,12 @@ def split(options: argparse.Namespace) -> int:
     ):
         raise ConfigError(f"{place} is inside of {options.source}", hint="write the data set somewhere else")
     source = open_source(
-        options.source, columns=options.columns, part=options.part, label=options.label, image_size=options.image_size
+        options.source,
+        columns=options.columns,
+        part=options.part,
+        label=options.label,
+        image_size=options.image_size,
+        ragged=options.ragged,
     )
     sizes = _sizes(source, options)
     began = time.monotonic()
@@ -105,7 +110,10 @@ def info(options: argparse.Namespace) -> int:
         "disk": found.nbytes if isinstance(rule, Global) else 0,
     }
     if options.json:
-        columns = {name: {"dtype": each.dtype, "shape": each.shape} for name, each in found.columns.items()}
+        columns = {
+            name: {"dtype": each.dtype, "shape": each.shape, "ragged": each.ragged}
+            for name, each in found.columns.items()
+        }
         print(
             json.dumps(
                 {
@@ -157,7 +165,8 @@ def export(options: argparse.Namespace) -> int:
 def _print(place: Place, found: Manifest) -> None:
     print(f"place     {place}, version {found.version}, content {found.content}")
     for name, column in found.columns.items():
-        print(f"column    {name}: {column.dtype}, {' x '.join(map(str, column.shape)) or 'a number'}")
+        most = "up to " * column.ragged
+        print(f"column    {name}: {column.dtype}, {most}{' x '.join(map(str, column.shape)) or 'a number'}")
     if found.classes:
         shown = ", ".join(found.classes[:10])
         print(f"classes   {len(found.classes):,}: {shown}{', ...' if len(found.classes) > 10 else ''}")

@@ -34,6 +34,7 @@ def add(verbs: Verbs) -> None:
         "ddlf data split mnist.npz /shared/mnist                       # x_train, y_train as x, y",
         "ddlf data split mnist.npz /shared/mnist-test --part test",
         "ddlf data split photos /shared/photos --image-size 64x64 --files 12",
+        "ddlf data split photos /shared/photos --ragged x                      # encoded, for ddlf.data.open(place, decode=...)",
         "ddlf data split table.csv /shared/table --label price --file-samples 100000",
         "ddlf data split shards /shared/shards --columns x=image,y=label        # a folder of .tar, .parquet or .tfrecord",
         "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
@@ -59,6 +60,7 @@ def add(verbs: Verbs) -> None:
     )
     split.add_argument("--label", default="", metavar="NAME", help="the table's column that is the label")
     split.add_argument("--image-size", default="", metavar="WxH", help="bring all images to one size")
+    split.add_argument("--ragged", default="", metavar="A,B", help="columns of any length; images stay encoded")
 
     repartition = verb(
         actions,

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlf.storage.opened import DataSet
 
 
-def open(place: str | Path) -> DataSet:
+def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None) -> DataSet:
     """Open a data set of partition files: for ``self.train_data``, or its columns as arrays, by name. A file is checked before it is used.
 
     Args:
         place: Folder that ``ddlf data split`` has written.
+        decode: Makes of each sample, a dict of its columns, a dict of what is trained on: ``x``, ``y`` and ``w``, each an array or a tree of arrays,
+            all of one shape and type for all samples. It runs where the model trains, on the thread that reads ahead.
 
     Raises:
         DatasetError: There is no data set.
     """
+    from ddlf.data.trees import named
     from ddlf.storage.opened import DataSet
 
-    return DataSet(place)
+    return DataSet(place, None if decode is None else lambda sample: named(decode(sample)))
+
+
+def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:
+    """The pixels of an encoded image, shape (height, width, 1 or 3), uint8. Needs Pillow.
+
+    Args:
+        data: Its bytes, as they are in a ragged column or otherwise.
+        size: Width and height that it is brought to.
+
+    Raises:
+        DatasetError: It cannot be read, is neither grey nor RGB, or has more than 100 million pixels.
+    """
+    from io import BytesIO
+
+    from ddlf.storage.images import Decoder
+
+    return Decoder("" if size is None else f"{size[0]}x{size[1]}").pixels(BytesIO(bytes(data)), "an image")

@@ -265,7 +265,7 @@ def rows_of(app: Any) -> dict[str, Any]:
     """How many training samples there are, and the shape and type of the first array of inputs."""
     if (place := place_of(app, "train")) is not None:
         name = next(column for column in place if column == "x" or column.startswith("x["))
-        column = place.manifest.columns[name]
+        column = place.columns[name]
         return {
             "samples": place.manifest.samples,
             "shape": [place.manifest.samples, *column.shape],

@@ -29,6 +29,19 @@ def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, data
 
 
+def named(trees: Any) -> dict[str, Any]:
+    """The leaves of a dict of trees as arrays, by name: what ``grown`` undoes.
+
+    Raises:
+        TypeError: It is no dict.
+    """
+    import numpy as np
+
+    if not isinstance(trees, Mapping):
+        raise TypeError(f"a dict of arrays is wanted, such as {{'x': ..., 'y': ...}}, not a {type(trees).__name__}")
+    return {leaf: np.asarray(array) for name, tree in trees.items() for leaf, array in leaves(tree, name)}
+
+
 def grown(arrays: Mapping[str, Any], name: str) -> Any:
     """The tree whose leaves have these names, as ``leaves`` gives them; None where there is none of that name.
 

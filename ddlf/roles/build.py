@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ddlf.data.parts import batches, has, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
@@ -75,7 +77,8 @@ def first_rows(app: Any, part: str) -> tuple[Any, ...]:
     """A part of an app's data as ``fit`` takes it; of partition files some rows."""
     if (place := place_of(app, part)) is None:
         return batches(app, part)
-    return rows(app, part, {name: array[:SAMPLE_ROWS] for name, array in place.mapped(0).items()})
+    arrays = place.mapped(0)
+    return rows(app, part, place.taken(0, arrays, np.arange(min(SAMPLE_ROWS, place.manifest.files[0].samples))))
 
 
 def _needs_labels(model: Any) -> bool:

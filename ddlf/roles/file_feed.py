@@ -127,7 +127,7 @@ class FileFeed:
         """A ``tf.data`` pipeline that takes a pass from ``_pass`` whenever it is gone through."""
         import tensorflow as tf
 
-        columns = self.data.manifest.columns.items()
+        columns = self.data.columns.items()
         nothing = {name: np.empty((0, *column.shape), column.dtype) for name, column in columns}
         signature = tree_map(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._as_fit_takes(nothing)

@@ -9,7 +9,7 @@ import numpy as np
 from ddlf.errors import ConfigError
 from ddlf.storage.manifest import Manifest
 from ddlf.storage.place import Place
-from ddlf.storage.sources import Rows, row_type
+from ddlf.storage.sources import Rows, put, row_type
 from ddlf.storage.split import split
 
 
@@ -37,7 +37,11 @@ class Placed:
             for start in range(0, file.samples, at_once):
                 rows = np.empty(min(at_once, file.samples - start), row_type(self.columns))
                 for name, array in arrays.items():
-                    rows[name] = array[start : start + at_once]
+                    if not self.columns[name].ragged:
+                        rows[name] = array[start : start + at_once]
+                        continue
+                    for number in range(len(rows)):
+                        put(rows, name, number, array[start + number])
                 yield rows
 
 

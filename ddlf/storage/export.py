@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import DatasetError
-from ddlf.storage.files import Arrays
+from ddlf.storage.files import Arrays, Ragged
 from ddlf.storage.manifest import Manifest
 
 Parts = Callable[[], Iterator[Arrays]]
@@ -28,7 +28,7 @@ def _npz(path: Path, found: Manifest, parts: Parts) -> None:
                 head = {"descr": kind.str, "fortran_order": False, "shape": (found.samples, *column.shape)}
                 np.lib.format.write_array_header_2_0(member, head)
                 for arrays in parts():
-                    member.write(arrays[name].reshape(-1).view(np.uint8).data)
+                    member.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
 
 
 def _tar(path: Path, found: Manifest, parts: Parts) -> None:
@@ -62,6 +62,15 @@ def _parquet(path: Path, found: Manifest, parts: Parts) -> None:
     for arrays in parts():
         columns = {}
         for name, array in arrays.items():
+            if isinstance(array, Ragged):
+                if array.values.ndim > 1:
+                    raise DatasetError(
+                        f"column {name} has rows of different lengths of arrays, which Parquet cannot hold",
+                        hint="export it as .tar",
+                    )
+                ends = pyarrow.array(np.concatenate([[0], array.ends]))
+                columns[name] = pyarrow.LargeListArray.from_arrays(ends, pyarrow.array(array.values))
+                continue
             values = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
             for length in reversed(array.shape[1:]):
                 values = pyarrow.FixedSizeListArray.from_arrays(values, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage.manifest import Column
-from ddlf.storage.sources import Rows, row_type
+from ddlf.storage.sources import Rows, check_ragged, put, row_type
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
@@ -26,19 +27,21 @@ SHAPES = {"L": 1, "RGB": 3}
 
 
 class Images:
-    """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8, and ``y``, the number of the class in the order of names.
+    """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8 or a file's bytes, and ``y``, the number of the class by name.
 
     Args:
         path: Folder.
         image_size: See ``open_source``.
+        ragged: See ``open_source``.
 
     Raises:
         DatasetError: There are no images, or Pillow is missing.
         ConfigError: ``image_size`` cannot be read.
     """
 
-    def __init__(self, path: Path, image_size: str = "") -> None:
+    def __init__(self, path: Path, image_size: str = "", ragged: str = "") -> None:
         self._decoder = Decoder(image_size)
+        self._make = self._decoder.checked if check_ragged(ragged, ("x",), path) else self._decoder.pixels
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         files = [
             [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
@@ -50,23 +53,29 @@ class Images:
             raise DatasetError(
                 f"in {path} is neither a .npy file nor a folder of images", hint="make a folder for each class"
             )
-        first = self._decoder.pixels(self._files[0][0], str(self._files[0][0]))
+        first = self._make(self._files[0][0], str(self._files[0][0]))
         self.samples = len(self._files)
         self.columns = {"x": Column("uint8", first.shape), "y": Column("int64", ())}
+        if ragged:
+            if image_size:
+                raise ConfigError("--image-size has no effect with --ragged x, which keeps files", hint="leave it out")
+            most = max(file.stat().st_size for file, _ in self._files)
+            self.columns["x"] = Column("uint8", (most,), ragged=True)
 
     def rows(self, at_once: int) -> Iterator[Rows]:
         """See ``Source``."""
         for start in range(0, self.samples, at_once):
             files = self._files[start : start + at_once]
             rows = np.empty(len(files), row_type(self.columns))
-            decoded = on_all_cores(lambda each: self._decoder.pixels(each[0], str(each[0])), files)
+            decoded = on_all_cores(lambda each: self._make(each[0], str(each[0])), files)
             for row, ((file, label), pixels) in enumerate(zip(files, decoded, strict=True)):
-                if pixels.shape != self.columns["x"].shape:
+                if not self.columns["x"].ragged and pixels.shape != self.columns["x"].shape:
                     raise DatasetError(
                         f"{file} is {_said(pixels.shape)}, but {self._files[0][0]} is {_said(self.columns['x'].shape)}",
                         hint="bring all to one size with --image-size 64x64, and to one mode beforehand",
                     )
-                rows[row] = (pixels, label)
+                put(rows, "x", row, pixels)
+                rows["y"][row] = label
             yield rows
 
 
@@ -128,6 +137,12 @@ class Decoder:
         except Exception as error:  # Pillow raises of many kinds for damaged files
             raise DatasetError(f"{where} is no image that can be read ({error})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
+
+    def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
+        """The bytes of an image that can be read; see ``pixels``."""
+        data = file.read_bytes() if isinstance(file, Path) else file.read()
+        self.pixels(io.BytesIO(data), where)
+        return np.frombuffer(data, np.uint8)
 
 
 def is_image(data: bytes) -> bool:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ddlf.errors import DatasetError
 
-FORMAT = 1
-"""Of the manifest and the files that it names. A later DDLF reads earlier ones."""
+FORMAT = 2
+"""Of the manifest and the files that it names, where a column is ragged; else it is 1. A later DDLF reads earlier ones."""
 NAME = "manifest.json"
 FILE = re.compile(r"v\d{4,9}/\d{5,9}\.safetensors")
 KINDS = "biuf"
@@ -38,14 +38,16 @@ class Column:
     Args:
         dtype: Type of its values as NumPy names it, as ``"uint8"``.
         shape: Shape of a row, ``()`` for a single value.
+        ragged: Whether rows may be shorter along their first axis; ``shape`` is that of the longest.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    ragged: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row, the longest."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -159,10 +161,16 @@ def check_columns(columns: Mapping[str, Column]) -> None:
             raise ValueError(f"column {name!r} holds {column.dtype}, not numbers")
         if any(length < 1 for length in column.shape) or len(column.shape) > 31:
             raise ValueError(f"column {name!r} has rows of shape {tuple(column.shape)}")
+        if column.ragged and not column.shape:
+            raise ValueError(f"column {name!r} holds single numbers, which have no length")
 
 
 def _manifest(facts: dict[str, Any]) -> Manifest:
-    columns = {name: Column(dtype, tuple(map(_whole, shape))) for name, (dtype, shape) in facts["columns"].items()}
+    columns = {}
+    for name, (dtype, shape, *more) in facts["columns"].items():
+        if more not in ([], ["ragged"]):
+            raise ValueError(f"column {name!r} is {more}")
+        columns[name] = Column(dtype, tuple(map(_whole, shape)), bool(more))
     check_columns(columns)
     files, first = [], 0
     for name, samples, size, sha256, start in facts["files"]:
@@ -188,10 +196,14 @@ def _whole(value: Any) -> int:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
+    ragged = any(column.ragged for column in manifest.columns.values())
     return {
-        "ddlf_data": FORMAT,
+        "ddlf_data": FORMAT if ragged else 1,
         "version": manifest.version,
-        "columns": {name: [column.dtype, list(column.shape)] for name, column in manifest.columns.items()},
+        "columns": {
+            name: [column.dtype, list(column.shape), *["ragged"] * column.ragged]
+            for name, column in manifest.columns.items()
+        },
         "classes": list(manifest.classes),
         "files": [[file.name, file.samples, file.nbytes, file.sha256, file.first] for file in manifest.files],
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from ddlf.errors import DatasetError
 from ddlf.storage.files import Arrays
+from ddlf.storage.manifest import Column
 from ddlf.storage.place import open_place
 
 Array = np.ndarray[Any, Any]
+Decode = Callable[[dict[str, Any]], dict[str, Array]]
 
 
 class DataSet(Mapping[str, Array]):
@@ -23,6 +26,7 @@ class DataSet(Mapping[str, Array]):
 
     Args:
         place: Folder that ``ddlf data split`` has written.
+        decode: Makes of a sample, its columns by name, the one that is trained on, as arrays by name; None if it is that already.
 
     Attributes:
         manifest: What is there.
@@ -31,20 +35,81 @@ class DataSet(Mapping[str, Array]):
         DatasetError: There is no data set.
     """
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str | Path, decode: Decode | None = None) -> None:
         self._place = open_place(place)
         self.manifest = self._place.manifest()
+        self._decode = decode
         self._arrays: dict[str, Array] = {}
 
     def __str__(self) -> str:
         return str(self._place)
 
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """What is trained on; the first sample says what ``decode`` makes."""
+        if self._decode is None:
+            return self.manifest.columns
+        first = self._decoded(0, self.mapped(0), 0)
+        return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sample as it is trained on."""
+        return sum(column.row_bytes for column in self.columns.values())
+
+    def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
+        """Some rows of a partition file as they are trained on.
+
+        Args:
+            number: Which file, from 0.
+            arrays: Its columns.
+            rows: Numbers of the rows, shape ``(n,)``.
+
+        Raises:
+            DatasetError: ``decode`` cannot use one, or makes something else of it than of the first sample.
+        """
+        if self._decode is None:
+            return {name: array[rows] for name, array in arrays.items()}
+        whole = {name: np.empty((len(rows), *column.shape), column.dtype) for name, column in self.columns.items()}
+        for place, row in enumerate(rows.tolist()):
+            one = self._decoded(number, arrays, row)
+            found = {name: Column(array.dtype.name, array.shape) for name, array in one.items()}
+            if found != self.columns:
+                raise DatasetError(
+                    f"decode makes {_said(found)} of {self._where(number, row)}, but {_said(self.columns)} of the first sample",
+                    hint="have it make arrays of one type and shape",
+                )
+            for name, array in one.items():
+                whole[name][place] = array
+        return whole
+
+    def _decoded(self, number: int, arrays: Arrays, row: int) -> dict[str, Array]:
+        assert self._decode is not None
+        try:
+            return self._decode({name: array[row] for name, array in arrays.items()})
+        except Exception as error:
+            said = error.message if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
+            raise DatasetError(
+                f"decode cannot use {self._where(number, row)}: {said}", hint="look at the sample, and at decode"
+            ) from error
+
+    def _where(self, number: int, row: int) -> str:
+        file = self.manifest.files[number]
+        return f"sample {file.first + row:,} (row {row:,} of {self}/{file.name})"
+
     def __getitem__(self, name: str) -> Array:
-        if name not in self.manifest.columns:
-            there = ", ".join(self.manifest.columns)
+        if name not in self.columns:
+            there = ", ".join(self.columns)
             raise DatasetError(f"{self} has no column {name!r}", hint=f"it has {there}")
         if name not in self._arrays:
-            parts = [self.mapped(number)[name] for number in range(len(self.manifest.files))]
+            files = [self.mapped(number) for number in range(len(self.manifest.files))]
+            if self._decode is not None:
+                sizes = self.manifest.sizes.tolist()
+                files = [
+                    self.taken(n, file, np.arange(size))
+                    for n, (file, size) in enumerate(zip(files, sizes, strict=True))
+                ]
+            parts = [file[name] for file in files]
             array: Array = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
             array.flags.writeable = False
             self._arrays[name] = array
@@ -63,10 +128,14 @@ class DataSet(Mapping[str, Array]):
         return self._place.mapped(self.manifest.files[number], self.manifest.columns)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.manifest.columns
+        return name in self.columns
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest.columns)
+        return iter(self.columns)
 
     def __len__(self) -> int:
-        return len(self.manifest.columns)
+        return len(self.columns)
+
+
+def _said(columns: Mapping[str, Column]) -> str:
+    return ", ".join(f"{name} of {column.dtype} {column.shape}" for name, column in columns.items())

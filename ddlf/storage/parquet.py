@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import ConfigError, DatasetError
+from ddlf.storage.files import Ragged
 from ddlf.storage.images import Decoder, is_image
 from ddlf.storage.manifest import KINDS, MAX_CLASSES, Column, check_columns
-from ddlf.storage.sources import Rows, chosen, row_type
+from ddlf.storage.sources import Rows, check_ragged, chosen, longest, put, row_type
 
 MOST_ROWS = 4096
 """Read at a time: what a row will need is known only when it was read."""
@@ -27,13 +28,23 @@ class Parquet:
         columns: See ``open_source``.
         label: Name of the column that is ``y``; texts become the number of the class in the order of names.
         image_size: See ``open_source``.
+        ragged: See ``open_source``.
 
     Raises:
         DatasetError: A file cannot be read or used, or pyarrow is missing.
         ConfigError: There is no such column.
     """
 
-    def __init__(self, path: Path, files: Sequence[Path], *, columns: str = "", label: str = "", image_size: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[Path],
+        *,
+        columns: str = "",
+        label: str = "",
+        image_size: str = "",
+        ragged: str = "",
+    ) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -58,6 +69,7 @@ class Parquet:
         if label and label not in there:
             raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(there)}")
         self._names = chosen(columns, there, path, {label: "y"} if label else {})
+        self._ragged = {self._names[name] for name in check_ragged(ragged, list(self._names), path)}
         self.classes: Sequence[str] = self._classes(label) if label else ()
         self._number_of = {name: number for number, name in enumerate(self.classes)}
         self._label = label
@@ -68,7 +80,10 @@ class Parquet:
                     f"{path}: column {self._names[name]!r} holds {array.dtype}, not numbers",
                     hint="name others with --columns, or the text that is the label with --label",
                 )
-            self.columns[name] = Column(array.dtype.name, array.shape[1:])
+            self.columns[name] = Column(array.dtype.name, array.shape[1:], self._names[name] in self._ragged)
+        for name in [name for name, column in self.columns.items() if column.ragged]:
+            most = longest(row for piece in self._pieces(MOST_ROWS) for row in piece[name])
+            self.columns[name] = Column(self.columns[name].dtype, (most,), ragged=True)
         try:
             check_columns(self.columns)
         except ValueError as error:
@@ -80,6 +95,10 @@ class Parquet:
             rows = np.empty(len(next(iter(piece.values()))), row_type(self.columns))
             for name, array in piece.items():
                 column = self.columns[name]
+                if column.ragged:
+                    for number, row in enumerate(array):
+                        put(rows, name, number, row)
+                    continue
                 if (array.dtype.name, array.shape[1:]) != (column.dtype, column.shape):
                     raise DatasetError(
                         f"column {self._names[name]!r} has rows of {array.dtype.name} {array.shape[1:]} and of "
@@ -111,7 +130,7 @@ class Parquet:
                         raise
                     raise DatasetError(f"{file} cannot be read ({error})", hint="copy it again") from None
 
-    def _array(self, values: Any, name: str, where: str) -> np.ndarray[Any, Any]:
+    def _array(self, values: Any, name: str, where: str) -> Any:
         """The rows of a piece of a column."""
         types = self._arrow.types
         if values.null_count:
@@ -122,6 +141,8 @@ class Parquet:
             values.type.field(n).name for n in range(values.type.num_fields)
         }:
             values = values.field("bytes")
+        if name in self._ragged:
+            return self._rows(values, f"{where}: column {name!r}")
         if types.is_binary(values.type) or types.is_large_binary(values.type):
             images = [value.as_buffer().to_pybytes() for value in values]
             if not all(map(is_image, images)):
@@ -147,6 +168,24 @@ class Parquet:
         if values.null_count:
             raise DatasetError(f"{where}: column {name!r} has lists without a value", hint="fill or leave them out")
         return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
+
+    def _rows(self, values: Any, where: str) -> Ragged:
+        """The rows of a piece of a column that have different lengths."""
+        types, kind = self._arrow.types, values.type
+        flat = values.flatten() if types.is_list(kind) or types.is_large_list(kind) else None
+        if flat is not None and not types.is_nested(flat.type) and not flat.null_count:
+            rows = [each.values.to_numpy(zero_copy_only=False) for each in values]
+        elif any(
+            test(kind) for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
+        ):
+            texts = [each.as_buffer().to_pybytes() for each in values]
+            rows = [
+                self._decoder.checked(io.BytesIO(text), where) if is_image(text) else np.frombuffer(text, np.uint8)
+                for text in texts
+            ]
+        else:
+            raise DatasetError(f"{where} holds {kind}, no rows of different lengths", hint="leave it out of --ragged")
+        return Ragged(np.concatenate(rows), np.cumsum([len(row) for row in rows]), max(map(len, rows)))
 
     def _classes(self, label: str) -> Sequence[str]:
         """The texts of the label in order; none where it is a number."""

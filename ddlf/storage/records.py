@@ -12,12 +12,12 @@ import numpy as np
 from ddlf.errors import DatasetError
 from ddlf.storage.images import on_all_cores
 from ddlf.storage.manifest import KINDS, Column, check_columns
-from ddlf.storage.sources import Rows, chosen, row_type
+from ddlf.storage.sources import Rows, check_ragged, chosen, longest, put, row_type
 
 AT_ONCE = 256
 """Samples that are read before they are decoded, on all cores."""
-Record = Mapping[str, Callable[[], np.ndarray[Any, Any]]]
-"""The arrays of a sample by name, made when they are wanted."""
+Record = Mapping[str, Callable[..., np.ndarray[Any, Any]]]
+"""The arrays of a sample by name, made when they are wanted; with ``encoded=True`` images and texts are the bytes that they are."""
 
 
 class Records:
@@ -29,6 +29,7 @@ class Records:
         read: Gives all samples in order, each with where it is.
         columns: See ``open_source``.
         usual: Names of columns in place of those in the files, where ``columns`` says nothing.
+        ragged: See ``open_source``.
 
     Raises:
         DatasetError: There are none, or what they hold are no numbers.
@@ -44,20 +45,25 @@ class Records:
         read: Callable[[], Iterator[tuple[str, Record]]],
         columns: str = "",
         usual: Mapping[str, str] | None = None,
+        ragged: str = "",
     ) -> None:
         if not samples:
             raise DatasetError(f"{path} has no samples", hint="look at how it was made")
         self.samples, self._read = samples, read
         self._first, first = next(read())
         self._names = chosen(columns, list(first), path, usual or {})
+        self._ragged = check_ragged(ragged, list(self._names), path)
         self.columns: dict[str, Column] = {}
         for name, old in self._names.items():
-            array = first[old]()
+            array = self._array(name, first)
             if array.dtype.kind not in KINDS:
                 raise DatasetError(
                     f"{self._first}: {old} is no number and no image", hint="name others with --columns, or convert it"
                 )
             self.columns[name] = Column(array.dtype.name, array.shape)
+        for name in self._ragged:  # nobody says how long the longest is
+            column, most = self.columns[name], longest(self._array(name, record) for _, record in read())
+            self.columns[name] = Column(column.dtype, (most, *column.shape[1:]), ragged=True)
         try:
             check_columns(self.columns)
         except ValueError as error:
@@ -72,8 +78,12 @@ class Records:
                 part = list(itertools.islice(records, min(AT_ONCE, len(rows) - first)))
                 for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), first):
                     for name, array in arrays.items():
-                        rows[name][number] = array
+                        put(rows, name, number, array)
             yield rows
+
+    def _array(self, name: str, record: Record) -> np.ndarray[Any, Any]:
+        make = record[self._names[name]]
+        return make(encoded=True) if name in self._ragged else make()
 
     def _made(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays of a sample, which are as those of the first one."""
@@ -81,8 +91,9 @@ class Records:
         for name, old in self._names.items():
             if old not in record:
                 raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns")
-            array, column = record[old](), self.columns[name]
-            if (array.dtype.name, array.shape) != (column.dtype, column.shape):
+            array, column = self._array(name, record), self.columns[name]
+            shape = (*column.shape[:1], *array.shape[1:]) if column.ragged and array.shape else array.shape
+            if (array.dtype.name, shape) != (column.dtype, column.shape):
                 raise DatasetError(
                     f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
                     f"{column.dtype} of shape {column.shape}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,10 +34,27 @@ class Source(Protocol):
 
 
 def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
-    """A sample as one value: a field for each column."""
-    return np.dtype(
-        [(name, np.dtype(column.dtype).newbyteorder("<"), column.shape) for name, column in columns.items()]
-    )
+    """A sample as one value: a field for each column; of a ragged one its length and what it has, with room for the longest."""
+    fields: list[Any] = []
+    for name, column in columns.items():
+        kind = np.dtype(column.dtype).newbyteorder("<")
+        values = (kind, column.shape)
+        fields.append((name, [("length", np.dtype("<i8")), ("values", *values)]) if column.ragged else (name, *values))
+    return np.dtype(fields)
+
+
+def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
+    """Set a column of one row."""
+    if rows.dtype[name].names is None:
+        rows[name][number] = array
+    else:
+        rows[name]["length"][number] = len(array)
+        rows[name]["values"][number, : len(array)] = array
+
+
+def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
+    """Of some rows of different lengths; at least 1."""
+    return max(1, *map(len, arrays))
 
 
 def chosen(
@@ -66,7 +83,21 @@ def chosen(
     return dict(pairs)
 
 
-def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "") -> Source:
+def check_ragged(ragged: str, columns: Sequence[str], path: Path) -> set[str]:
+    """Names of the columns whose rows have different lengths.
+
+    Raises:
+        ConfigError: There is no such column.
+    """
+    names = set(filter(None, ragged.split(",")))
+    for name in sorted(names.difference(columns)):
+        raise ConfigError(f"--ragged {ragged}: {path} has no column {name!r}", hint=f"it has {', '.join(columns)}")
+    return names
+
+
+def open_source(
+    path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "", ragged: str = ""
+) -> Source:
     """Find out what a path holds.
 
     Args:
@@ -76,6 +107,7 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
         part: ``"train"``, ``"val"`` or ``"test"``: the arrays whose names end with that, as ``x``, ``y`` and ``w``.
         label: Name of the table's column that is the label.
         image_size: Width and height that all images are brought to, as ``"64x64"``; empty if they have one size.
+        ragged: Columns, with commas, whose rows have different lengths. Images and texts there stay the bytes that they are.
 
     Raises:
         DatasetError: It holds nothing that can be used.
@@ -90,8 +122,10 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
         "part": (".npz", "arrays"),
         "label": (".csv", ".parquet"),
         "image_size": ("images", *encoded),
+        "ragged": ("images", *encoded),
     }
-    for name, value in {"columns": columns, "part": part, "label": label, "image_size": image_size}.items():
+    given = {"columns": columns, "part": part, "label": label, "image_size": image_size, "ragged": ragged}
+    for name, value in given.items():
         if value and kind not in of[name]:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with {path}", hint="leave it out")
     with explained(path, "read"):
@@ -102,7 +136,7 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
         if kind == "images":
             from ddlf.storage.images import Images
 
-            return Images(path, image_size)
+            return Images(path, image_size, ragged)
         if kind == ".csv":
             from ddlf.storage.tables import Table
 
@@ -115,15 +149,15 @@ def open_source(path: Path, *, columns: str = "", part: str = "", label: str = "
         if kind == ".parquet":
             from ddlf.storage.parquet import Parquet
 
-            return Parquet(path, files, columns=columns, label=label, image_size=image_size)
+            return Parquet(path, files, columns=columns, label=label, image_size=image_size, ragged=ragged)
         if kind == ".tar":
             from ddlf.storage.tar import open_tar
 
-            return open_tar(path, files, columns=columns, image_size=image_size)
+            return open_tar(path, files, columns=columns, image_size=image_size, ragged=ragged)
         if kind == ".tfrecord":
             from ddlf.storage.tfrecord import open_tfrecord
 
-            return open_tfrecord(path, files, columns=columns, image_size=image_size)
+            return open_tfrecord(path, files, columns=columns, image_size=image_size, ragged=ragged)
     raise DatasetError(
         f"{path} is of no kind that is known",
         hint="name a .npz, .npy, .csv, .parquet, .tar or .tfrecord file, or a folder",

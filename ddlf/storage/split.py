@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ddlf.errors import ConfigError
 from ddlf.record import size
 from ddlf.storage.explained import explained
+from ddlf.storage.files import ENDS
 from ddlf.storage.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.storage.place import Place
 from ddlf.storage.sources import Rows, Source, row_type
@@ -252,7 +253,14 @@ def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    arrays = {column: np.ascontiguousarray(rows[column]) for column in rows.dtype.names or ()}
+    arrays = {}
+    for column in rows.dtype.names or ():
+        values = rows[column]
+        if values.dtype.names:
+            lengths = values["length"]
+            arrays[column + ENDS] = np.cumsum(lengths)
+            values = np.concatenate([row[:length] for row, length in zip(values["values"], lengths, strict=True)])
+        arrays[column] = np.ascontiguousarray(values)
     with place.new(name) as path:
         path.touch()
         mode = (

@@ -66,7 +66,7 @@ class Stream:
     ) -> None:
         self._data, self._portion = data, portion
         self._sizes = data.manifest.sizes
-        row = data.manifest.row_bytes
+        row = data.row_bytes
         if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
             raise ConfigError(
                 f"data_memory is {size(memory)}, too little for batches of {batch_size} samples of {size(row)} each",
@@ -75,7 +75,10 @@ class Stream:
         self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
         rule = SHUFFLE.read(portion.shuffle)
         files = rule.files if isinstance(rule, Window) else 1
-        self._loads = not isinstance(rule, Global) and int(np.sort(self._sizes)[-files:].sum()) * row <= memory // 2
+        self._loads = (
+            not isinstance(rule, Global)
+            and sum(sorted(file.nbytes for file in data.manifest.files)[-files:]) <= memory // 2
+        )
         self._open: dict[int, Arrays] = before._open if before and before._loads and self._loads else {}
         self.begun, self.wait_s = False, 0.0
         self.files: list[int] = []
@@ -133,7 +136,7 @@ class Stream:
                     whole, filled = self._empty(left), 0
 
     def _empty(self, left: int) -> Arrays:
-        columns = self._data.manifest.columns.items()
+        columns = self._data.columns.items()
         return {name: np.empty((min(self._chunk, left), *column.shape), column.dtype) for name, column in columns}
 
     @staticmethod
@@ -155,5 +158,5 @@ class Stream:
         for number in np.unique(files).tolist():
             where = np.flatnonzero(files == number)
             chosen, where = rows[where], where + filled
-            for name, array in self._open[number].items():
-                whole[name][where] = array[chosen]
+            for name, array in self._data.taken(number, self._open[number], chosen).items():
+                whole[name][where] = array

@@ -21,7 +21,9 @@ NUMBERS = ("cls", "id", "index", "count")
 """Endings of files whose text is a whole number."""
 
 
-def open_tar(path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "") -> Records:
+def open_tar(
+    path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
+) -> Records:
     """Columns are named as the endings; an image, or else ``.npy``, is ``x`` and ``.cls`` is ``y``.
 
     Args:
@@ -29,6 +31,7 @@ def open_tar(path: Path, files: Sequence[Path], *, columns: str = "", image_size
         files: The tar files of it, in order.
         columns: See ``open_source``.
         image_size: See ``open_source``.
+        ragged: See ``open_source``.
 
     Raises:
         DatasetError: A file cannot be read, or holds what has no place in a data set.
@@ -44,7 +47,7 @@ def open_tar(path: Path, files: Sequence[Path], *, columns: str = "", image_size
         usual[pictures[0]] = "x"
     if "cls" in there:
         usual["cls"] = "y"
-    return Records(path, samples, read, columns, usual)
+    return Records(path, samples, read, columns, usual, ragged)
 
 
 def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Record]]:
@@ -110,10 +113,12 @@ def _data(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> byte
     return data
 
 
-def _array(data: bytes, ending: str, where: str, decoder: Decoder) -> np.ndarray[Any, Any]:
+def _array(data: bytes, ending: str, where: str, decoder: Decoder, *, encoded: bool = False) -> np.ndarray[Any, Any]:
     kind = ending.rpartition(".")[2]  # left.npy is a column of its own
     if f".{kind}" in ENDINGS:
-        return decoder.pixels(io.BytesIO(data), where)
+        return (decoder.checked if encoded else decoder.pixels)(io.BytesIO(data), where)
+    if encoded and kind != "npy":
+        return np.frombuffer(data, np.uint8)
     try:
         if kind == "npy":
             return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))

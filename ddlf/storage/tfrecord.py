@@ -22,7 +22,9 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 
 
-def open_tfrecord(path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "") -> Records:
+def open_tfrecord(
+    path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
+) -> Records:
     """Columns are the features of ``tf.train.Example``: numbers, a vector of them, or an encoded image.
 
     Args:
@@ -30,13 +32,14 @@ def open_tfrecord(path: Path, files: Sequence[Path], *, columns: str = "", image
         files: The TFRecord files of it, in order.
         columns: See ``open_source``.
         image_size: See ``open_source``.
+        ragged: See ``open_source``.
 
     Raises:
         DatasetError: A file is damaged, holds something else, or google-crc32c is missing.
         ConfigError: An option cannot be used.
     """
     samples = sum(1 for file in files for _ in _records(file))
-    return Records(path, samples, partial(_samples, files, Decoder(image_size)), columns)
+    return Records(path, samples, partial(_samples, files, Decoder(image_size)), columns, ragged=ragged)
 
 
 def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Record]]:
@@ -98,11 +101,11 @@ def masked_checksum() -> Callable[[bytes], int]:
     return masked
 
 
-def _array(value: Any, where: str, decoder: Decoder) -> np.ndarray[Any, Any]:
+def _array(value: Any, where: str, decoder: Decoder, *, encoded: bool = False) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray):
-        return value[0] if value.shape == (1,) else value
+        return value[0] if value.shape == (1,) and not encoded else value
     if is_image(value):
-        return decoder.pixels(io.BytesIO(value), where)
+        return (decoder.checked if encoded else decoder.pixels)(io.BytesIO(value), where)
     return np.frombuffer(value, np.uint8)
 
 

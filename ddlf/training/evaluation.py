@@ -87,7 +87,7 @@ def _wrong_with_test_data(app: Any) -> str:
 def _shapes(app: Any, kind: str, part: str) -> list[tuple[int, ...]]:
     """The shape of each array of inputs (``"x"``) or labels (``"y"``); empty when there are none."""
     if (place := place_of(app, part)) is not None:
-        columns, samples = place.manifest.columns, place.manifest.samples
+        columns, samples = place.columns, place.manifest.samples
         return [
             (samples, *columns[name].shape) for _, name in leaves(grown({name: name for name in columns}, kind)) if name
         ]

@@ -225,7 +225,7 @@ def test_too_little_memory_says_what_would_do(source, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda facts: facts.update(ddlf_data=2), "newer DDLF"),
+        (lambda facts: facts.update(ddlf_data=3), "newer DDLF"),
         (lambda facts: facts["files"][0].__setitem__(0, "../../etc/passwd"), "is no partition file"),
         (lambda facts: facts["files"][0].__setitem__(0, "/etc/passwd"), "is no partition file"),
         (lambda facts: facts["files"][0].__setitem__(0, "s3://other/v0001/00000.safetensors"), "is no partition file"),

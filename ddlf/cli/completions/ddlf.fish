@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data repartition' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --optimizer-state --out --outer --part --partition --precision --push-rule --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -258,6 +258,7 @@ complete -c ddlf -n '_shtab_ddlf_using data split' -l columns -x -d 'columns tha
 complete -c ddlf -n '_shtab_ddlf_using data split' -l part -xka "train val test" -d 'arrays x_NAME, y_NAME, w_NAME'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l label -x -d 'the table'"'"'s column that is the label'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l image-size -x -d 'bring all images to one size'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l ragged -x -d 'columns of any length; images stay encoded'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l files -x -d 'how many partition files'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l file-samples -x -d 'at most so many in each'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l file-bytes -x -d 'at most so much (split: 64MB)'

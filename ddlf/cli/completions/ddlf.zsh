@@ -265,6 +265,7 @@ _shtab_ddlf_data_split_options=(
   "--part[arrays x_NAME, y_NAME, w_NAME]:NAME:(train val test)"
   "--label[the table\'s column that is the label]:NAME:"
   "--image-size[bring all images to one size]:WxH:"
+  "--ragged[columns of any length\; images stay encoded]:A,B:"
   "--files[how many partition files]:N:"
   "--file-samples[at most so many in each]:N:"
   "--file-bytes[at most so much (split\: 64MB)]:SIZE:"
