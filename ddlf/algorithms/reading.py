@@ -78,6 +78,7 @@ class Portion:
         begin: Place of the piece's first sample among the slot's, in the order of reading.
         end: Place behind its last one; None for all that are left.
         again: Seed of the order of a later pass over the same samples; empty for the first one.
+        version: Version of the data set whose files are read; 0 for that which each node has opened.
     """
 
     shuffle: str
@@ -89,6 +90,7 @@ class Portion:
     begin: int = 0
     end: int | None = None
     again: tuple[int, ...] = ()
+    version: int = 0
 
     @property
     def samples(self) -> int:
@@ -216,7 +218,13 @@ def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
 
 
 def portions(
-    sizes: Sequence[int] | Numbers, shares: Sequence[int], shuffle: str = "window:8", *, seed: int, epoch: int
+    sizes: Sequence[int] | Numbers,
+    shares: Sequence[int],
+    shuffle: str = "window:8",
+    *,
+    seed: int,
+    epoch: int,
+    version: int = 0,
 ) -> list[Portion]:
     """Share out the samples of an epoch: each has exactly one slot.
 
@@ -227,6 +235,7 @@ def portions(
         shuffle: How rows are mixed, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
+        version: As in ``Portion``.
 
     Returns:
         One for each slot, in slot order.
@@ -247,7 +256,7 @@ def portions(
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
             hint="use shuffle='window:8'",
         )
-    whole = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples)
+    whole = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples, version=version)
     if isinstance(rule, Global):
         turn, ends = 0, np.array([], np.int64)
     else:
@@ -255,10 +264,7 @@ def portions(
     whose = [(arc - turn) % slots for arc in range(slots)]
     cuts = _cuts([shares[slot] for slot in whose], ends)
     arcs = {slot: (start, stop) for slot, start, stop in zip(whose, [0, *cuts], cuts, strict=False)}
-    return [
-        Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=arcs[slot][0], stop=arcs[slot][1])
-        for slot in range(slots)
-    ]
+    return [replace(whole, start=arcs[slot][0], stop=arcs[slot][1]) for slot in range(slots)]
 
 
 def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:

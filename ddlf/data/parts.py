@@ -231,7 +231,7 @@ def look_alikes(app: Any) -> list[str]:
 
 def contents(app: Any) -> dict[str, str]:
     """The fingerprint of each attribute that holds data; test data that has none is left out."""
-    found = {name: place.manifest.content for name in PLACES if (place := getattr(app, name, None)) is not None}
+    found = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
         if getattr(app, name, None) is not None:
             try:

@@ -52,6 +52,7 @@ from ddlf.events.run import (
     Warned,
 )
 from ddlf.events.slots import (
+    FilesChanged,
     PartsChanged,
     ResidualDropped,
     SlotBackedUp,
@@ -87,6 +88,7 @@ __all__ = [
     "Event",
     "ExchangeChosen",
     "ExecutorEnded",
+    "FilesChanged",
     "How",
     "HowMapped",
     "MapBegan",

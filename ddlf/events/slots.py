@@ -118,6 +118,22 @@ class PartsChanged(Event):
     samples: tuple[int, ...]
 
 
+class FilesChanged(Event):
+    """Training goes over to other partition files of the same samples, which were made meanwhile.
+
+    Args:
+        round: First round that reads them.
+        before: Version of the data set that was read before.
+        version: Version that is read from there on.
+        files: Partition files in it.
+    """
+
+    round: int
+    before: int
+    version: int
+    files: int
+
+
 class SlotsChanged(Event):
     """There are more slots, because there are more workers.
 

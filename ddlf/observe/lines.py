@@ -125,6 +125,10 @@ def _line(event: e.Event) -> str:
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
         case e.DataPartitioned():
             return "\n".join(f"{'' if number else 'parts':<9} {text}" for number, text in enumerate(_parts(event)))
+        case e.FilesChanged():
+            return (
+                f"files     {event.files:,} of version {event.version} from round {event.round} on, of the same samples"
+            )
         case e.ExchangeChosen():
             return f"exchange  {event.exchange}: {event.why}"
         case e.NothingToTrain(converged=True):

@@ -89,7 +89,8 @@ class FileFeed:
         before, self.error = self._last, None
         self._put_away()
         assert self._order is not None
-        self._stream = self._last = Stream(self.data, self._order, self.batch_size, self._memory, before)
+        data = self.data.at(self._order.version)
+        self._stream = self._last = Stream(data, self._order, self.batch_size, self._memory, before)
         if self._ends():
             self._stream.close()
         return self._stream

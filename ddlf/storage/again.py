@@ -70,4 +70,4 @@ def repartition(
     """
     if list(sizes) == source.manifest.sizes.tolist():
         raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")
-    return split(source, place, sizes, shuffle=False, memory=memory, moved=moved, after=source.manifest.version)
+    return split(source, place, sizes, shuffle=False, memory=memory, moved=moved, after=source.manifest)

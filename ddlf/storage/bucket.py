@@ -24,7 +24,7 @@ from ddlf.storage.cache import Cache
 from ddlf.storage.explained import explained
 from ddlf.storage.files import COPY, Arrays, Bytes, columns_of, mapped_columns
 from ddlf.storage.manifest import Column, Manifest, PartitionFile
-from ddlf.storage.place import LOCK, MAX_MANIFEST_BYTES, check_room, check_version
+from ddlf.storage.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_room, check_version
 from ddlf.storage.store import Gone, Store
 
 VERSION = re.compile(r"v\d{4,9}")
@@ -54,17 +54,28 @@ class Bucket:
         """See ``Place``."""
         self._store.close()
 
-    def manifest(self) -> Manifest:
+    def manifest(self, version: int = 0) -> Manifest:
         """See ``Place``."""
         try:
-            data = self._store.read(manifest.NAME, 10**6)
+            found = self._manifest(manifest.NAME)
         except Gone:
             raise DatasetError(
                 f"in {self} is no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
             ) from None
+        if version in (0, found.version):
+            return found
+        name = manifest.name_of(version)
+        try:
+            return self._manifest(name)
+        except Gone:
+            check_kept(name, version, [], self)
+            raise
+
+    def _manifest(self, name: str) -> Manifest:
+        data = self._store.read(name, 10**6)
         if len(data) > MAX_MANIFEST_BYTES:
-            raise DatasetError(f"{self}/{manifest.NAME} has {size(len(data))}", hint=COPY)
-        return manifest.read(data, f"{self}/{manifest.NAME}")
+            raise DatasetError(f"{self}/{name} has {size(len(data))}", hint=COPY)
+        return manifest.read(data, f"{self}/{name}")
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """See ``Place``."""
@@ -169,7 +180,7 @@ class Bucket:
     def _tidy(self, kept: Manifest | None) -> None:
         folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
         for name in self._store.names():
-            if VERSION.fullmatch(name) and name not in folders:
+            if (VERSION.fullmatch(name) and name not in folders) or manifest.BEFORE.fullmatch(name):
                 self._store.remove(name)
 
     @contextlib.contextmanager
@@ -191,6 +202,9 @@ class Bucket:
 
     def commit(self, new: Manifest) -> None:
         """See ``Place.commit``. The first manifest of a place is written only where there is none; a store that can do so sees to it."""
+        if new.version > 1:
+            before = self.manifest()
+            self._store.write(manifest.name_of(before.version), before.spelled())
         try:
             self._store.write(manifest.NAME, new.spelled(), new=new.version == 1)
         except FileExistsError:
@@ -198,6 +212,7 @@ class Bucket:
 
     def retire(self, before: Manifest) -> None:
         """See ``Place``."""
+        self._store.remove(manifest.name_of(before.version))
         for folder in {file.name.partition("/")[0] for file in before.files}:
             self._store.remove(folder)
 

@@ -24,6 +24,8 @@ from ddlf.errors import DatasetError
 FORMAT = 2
 """Of the manifest and the files that it names, where a column is ragged; else it is 1. A later DDLF reads earlier ones."""
 NAME = "manifest.json"
+BEFORE = re.compile(r"manifest-\d{4,9}\.json")
+"""The manifest of a version before, beside that: for runs that have begun with it."""
 FILE = re.compile(r"v\d{4,9}/\d{5,9}\.safetensors")
 KINDS = "biuf"
 """Numbers as NumPy and safetensors have them: truth values, whole numbers with and without sign, floating-point numbers."""
@@ -79,12 +81,14 @@ class Manifest:
         files: In the order of their ids.
         version: Number of the version, from 1.
         classes: Names of classes, by the number that is their label; empty when the source has none.
+        origin: ``content`` of the version that was split from a source; empty if it is this one.
     """
 
     columns: Mapping[str, Column]
     files: Sequence[PartitionFile]
     version: int = 1
     classes: Sequence[str] = field(default=())
+    origin: str = ""
 
     @property
     def samples(self) -> int:
@@ -107,13 +111,23 @@ class Manifest:
         return np.array([file.samples for file in self.files], np.int64)
 
     @property
+    def identity(self) -> str:
+        """One name for columns, samples and their ids, whatever their files are: by it nodes compare what they have. 16 hex digits."""
+        return self.origin or self.content
+
+    @property
     def content(self) -> str:
-        """One name for columns, samples and their order, by which nodes compare what they have: 16 hex digits."""
+        """One name for this version: 16 hex digits."""
         return hashlib.sha256(_spelled(_facts(self))).hexdigest()[:16]
 
     def spelled(self) -> bytes:
         """The bytes of the file. The same manifest gives the same bytes."""
         return _sealed(_spelled(_facts(self)))
+
+
+def name_of(version: int) -> str:
+    """The name of the manifest of a version that is not the newest."""
+    return f"manifest-{version:04}.json"
 
 
 def read(data: bytes, where: str) -> Manifest:
@@ -184,9 +198,12 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
     if not files or len({file.name for file in files}) != len(files):
         raise ValueError("no file, or one twice")
     classes = facts["classes"]
+    origin = facts.get("origin", "")
+    if "origin" in facts and not re.fullmatch("[0-9a-f]{16}", origin):
+        raise ValueError(f"{origin!r} is no origin")
     if type(classes) is not list or not all(type(name) is str for name in classes) or len(classes) > MAX_CLASSES:
         raise ValueError("classes")
-    return Manifest(columns, files, _whole(facts["version"]), tuple(classes))
+    return Manifest(columns, files, _whole(facts["version"]), tuple(classes), origin)
 
 
 def _whole(value: Any) -> int:
@@ -205,6 +222,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
             for name, column in manifest.columns.items()
         },
         "classes": list(manifest.classes),
+        **({"origin": manifest.origin} if manifest.origin else {}),
         "files": [[file.name, file.samples, file.nbytes, file.sha256, file.first] for file in manifest.files],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ddlf.errors import DatasetError
 from ddlf.storage.files import Arrays
-from ddlf.storage.manifest import Column
+from ddlf.storage.manifest import Column, Manifest
 from ddlf.storage.place import open_place
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +30,7 @@ class DataSet(Mapping[str, Array]):
         decode: Makes of a sample, its columns by name, the one that is trained on, as arrays by name; None if it is that already.
 
     Attributes:
-        manifest: What is there.
+        manifest: What is there; what was there when it was opened, though there is a newer version by now.
 
     Raises:
         DatasetError: There is no data set.
@@ -40,6 +41,39 @@ class DataSet(Mapping[str, Array]):
         self.manifest = self._place.manifest()
         self._decode = decode
         self._arrays: dict[str, Array] = {}
+        self._versions = {0: self, self.manifest.version: self}
+
+    def at(self, version: int) -> DataSet:
+        """The same samples in the files of a version; 0 for that which was opened.
+
+        Raises:
+            DatasetError: It is there no more.
+        """
+        if version not in self._versions:
+            found = self._place.manifest(version)
+            if found.identity != self.manifest.identity:
+                raise DatasetError(f"in {self} is another data set by now", hint="begin anew, with that one")
+            self._versions[version] = self._of(found)
+        return self._versions[version]
+
+    def newer(self, version: int) -> DataSet | None:
+        """The same samples in files that were made since; None if there are none.
+
+        Args:
+            version: That which is known.
+
+        Raises:
+            DatasetError: The place cannot be read.
+        """
+        found = self._place.manifest()
+        if found.version <= version or found.identity != self.manifest.identity:
+            return None
+        return self._versions.setdefault(found.version, self._of(found))
+
+    def _of(self, manifest: Manifest) -> DataSet:
+        other = copy(self)
+        other.manifest, other._arrays = manifest, {}
+        return other
 
     def __str__(self) -> str:
         return str(self._place)

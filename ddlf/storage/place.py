@@ -34,11 +34,14 @@ FREE_BYTES = 32 * 10**6
 class Place(Protocol):
     """Where a data set is. Not for other processes: each opens it for itself, with what its machine may do there."""
 
-    def manifest(self) -> Manifest:
+    def manifest(self, version: int = 0) -> Manifest:
         """What is at this place.
 
+        Args:
+            version: A version of it; 0 for the newest.
+
         Raises:
-            DatasetError: There is no data set, or its manifest is damaged.
+            DatasetError: There is no data set, not that version any more, or its manifest is damaged.
         """
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
@@ -92,10 +95,10 @@ class Place(Protocol):
         """A path on this machine to write a partition file of this name to; it is at the place, for good, when this is left."""
 
     def commit(self, new: Manifest) -> None:
-        """Make a version the one that there is, in one step, when all of its files are there."""
+        """Make a version the one that there is, in one step, when all of its files are there. The manifest of the one before is kept beside it."""
 
     def retire(self, before: Manifest) -> None:
-        """Remove the files of a version that is no longer the one that there is."""
+        """Remove what there is of a version that is no longer the one that there is."""
 
 
 def open_place(text: str | Path) -> Place:
@@ -133,9 +136,15 @@ class Folder:
     def close(self) -> None:
         """See ``Place``; a disk is not waited for."""
 
-    def manifest(self) -> Manifest:
+    def manifest(self, version: int = 0) -> Manifest:
         """See ``Place``."""
-        path = self.path / manifest.NAME
+        found = self._read(manifest.NAME)
+        if version in (0, found.version):
+            return found
+        return self._read(check_kept(manifest.name_of(version), version, os.listdir(self.path), self))
+
+    def _read(self, name: str) -> Manifest:
+        path = self.path / name
         with explained(self.path, "read"):
             if not self.path.is_dir():
                 raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
@@ -246,8 +255,9 @@ class Folder:
         for path in self.path.glob("v[0-9][0-9][0-9][0-9]*"):
             if path.name not in folders:
                 shutil.rmtree(path)
-        for path in self.path.glob(f".{manifest.NAME}-*"):
-            path.unlink()
+        for path in self.path.iterdir():
+            if path.name.startswith(f".{manifest.NAME}-") or manifest.BEFORE.fullmatch(path.name):
+                path.unlink()
 
     @contextlib.contextmanager
     def scratch(self, need: int) -> Iterator[Path]:
@@ -269,16 +279,23 @@ class Folder:
         """See ``Place``."""
         for folder in {str(Path(file.name).parent) for file in new.files}:
             synced(self.path / folder)
+        if new.version > 1:
+            before = self.manifest()
+            self._write(manifest.name_of(before.version), before)
+        self._write(manifest.NAME, new)
+        synced(self.path)
+
+    def _write(self, name: str, found: Manifest) -> None:
         temporary = self.path / f".{manifest.NAME}-{secrets.token_hex(4)}"
         with open(temporary, "xb") as file:
-            file.write(new.spelled())
+            file.write(found.spelled())
             file.flush()
             os.fsync(file.fileno())
-        os.rename(temporary, self.path / manifest.NAME)
-        synced(self.path)
+        os.rename(temporary, self.path / name)
 
     def retire(self, before: Manifest) -> None:
         """See ``Place``."""
+        (self.path / manifest.name_of(before.version)).unlink(missing_ok=True)
         for folder in {file.name.partition("/")[0] for file in before.files}:
             shutil.rmtree(self.path / folder)
 
@@ -291,6 +308,23 @@ def synced(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_kept(name: str, version: int, there: Sequence[str], where: object) -> str:
+    """Refuse a version that is there no more.
+
+    Returns:
+        The name of its manifest.
+
+    Raises:
+        DatasetError: It is not.
+    """
+    if name not in there:
+        raise DatasetError(
+            f"version {version} of the data set in {where} is there no more: other files were made of it since",
+            hint="begin anew, or go on from a checkpoint of the version that there is",
+        )
+    return name
 
 
 def check_version(found: Manifest | None, after: int, where: object) -> None:

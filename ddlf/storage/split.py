@@ -70,7 +70,7 @@ def split(
     place: Place,
     sizes: Sequence[int],
     *,
-    after: int = 0,
+    after: Manifest | None = None,
     shuffle: bool = True,
     stratify: str = "",
     seed: int = 0,
@@ -83,7 +83,7 @@ def split(
         source: Where the samples come from.
         place: Empty, not there yet, or with what an earlier call left that was broken off.
         sizes: Samples of each file.
-        after: Version of the data set that is there, of which this is the next one; 0 if there is none.
+        after: What is there, of the same samples, of which this is the next version; None if there is nothing.
         shuffle: Whether they are mixed; else they stay in the source's order.
         stratify: Column of whole numbers of each of which every file is to have its share, as far as that can be.
         seed: Seed of the order, >= 0. The same source, sizes and seed give the same bytes, whatever the memory.
@@ -113,8 +113,8 @@ def split(
     buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed, stratify)
     at_once = max(memory // 8 // row, 1)
     need = source.samples * kind.itemsize * (1 + (shuffle and len(buckets.heaps) > 1))
-    version = after + 1
-    with place.writing(after=after), ExitStack() as stack, explained(place, "write to", need=need):
+    version = after.version + 1 if after else 1
+    with place.writing(after=version - 1), ExitStack() as stack, explained(place, "write to", need=need):
         scratch = stack.enter_context(place.scratch(need))
         rows = _told(source.rows(at_once), source.samples, "reading", moved)
         if shuffle and len(buckets.heaps) == 1:
@@ -125,7 +125,7 @@ def split(
         for part in _told(_cut(rows, sizes, kind), source.samples, "writing", moved):
             first = files[-1].first + files[-1].samples if files else 0
             files.append(_written(part, place, f"v{version:04}/{len(files):05}.safetensors", first))
-        result = Manifest(source.columns, files, version, tuple(source.classes))
+        result = Manifest(source.columns, files, version, tuple(source.classes), after.identity if after else "")
         stack.close()
         place.commit(result)
     return result

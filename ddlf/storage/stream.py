@@ -79,7 +79,8 @@ class Stream:
             not isinstance(rule, Global)
             and sum(sorted(file.nbytes for file in data.manifest.files)[-files:]) <= memory // 2
         )
-        self._open: dict[int, Arrays] = before._open if before and before._loads and self._loads else {}
+        goes_on = before is not None and before._data is data and before._loads and self._loads
+        self._open: dict[int, Arrays] = before._open if before is not None and goes_on else {}
         self.begun, self.wait_s = False, 0.0
         self.files: list[int] = []
         self._closed: Future[Any] = Future()

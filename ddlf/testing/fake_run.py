@@ -32,7 +32,7 @@ from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 from ddlf.testing.fake_downpour import VERBS, carried, gradient
-from ddlf.testing.files import made_up
+from ddlf.testing.files import MadeUp
 from ddlf.testing.turns import Turns
 from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
@@ -86,7 +86,7 @@ class FakeRun(IApp):
         super().__init__(workers)  # type: ignore[arg-type]
         vars(self).update(settings)
         if self.files:
-            self.samples, self.train_data = sum(self.files), made_up(self.files)
+            self.samples, self.train_data = sum(self.files), getattr(self, "train_data", None) or MadeUp(self.files)
         self.model = FakeModel(self.start, self.frozen, self.learning_rate, self.norms)
         self.events: list[Any] = []
         if order:
@@ -283,7 +283,9 @@ class FakeWorker:
 
     def samples_of(self, task: Task) -> Any:
         """Numbers of a task's samples."""
-        return task.indices.ids(self._app.files) if isinstance(task.indices, Portion) else task.indices
+        if not isinstance(task.indices, Portion):
+            return task.indices
+        return task.indices.ids(self._app.train_data.at(task.indices.version).manifest.sizes)
 
     def measure(self, task: Task, weights: Weights) -> Weights:
         """Moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` what they were."""

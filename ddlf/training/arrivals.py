@@ -19,6 +19,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged, UpdateRejected
 from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import judged_alone
+from ddlf.training.versions import go_over
 
 if TYPE_CHECKING:
     from ddlf.training.run import Run
@@ -166,6 +167,8 @@ class Arrivals:
             run.began[slot] = time.perf_counter()
             run.crew.meet_new_workers()
             self._grow()
+            if number >= max(self._begun):  # the first one looks for all
+                await go_over(run, self._first)
             self._pace(number)
             self._begun[slot] = number + 1
             part = await run.part(slot, number)
@@ -221,14 +224,18 @@ class Arrivals:
 
     def _grow(self) -> None:
         """New workers get slots that begin with the first round, or epoch, that nobody has begun: it and those after it are cut into more parts."""
-        progress = self._run.progress
-        first = max(self._begun)
-        while not progress.begins_epoch(first):
-            first += 1
+        progress, first = self._run.progress, self._first()
         for slot in self._run.grow(first) if first < len(progress.epochs) else ():
             progress.slot_rounds.append(first)
             self._begun.append(first)
             self._spawn(self._loop(slot))
+
+    def _first(self) -> int:
+        """The first round that nobody has begun and that begins an epoch."""
+        first = max(self._begun)
+        while not self._run.progress.begins_epoch(first):
+            first += 1
+        return first
 
     def _pace(self, number: int) -> None:
         """Cut a round that nobody has begun, and those after it, by how fast slots were."""

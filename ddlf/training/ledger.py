@@ -9,7 +9,7 @@ counted as trained on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,9 @@ class FileLedger:
         sizes: Samples in each file; only ``counts`` needs them.
         times: How often every sample was trained on, beside what is open.
         open: What was read in epochs that are not all read: a portion for each range, and how often.
+
+    Attributes:
+        at: Gives the data set in another version, by its number; None where there is one only.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class FileLedger:
     ) -> None:
         self.samples = samples
         self.sizes = sizes
+        self.at: Callable[[int], Any] | None = None
         self._times = times
         self._open = list(open)
 
@@ -124,7 +128,8 @@ class FileLedger:
         """As of ``Ledger``; made when it is asked for, 4 bytes for each sample."""
         counts = np.full(self.samples, self._times, np.int32)
         for portion, times in self._open:
-            np.add.at(counts, portion.ids(self.sizes), np.int32(times))
+            sizes = self.sizes if self.at is None else self.at(portion.version).manifest.sizes
+            np.add.at(counts, portion.ids(sizes), np.int32(times))
         return counts
 
     def is_exact(self, epochs: int) -> bool:
@@ -168,4 +173,4 @@ def _is_all(portions: Sequence[Portion], samples: int) -> bool:
 
 def _epoch(portion: Portion) -> tuple[Any, ...]:
     """What names the order of an epoch."""
-    return portion.shuffle, portion.seed, portion.epoch, portion.slots
+    return portion.shuffle, portion.seed, portion.epoch, portion.slots, portion.version

@@ -65,6 +65,7 @@ class Order:
         dropped: Of each round of a slot, both from 0, whose update was rejected, the worker that had made it.
         slots_from: The round from which on, from 0, and K in it.
         parts_from: The round from which on, from 0, and how many samples each slot has in it; none if parts are equal.
+        versions_from: The round from which on, from 0, and the version of partition files in it; none if it was the same in all.
         weights: Digest of the weights that it ended with.
         records: Records of its updates.
     """
@@ -76,6 +77,7 @@ class Order:
     dropped: dict[tuple[int, int], int]
     slots_from: list[tuple[int, int]]
     parts_from: list[tuple[int, tuple[int, ...]]]
+    versions_from: list[tuple[int, int]]
     weights: str
     records: Sequence[RoundRecord] = ()
 
@@ -124,6 +126,7 @@ class Order:
         Raises:
             ConfigError: Its rounds are others.
         """
+        progress.versions_from = self.versions_from or progress.versions_from
         for first, slots in self.slots_from[1:]:
             progress.add_slots(first, slots)
         rounds = {turn.round: turn.epochs for turn in self.turns}
@@ -261,6 +264,7 @@ def _of_a_run(source: Path) -> Order:
     ended: dict[str, Any] = {}
     app, slots_from = "", [(0, 1)]
     parts_from: list[tuple[int, tuple[int, ...]]] = []
+    versions_from: list[tuple[int, int]] = []
     records: list[dict[str, Any]] = []
     dropped: dict[tuple[int, int], int] = {}
     for data in _events(source / EVENTS):
@@ -268,9 +272,13 @@ def _of_a_run(source: Path) -> Order:
             case "RunBegan":
                 app, began, ended = data["app"], {}, {}
             case "TrainingBegan":
-                began, records, dropped, slots_from, parts_from = data, [], {}, [(0, data["slots"])], []
+                began, records, dropped, slots_from = data, [], {}, [(0, data["slots"])]
+                parts_from, versions_from = [], []
             case "SlotsChanged":
                 slots_from.append((data["round"] - 1, data["slots"]))
+            case "FilesChanged":
+                versions_from = versions_from or [(0, data["before"])]
+                versions_from.append((data["round"] - 1, data["version"]))
             case "PartsChanged":
                 parts_from.append((data["round"] - 1, tuple(data["samples"])))
             case "Committed":
@@ -298,6 +306,7 @@ def _of_a_run(source: Path) -> Order:
         dropped=dropped,
         slots_from=slots_from,
         parts_from=parts_from,
+        versions_from=versions_from,
     )
 
 
@@ -315,6 +324,7 @@ def _of_a_checkpoint(source: Path) -> Order:
         dropped=progress.dropped,
         slots_from=progress.slots_from,
         parts_from=progress.parts_from,
+        versions_from=progress.versions_from,
     )
 
 

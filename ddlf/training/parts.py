@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,11 @@ class FileParts:
         sizes: Samples in each file.
         seed: Seed of the orders.
         shuffle: How rows are mixed, as text.
+        at: Gives the same data set in another version, by its number.
     """
 
-    def __init__(self, sizes: Numbers, seed: int, shuffle: str) -> None:
-        self._sizes, self._seed, self._shuffle = sizes, seed, shuffle
+    def __init__(self, sizes: Numbers, seed: int, shuffle: str, at: Callable[[int], Any] | None = None) -> None:
+        self._sizes, self._seed, self._shuffle, self._at = sizes, seed, shuffle, at
         self._samples = int(sizes.sum())
         self._whole: tuple[Any, list[Portion]] = None, []  # of the epoch that was asked for last
 
@@ -106,26 +107,29 @@ class FileParts:
             shares = sizes_by_speed(samples, measured, minimum=min(batch_size, samples // slots))
         if mixed:
             more: dict[str, Any] = dict(shuffle=self._shuffle, seed=self._seed, epoch=span.order, slots=slots)
+            more["version"] = span.version
             stops = [span.begin + int(end) for end in np.cumsum(shares)]
             return [Portion(start=stop - share, stop=stop, **more) for stop, share in zip(stops, shares, strict=True)]
-        key = span.order, shares
+        key = span.order, shares, span.version
         if self._whole[0] != key:
-            self._whole = key, portions(self._sizes, shares, self._shuffle, seed=self._seed, epoch=span.order)
+            sizes = self._sizes if self._at is None else self._at(span.version).manifest.sizes
+            order = dict(seed=self._seed, epoch=span.order, version=span.version)
+            self._whole = key, portions(sizes, shares, self._shuffle, **order)
         whole = self._whole[1]
         return whole if span.end - span.begin == self._samples else pieces(whole, span.begin, span.end)
 
 
-def parts_of(samples: int, seed: int, owners: Owners | None, files: Numbers | None, shuffle: str) -> Any:
+def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle: str) -> Any:
     """Which samples each slot trains on, of arrays or of partition files.
 
     Args:
         samples: n.
         seed: Seed of the orders.
         owners: As in ``Parts``.
-        files: Samples in each partition file; None for arrays.
+        data: The data set of partition files; None for arrays.
         shuffle: How rows of files are mixed, as text.
     """
-    return Parts(samples, seed, owners) if files is None else FileParts(files, seed, shuffle)
+    return Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.at)
 
 
 def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:

@@ -39,11 +39,13 @@ class Span(NamedTuple):
         order: Number that their order follows from: that of the round, of a part of an epoch that of the epoch.
         begin: Place of the first in it.
         end: Place behind the last.
+        version: Of partition files the version that is read, as in ``Portion``.
     """
 
     order: int
     begin: int
     end: int
+    version: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Progress:
         told: Records that were among the metrics of an epoch that callbacks were told of; None if that does not matter.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
         parts_from: The round from which on, from 0, and how many samples each slot has in it, if parts are not equal; asynchronous training.
+        versions_from: The round from which on, from 0, and the version of partition files that is read; none with arrays.
         dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
         records: Records of all rounds so far.
     """
@@ -111,6 +114,7 @@ class Progress:
     told: int | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
     parts_from: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    versions_from: list[tuple[int, int]] = field(default_factory=list)
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
@@ -131,6 +135,10 @@ class Progress:
     def parts_in(self, number: int) -> tuple[int, ...]:
         """Samples of each slot in a whole round, from 0; none if parts are equal."""
         return next((parts for first, parts in reversed(self.parts_from) if first <= number), ())
+
+    def version_in(self, number: int) -> int:
+        """Version of the partition files that are read in a round, from 0; 0 for that which was opened, and of arrays."""
+        return next((version for first, version in reversed(self.versions_from) if first <= number), 0)
 
     def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0, together: int = 0) -> None:
         """Set the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
@@ -228,7 +236,7 @@ class Progress:
         """The samples of a round, from 0."""
         begin, size = self.offsets[number], self.sizes[number]
         end = min(begin + size, self.samples) if size else self.samples
-        return Span(self.starts[number] if begin or size else number, begin, end)
+        return Span(self.starts[number] if begin or size else number, begin, end, self.version_in(number))
 
     def ends_epoch(self, number: int) -> bool:
         """Whether with a round, from 0, every sample was trained on as often as every other."""
@@ -315,6 +323,7 @@ class Progress:
             "converged": self.converged,
             "speeds": list(self.speeds),
             **({"parts_from": [[first, list(parts)] for first, parts in self.parts_from]} if self.parts_from else {}),
+            **({"versions_from": [list(entry) for entry in self.versions_from]} if self.versions_from else {}),
             "dropped": [[*which, worker] for which, worker in self.dropped.items()],
             **({"ledger": self.ledger.to_facts()} if isinstance(self.ledger, FileLedger) else {}),
             **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
@@ -347,6 +356,7 @@ class Progress:
             slot_rounds=slot_rounds,
             slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],
             parts_from=[(first, tuple(parts)) for first, parts in facts.get("parts_from", ())],
+            versions_from=[(first, version) for first, version in facts.get("versions_from", ())],
             asked=facts.get("asked", 0),
             converged=facts.get("converged", False),
             state={

@@ -149,7 +149,7 @@ async def begin(
         "together": settings["round_samples"] or 0,
     }
     target, source = _folders(app)
-    found = None
+    found, data = None, files_of(app)
     if app.resume is not None and target is not None:
         found = await _read(app, _find, source or target, required=source is not None)
     before = None if fresh else _training(app)
@@ -164,8 +164,6 @@ async def begin(
             "use the same settings, or begin anew in another folder",
         )
         asked = progress.asked
-        if isinstance(progress.ledger, FileLedger):
-            progress.ledger.sizes = app.train_data.manifest.sizes
         progress.plan(epochs, worker_epochs, more=False, **length)
         progress.converged = progress.converged and progress.asked <= asked
         progress.asked = max(asked, progress.asked)
@@ -180,13 +178,16 @@ async def begin(
             owners_of(app, settings["partition"], samples, slots, settings["seed"])
         progress = Progress(
             weights=app.model.get_weights(),
-            ledger=Ledger(samples) if (data := files_of(app)) is None else FileLedger(samples, data.manifest.sizes),
+            ledger=Ledger(samples) if data is None else FileLedger(samples),
+            versions_from=[] if data is None else [(0, data.manifest.version)],
             states=[{} for _ in range(slots)],
             speeds=[None] * slots,
         )
         progress.plan(epochs, worker_epochs, more=False, **length)
         if order is not None:
             order.begin(progress)
+    if data is not None:
+        progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.at
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
     check_slots(settings, len(progress.states), fewest)
     # Before a folder is opened, for it may be refused.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ddlf.algorithms.local import LocalRule
-from ddlf.algorithms.reading import Numbers
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
-from ddlf.roles.task import Task
+from ddlf.events import UpdateArrived
+from ddlf.roles.task import Reply, Task
 
 
 class Elsewhere(list[Any]):
@@ -39,6 +39,22 @@ class Elsewhere(list[Any]):
     __iter__ = __len__ = __getitem__ = _refuse
 
 
+def arrived(reply: Reply) -> UpdateArrived:
+    """What is told of a reply that has come."""
+    return UpdateArrived(
+        round=reply.task.round + 1,
+        slot=reply.slot + 1,
+        worker=reply.worker,
+        samples=reply.samples,
+        epochs=reply.task.epochs,
+        compute_s=reply.compute_s,
+        transfer_s=reply.elapsed_s - reply.compute_s,
+        bytes_out=reply.bytes_out,
+        bytes_back=reply.bytes_back,
+        files=tuple(file + 1 for file in reply.files),
+    )
+
+
 async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
     for task in tasks:
@@ -64,7 +80,7 @@ class Facts:
         local: What local training adds to its gradients.
         apart: Places of the weights that each slot keeps apart.
         statistics: Places of the moving statistics that are computed anew after each merge.
-        files: Samples in each partition file; None where the data is arrays.
+        files: The data set of partition files, as the master has opened it; None where the data is arrays.
         shuffle: How rows of partition files are mixed, as text.
         grows: Whether workers that come meanwhile get slots of their own.
     """
@@ -79,7 +95,7 @@ class Facts:
     grows: bool
     apart: tuple[int, ...] = ()
     statistics: tuple[int, ...] = ()
-    files: Numbers | None = None
+    files: Any = None
     shuffle: str = ""
 
 

@@ -18,7 +18,7 @@ from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import smooth_speed
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
-from ddlf.events import SlotsChanged, UpdateArrived
+from ddlf.events import SlotsChanged
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import CONTROL, Reply, Task
@@ -31,7 +31,8 @@ from ddlf.training.order import Order, Replay
 from ddlf.training.parts import parts_of
 from ddlf.training.progress import Progress
 from ddlf.training.reporting import Reporter
-from ddlf.training.rounds import Ended, Facts, Round, end_all
+from ddlf.training.rounds import Ended, Facts, Round, arrived, end_all
+from ddlf.training.versions import go_over
 
 STOP_S = 2.0
 """How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
@@ -125,6 +126,7 @@ class Run:
             self._before = (*self._bytes_moved(), self.crew.losses)
             self.crew.begin_round()
             self.grow(number)
+            await go_over(self, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = progress.speeds if balance == "speed" else ()
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
@@ -304,20 +306,7 @@ class Run:
             avoid: Workers that are not to carry it, as long as there is another one.
         """
         reply: Reply = await self.crew.carry(slot, number, partial(self.exchange.send, make), avoid=avoid)
-        self.crew.emit(
-            UpdateArrived(
-                round=number + 1,
-                slot=slot + 1,
-                worker=reply.worker,
-                samples=reply.samples,
-                epochs=reply.task.epochs,
-                compute_s=reply.compute_s,
-                transfer_s=reply.elapsed_s - reply.compute_s,
-                bytes_out=reply.bytes_out,
-                bytes_back=reply.bytes_back,
-                files=tuple(file + 1 for file in reply.files),
-            )
-        )
+        self.crew.emit(arrived(reply))
         return reply
 
     def grow(self, number: int) -> range:

@@ -301,6 +301,7 @@ def snapshot(progress: Any) -> Any:
         "speeds",
         "records",
         "slots_from",
+        "versions_from",
         "state",
         "ledger",
     ):

@@ -367,7 +367,7 @@ async def _run(
         update_policy=settings["update_policy"],
         local=settings["local_rule"],
         grows=not fixed and order is None,
-        files=None if (data := files_of(app)) is None else data.manifest.sizes,
+        files=files_of(app),
         shuffle=str(settings["shuffle"]),
         **norms,
     )

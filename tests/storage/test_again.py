@@ -1,6 +1,7 @@
 """A data set in files of other sizes: the same samples with the same ids, the old version or the new one, whole."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage.again import Placed, repartition
+from ddlf.storage.opened import DataSet
 from ddlf.storage.place import Folder, open_place
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import sizes_of, split
@@ -54,6 +56,38 @@ def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_remov
     place.retire(second)
     assert "is missing" in str(next(damage(place, second)))
     assert not list(damage(place, place.manifest()))
+
+
+def test_who_has_opened_a_version_finds_the_next_and_who_comes_later_finds_the_one_before(place):
+    early = DataSet(str(place))
+    assert early.newer(1) is None
+    repartition(place, Placed(place), sizes_of(600, 1, files=5))
+    late, newer = DataSet(str(place)), early.newer(1)
+    assert early.at(2) is newer
+    assert newer.manifest == late.manifest
+    assert late.at(1).manifest == early.manifest == early.at(0).manifest
+    assert late.manifest.identity == early.manifest.identity == early.manifest.content != late.manifest.content
+    assert np.array_equal(late.at(1).load(2)["x"], newer["x"][400:])
+    repartition(place, Placed(place), sizes_of(600, 1, files=7))
+    with pytest.raises(DatasetError, match=r"version 1 of the data set in .* is there no more"):
+        DataSet(str(place)).at(1)
+    place.retire(late.manifest)
+    with pytest.raises(DatasetError, match="version 2"):
+        place.manifest(2)
+
+
+def test_a_place_with_another_data_set_by_now_is_none_to_go_over_to(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    np.savez(tmp_path / "b.npz", x=X + 1, y=Y)
+    where = tmp_path / "place"
+    split(open_source(tmp_path / "a.npz"), Folder(where), [300, 300])
+    run = DataSet(where)
+    shutil.rmtree(where)
+    split(open_source(tmp_path / "b.npz"), Folder(where), [300, 300])
+    repartition(Folder(where), Placed(Folder(where)), [200] * 3)
+    assert run.newer(1) is None
+    with pytest.raises(DatasetError, match="is another data set by now"):
+        run.at(2)
 
 
 def test_the_same_sizes_and_two_at_once_are_refused(place):

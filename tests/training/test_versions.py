@@ -1,0 +1,144 @@
+"""Other partition files of the same samples, made while a training goes on: it goes over to them where an epoch begins, whoever is lost."""
+
+import random
+
+import numpy as np
+import pytest
+
+from ddlf.errors import DatasetError, WorkerLost
+from ddlf.events import FilesChanged
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.files import MadeUp
+from ddlf.training.ledger import FileLedger
+
+FILES = {3: (70, 70, 63), 5: (41, 41, 41, 40, 40), 7: (31, 17, 40, 29, 28, 29, 29)}
+"""203 samples."""
+ROUNDS = {2: 5, 4: 7}
+"""After so many rounds others are made, of so many files."""
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def bits(run):
+    return [array.tobytes() for array in [*run.model.get_weights(), *(a for state in run.optimizers for a in state)]]
+
+
+def made(workers=3, **settings):
+    return FakeRun(FakeCluster(workers), **{"slots": 3, "files": FILES[3], "master_epochs": 6, **settings})
+
+
+def repartitioned(run, rounds=ROUNDS):
+    """Have other files made after some rounds; returns what is told of it, and what was read in each round."""
+    told, seen = [], {}
+    run.subscribe(lambda event: isinstance(event, FilesChanged) and told.append((event.round, event.files)))
+
+    def on_round(record):
+        if record.round in rounds and record.slot in (None, 1):
+            run.train_data.repartition(FILES[rounds[record.round]])
+
+    run.on_round = on_round
+    for worker in run.cluster.workers:
+
+        def train(task, worker=worker, usual=worker.train):
+            seen.setdefault(task.round, set()).add((task.indices.version, task.indices.epoch))
+            return usual(task)
+
+        worker.train = train
+    return told, seen
+
+
+@pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_three_files_become_five_and_seven_in_mid_run_and_each_epoch_is_of_one_version(mode, length):
+    run = made(mode=mode, **length)
+    told, seen = repartitioned(run)
+    await run.train_model()
+    assert run.ledger.is_exact(6)
+    assert (run.ledger.counts == 6).all()
+    epochs = {}
+    for versions in seen.values():
+        for version, epoch in versions:
+            epochs.setdefault(epoch, set()).add(version)
+    assert all(len(versions) == 1 for versions in epochs.values())
+    assert [files for _, files in told] == [5, 7]
+    if mode == "sync" and not length:
+        assert told == [(3, 5), (5, 7)]
+
+
+@pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
+async def test_a_change_of_files_survives_losses_and_any_resume_with_the_same_bits(length, tmp_path):
+    whole = made(checkpoint=tmp_path / "whole", checkpoint_keep=100, **length)
+    told, _ = repartitioned(whole)
+    await whole.train_model()
+    chance, lost, run = random.Random(2), [], made(workers=2, **length)
+    for worker in run.cluster.workers:
+
+        def train(task, worker=worker):
+            reply = FakeWorker.train(worker, task)
+            if chance.random() < 0.3 and len(lost) < 20:
+                lost.append(worker.id)
+                worker.lost = True
+                raise WorkerLost("it was lost", worker=worker.name)
+            return reply
+
+        worker.train = train
+    repartitioned(run)
+    await run.train_model()
+    assert lost
+    assert run.ledger.is_exact(6)
+    assert bits(run) == bits(whole)
+    last = told[-1][0]  # from here on nothing new is made, so a resumed run has nothing to go over to but what it knows
+    for source in sorted((tmp_path / "whole").glob("round-*"))[last - 1 : -1]:
+        resumed = made(
+            workers=1, train_data=whole.train_data, resume=source, checkpoint=tmp_path / source.name, **length
+        )
+        await resumed.train_model()
+        assert bits(resumed) == bits(whole)
+        assert resumed.ledger.is_exact(6)
+
+
+async def test_a_run_that_is_resumed_within_an_epoch_ends_it_with_the_files_that_it_was_begun_with(tmp_path):
+    first = made(round_samples=70, checkpoint=tmp_path / "a", checkpoint_keep=100)
+    _, seen = repartitioned(first, {1: 5})
+    await first.train_model()
+    assert [sorted(version for version, _ in seen[number]) for number in range(4)] == [[1], [1], [1], [2]]
+    resumed = made(
+        round_samples=70,
+        train_data=first.train_data,
+        resume=tmp_path / "a" / "round-000002",
+        checkpoint=tmp_path / "b",
+    )
+    _, again = repartitioned(resumed, {})
+    await resumed.train_model()
+    assert {number: again[number] for number in again} == {number: seen[number] for number in seen if number > 1}
+    assert bits(resumed) == bits(first)
+
+
+async def test_a_place_that_cannot_be_read_just_now_changes_nothing():
+    run, plain = made(), made()
+
+    def newer(version):
+        raise DatasetError("cannot read s3://bucket/mnist: the store answered 503")
+
+    run.train_data.newer = newer
+    await run.train_model()
+    await plain.train_model()
+    assert bits(run) == bits(plain)
+
+
+def test_ranges_of_two_versions_are_no_epoch_together():
+    data = MadeUp((4, 3, 3))
+    data.repartition((5, 5))
+    from ddlf.algorithms.reading import Portion
+
+    one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5, version=1)
+    other = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10, version=2)
+    ledger = FileLedger(10)
+    ledger.at = data.at
+    ledger.add(one, 1)
+    ledger.add(other, 1)
+    assert not ledger.is_exact(1)
+    assert np.array_equal(ledger.counts, [1] * 10)
