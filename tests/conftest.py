@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -44,7 +45,7 @@ USE_KERAS = (
     ),
     (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
-        *("tests/testing/test_in_process.py", "tests/testing/test_plan.py"),
+        *("tests/testing/test_in_process.py", "tests/testing/test_plan.py", "tests/cli/test_dry_run.py"),
     ),
 )
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
@@ -119,6 +120,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(
             f"{config.stash[LEFT]} slow tests, trials and tests of benchmarks are left to scripts/test --all"
         )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_is_no_garbage() -> None:
+    """Collections of garbage, which many tests ask for, need not look at all of Keras and of the tests themselves each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -89,6 +89,7 @@ def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(enviro
     assert "already on all 2 workers, nothing loaded" in second.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_reaches_its_accuracy_saves_the_model_and_leaves_no_process(environment, tmp_path):
     model = tmp_path / "model.keras"
     result = run(environment, "run", "apps/digits_cnn.py", "--local", 2, "--save", model)

@@ -522,6 +522,7 @@ def test_a_model_without_labels_trains(make_replica):
     assert replica.carry(task(replica, round=1)).metrics["loss"] < first
 
 
+@pytest.mark.slow
 def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
     x, y = blobs(203)
     w = np.linspace(0, 3, 203)
@@ -595,6 +596,7 @@ def streamed(replica, *, round, weights=None, alpha=0.25, **more):
     return replace(asked, **rest, ahead=(1, parts[1][:32]) if round == 0 else None, **more)
 
 
+@pytest.mark.slow
 def test_what_was_merged_reaches_a_slot_after_some_steps_of_its_next_round_by_the_formula(make_replica):
     replica = make_replica()
     w = replica.app.model.get_weights()
@@ -617,6 +619,7 @@ def test_what_was_merged_reaches_a_slot_after_some_steps_of_its_next_round_by_th
         assert np.allclose(got, merged[i] - plain.get_weights()[i], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_steps_that_a_worker_trained_ahead_are_those_of_one_that_did_not_and_of_one_that_the_slot_moved_to(
     make_replica,
 ):

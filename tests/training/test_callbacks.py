@@ -108,6 +108,7 @@ def scalars_of(folder):
     return found
 
 
+@pytest.mark.slow
 async def test_callbacks_on_the_master_decide_as_in_fit_at_the_same_epochs(one_worker, tmp_path):
     import keras
 

@@ -407,7 +407,7 @@ class Validated(Quick):
         self.x_val, self.y_val = self.x_test[:40], self.y_test[:40]
 
 
-@pytest.mark.parametrize("kind", [Quick, Blobs])
+@pytest.mark.parametrize("kind", [Quick, pytest.param(Blobs, marks=pytest.mark.slow)])
 async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cluster, kind):
     found = []
     for exchange in ("star", "sharded"):
@@ -417,6 +417,7 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
     assert equal(*found)
 
 
+@pytest.mark.slow
 async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch):
     here = []
     monkeypatch.setattr(

@@ -6,8 +6,8 @@ from tests.trials.disturbed import kills, resume
 
 
 def test_killed_executors_leave_no_trace_in_the_result():
-    assert asyncio.run(kills(wanted=2, seed=1, rounds=6))
+    assert asyncio.run(kills(wanted=2, seed=1, rounds=4))
 
 
 def test_a_master_that_is_killed_and_resumed_ends_with_the_same_bits():
-    assert resume(wanted=1, seed=1, rounds=6)
+    assert resume(wanted=1, seed=1, rounds=4)
