@@ -128,7 +128,8 @@ class IApp(Settings):
     async def load_dataset(self) -> None:
         """Set ``x_train``, ``y_train`` and, if wanted, others. Runs on the master and on every worker; must be written.
 
-        ``train_data``, ``val_data``, ``test_data`` are the same as partition files (``ddlf.data.open``) with columns ``x``, ``y``, ``w``.
+        ``train_data``, ``val_data``, ``test_data`` are the same as partition files (``ddlf.data.open``), a ``PyDataset``, a ``tf.data`` pipeline or
+        ``ddlf.data.generated``.
         ``x_val``, ``y_val`` are evaluated after each round, as ``fit`` does with ``validation_data``; ``x_test``, ``y_test`` at the end. ``w_train``,
         ``w_val``, ``w_test`` weigh samples. Models that need no labels need no ``y_``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,26 @@ def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]
     from ddlf.storage.opened import DataSet
 
     return DataSet(place, None if decode is None else lambda sample: named(decode(sample)))
+
+
+def generated(
+    function: Callable[[int], Iterable[Any]], samples: int | Sequence[int], *, endless: bool = False
+) -> DataSet:
+    """Data that a function generates part by part: for ``self.train_data``. Each node generates what its slots read; samples never travel.
+
+    Args:
+        function: Takes the number of a part, from 0, and yields its batches as ``fit`` takes them: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+            It may return a ``tf.data`` pipeline or anything else that gives them, the same each time. A part is in memory while it is read.
+        samples: Samples of each part.
+        endless: Whether each part goes on without end, and ``samples`` says how many of it are an epoch. Nobody knows then which those were: the
+            ledger is not exact, and a run that lost a worker, or was resumed, has other bits.
+
+    Raises:
+        DatasetError: The first part yields nothing that can be used.
+    """
+    from ddlf.data import made
+
+    return made.generated(function, [samples] if isinstance(samples, int) else samples, endless=endless)
 
 
 def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:

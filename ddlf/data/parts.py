@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.datasets import fingerprint
+from ddlf.data.made import taken
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 from ddlf.storage.opened import DataSet
@@ -167,8 +168,8 @@ def _check_place(app: Any, part: str, place: Any) -> None:
     name = f"{part}_data"
     if not isinstance(place, DataSet):
         raise AppError(
-            f"{name} must be a data set of partition files, got a {type(place).__name__}",
-            hint=f"write self.{name} = ddlf.data.open(place); arrays are self.x_{part}, self.y_{part}",
+            f"{name} must be a data set of partition files, a PyDataset or a tf.data pipeline, got a {type(place).__name__}",
+            hint=f"write self.{name} = ddlf.data.open(place) in load_dataset; arrays are self.x_{part}, self.y_{part}",
         )
     if arrays := [given for given in NAMES if given.endswith(f"_{part}") and getattr(app, given, None) is not None]:
         raise AppError(f"both {name} and {' and '.join(arrays)} are set", hint="set one of them")
@@ -209,6 +210,17 @@ def meant(app: Any, name: str) -> str:
     """A question for the attribute that was probably meant; empty when there is none."""
     near = next((given for given, right in MEANT.items() if right == name and hasattr(app, given)), None)
     return f"; you set self.{near}: did you mean self.{name}?" if near else ""
+
+
+def take_made(app: Any) -> None:
+    """Have what ``load_dataset`` has set of Keras's and TensorFlow's data sets as those of DDLF. Nothing else is looked at.
+
+    Raises:
+        DatasetError: One cannot be used.
+    """
+    for name in PLACES:
+        if getattr(app, name, None) is not None and (found := taken(name, getattr(app, name))) is not None:
+            setattr(app, name, found)
 
 
 def look_alikes(app: Any) -> list[str]:

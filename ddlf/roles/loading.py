@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ddlf.data.held import HeldData, unchanging
-from ddlf.data.parts import NAMES, check_data, content, contents, rows_of
+from ddlf.data.parts import NAMES, check_data, content, contents, rows_of, take_made
 from ddlf.data.trees import tree_map
 from ddlf.roles.called import call
 
@@ -28,6 +28,7 @@ def load_data(app: Any, wanted: dict[str, str], held: HeldData) -> tuple[dict[st
     if not here:
         held.make_room()
         call(app.load_dataset)
+        take_made(app)
         check_data(app)
         found = contents(app)
     arrays = {name: one for name, one in found.items() if name in NAMES}

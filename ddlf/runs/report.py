@@ -273,7 +273,9 @@ def _environment(past: Past) -> list[list[str]]:
     if command := summary.get("command"):
         rows.append(["command", " ".join(command)])
     if ledger := summary.get("ledger"):
-        if ledger["exact"]:
+        if "inexact" in ledger:
+            text = ledger["inexact"]
+        elif ledger["exact"]:
             text = f"each of {ledger['samples']:,} samples was trained on {ledger['least']:,} times"
         else:
             text = f"samples were trained on {ledger['least']:,} to {ledger['most']:,} times, {ledger['mean']:.4g} on average"

@@ -26,19 +26,27 @@ class DataSet(Mapping[str, Array]):
     from the disk; one of several is read into memory when it is first asked for.
 
     Args:
-        place: Folder that ``ddlf data split`` has written.
+        place: Folder that ``ddlf data split`` has written; the manifest of what is at no place, whose samples another class gives.
         decode: Makes of a sample, its columns by name, the one that is trained on, as arrays by name; None if it is that already.
 
     Attributes:
         manifest: What is there; what was there when it was opened, though there is a newer version by now.
+        on_disk: Whether rows can be read one by one, without a partition file in memory.
+        in_order: Whether only reading from the beginning to the end is fast.
+        inexact: Why nobody knows which samples were trained on; empty where that is known.
 
     Raises:
         DatasetError: There is no data set.
     """
 
-    def __init__(self, place: str | Path, decode: Decode | None = None) -> None:
-        self._place = open_place(place)
-        self.manifest = self._place.manifest()
+    on_disk, in_order, inexact = True, False, ""
+
+    def __init__(self, place: str | Path | Manifest, decode: Decode | None = None) -> None:
+        if isinstance(place, Manifest):
+            self.manifest = place
+        else:
+            self._place = open_place(place)
+            self.manifest = self._place.manifest()
         self._decode = decode
         self._arrays: dict[str, Array] = {}
         self._versions = {0: self, self.manifest.version: self}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Window
+from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Unshuffled, Window
 from ddlf.errors import ConfigError
 from ddlf.machine import memory
 from ddlf.record import size
@@ -74,11 +74,20 @@ class Stream:
             )
         self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
         rule = SHUFFLE.read(portion.shuffle)
-        files = rule.files if isinstance(rule, Window) else 1
-        self._loads = (
-            not isinstance(rule, Global)
-            and sum(sorted(file.nbytes for file in data.manifest.files)[-files:]) <= memory // 2
+        files = min(rule.files, len(self._sizes)) if isinstance(rule, Window) else 1
+        window = sum(sorted(file.nbytes for file in data.manifest.files)[-files:])
+        # What a program makes has no rows that could be read by themselves.
+        self._whole = not data.on_disk and (
+            isinstance(rule, Global) or (data.in_order and not isinstance(rule, Unshuffled))
         )
+        if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > memory // 2:
+            what = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
+            raise ConfigError(
+                f"{data} is read with shuffle={str(rule)!r}, for which {what} has to be in half of data_memory: "
+                f"{size(need)} in {size(memory // 2)}",
+                hint="give more, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
+            )
+        self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= memory // 2)
         goes_on = before is not None and before._data is data and before._loads and self._loads
         self._open: dict[int, Arrays] = before._open if before is not None and goes_on else {}
         self.begun, self.wait_s = False, 0.0
@@ -146,6 +155,8 @@ class Stream:
 
     def _open_all(self, numbers: list[int]) -> None:
         """Have these files open, and no others."""
+        if self._whole:
+            numbers = list(range(len(self._sizes)))
         self._open = {number: self._open[number] for number in numbers if number in self._open}
         for number in numbers:
             if self._closed.done():

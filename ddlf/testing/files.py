@@ -16,7 +16,11 @@ class MadeUp:
 
     Attributes:
         manifest: As of ``DataSet``.
+        in_order: As of ``DataSet``.
+        inexact: As of ``DataSet``.
     """
+
+    in_order, inexact = False, ""
 
     def __init__(self, sizes: Sequence[int], version: int = 1) -> None:
         files, first = [], 0

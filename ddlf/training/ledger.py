@@ -81,6 +81,7 @@ class FileLedger:
 
     Attributes:
         at: Gives the data set in another version, by its number; None where there is one only.
+        inexact: Why nobody knows which samples those were; empty where that is known.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class FileLedger:
         times: int = 0,
         open: Sequence[tuple[Portion, int]] = (),
     ) -> None:
+        self.inexact = ""
         self.samples = samples
         self.sizes = sizes
         self.at: Callable[[int], Any] | None = None
@@ -134,7 +136,7 @@ class FileLedger:
 
     def is_exact(self, epochs: int) -> bool:
         """As of ``Ledger``."""
-        return self._times == epochs and not self._open
+        return self._times == epochs and not self._open and not self.inexact
 
     def summary(self) -> dict[str, Any]:
         """As of ``Ledger``; the SHA-256 is of the counts as ranges."""
@@ -145,7 +147,8 @@ class FileLedger:
             "least": int(counts.min()),
             "most": int(counts.max()),
             "mean": self._times + sum(read) / self.samples,
-            "exact": not read,
+            "exact": not read and not self.inexact,
+            **({"inexact": self.inexact} if self.inexact else {}),
             "sha256": hashlib.sha256(repr(self.to_facts()).encode()).hexdigest(),
         }
 

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ddlf.cluster.default import default_cluster
@@ -135,7 +136,7 @@ class Opening:
         if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
             before = dict(vars(app))
             with Phase(app._tell, "loading"):
-                await _make(app, app.load_dataset)
+                await _make(app, partial(_load, app))
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
             app._arrays_only = made <= {*parts.NAMES, "_made"}
         found: dict[str, str] = {}
@@ -262,6 +263,12 @@ async def prepare(app: Any, seed: int | None = None) -> int:
         return samples
 
 
+async def _load(app: Any) -> None:
+    """What ``load_dataset`` sets, as it is used."""
+    await awaited(app.load_dataset())
+    await asyncio.to_thread(parts.take_made, app)
+
+
 async def _make(app: Any, method: Callable[[], Any]) -> None:
     """Run a method of the user's that sets attributes, and note which: the workers make their own."""
     before, nothing = dict(vars(app)), object()
@@ -296,6 +303,8 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app._tell(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
+    if (data := parts.place_of(app, "train")) is not None and data.inexact:
+        app._tell(Warned(about="data", why=data.inexact))
     for sentence in parts.look_alikes(app):
         app._tell(Warned(about="data", why=sentence))
     app._tell(

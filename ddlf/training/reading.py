@@ -43,7 +43,7 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
                     hint=f"leave out {name}, or set self.train_data = ddlf.data.open(place)",
                 )
         return
-    rule = settings["shuffle"] = settings["shuffle"] or SHUFFLE.read(USUAL)
+    rule = settings["shuffle"] = settings["shuffle"] or SHUFFLE.read("none" if data.in_order else USUAL)
     samples, whole, outer = data.manifest.samples, isinstance(rule, Global), settings["outer"]
     if whole and samples > MAX_GLOBAL:
         raise ConfigError(

@@ -188,6 +188,7 @@ async def begin(
             order.begin(progress)
     if data is not None:
         progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.at
+        progress.ledger.inexact = data.inexact
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
     check_slots(settings, len(progress.states), fewest)
     # Before a folder is opened, for it may be refused.

@@ -196,3 +196,113 @@ def test_data_sets_that_cannot_be_trained_on_are_refused(place, columns, more, s
         setattr(App, name, value)
     with pytest.raises(AppError, match=said):
         check_data(App())
+
+
+def of_source(make, **attributes):
+    class App(Blobs):
+        def load_dataset(self):
+            self.train_data = self.test_data = make()
+
+    return made(App, **attributes)
+
+
+def pydataset(x, y, batch=32):
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return -(-len(x) // batch)
+
+        def __getitem__(self, number):
+            return x[number * batch : (number + 1) * batch], y[number * batch : (number + 1) * batch]
+
+    return Batches()
+
+
+def pipeline(x, y, batch=32):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+
+
+def generated(x, y):
+    ends = np.cumsum(SIZES)
+
+    def batches(part):
+        return pipeline(x[ends[part] - SIZES[part] : ends[part]], y[ends[part] - SIZES[part] : ends[part]], 9)
+
+    return ddlf.data.generated(batches, SIZES)
+
+
+def test_one_order_of_five_sources_is_the_same_bits(place):
+    x, y = blobs(203)
+    batches = [32] * 6 + [11]
+    plain, files = made(), of_files(place())
+    made_up = [of_source(lambda make=make: make(x, y)) for make in (pydataset, pipeline, generated)]
+    start = plain.app.model.get_weights()
+    for shuffle in ("global", "none"):
+        for round, epoch in enumerate((0, 1)):
+            wanted = plain.carry(
+                task(
+                    plain,
+                    weights=start,
+                    indices=portions([203], [203], shuffle, seed=3, epoch=epoch)[0].ids([203]),
+                    round=round,
+                )
+            )
+            for replica, sizes in zip([files, *made_up], (SIZES, batches, batches, SIZES), strict=True):
+                (portion,) = portions(sizes, [203], shuffle, seed=3, epoch=epoch)
+                got = replica.carry(task(files, weights=start, indices=portion, round=round))
+                assert equal(arrays(got, start), arrays(wanted, start))
+                assert got.metrics == wanted.metrics
+    expected = evaluate(files.app, start)
+    assert all(evaluate(replica.app, start) == expected for replica in made_up)
+
+
+def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
+    replica = of_source(lambda: pipeline(*blobs(203)))
+    data, sizes = replica.app.train_data, [32] * 6 + [11]
+    parts = [portion for epoch in (0, 1) for portion in portions(sizes, [103, 100], "none", seed=3, epoch=epoch)]
+    start = replica.app.model.get_weights()
+    for portion in parts:  # also back to the beginning
+        feed = FileFeed(replica.app, "train", 32)
+        feed.set_order(portion)
+        found = np.concatenate([np.asarray(x) for x, *_ in feed.batches(portion)])
+        assert np.array_equal(found, np.asarray(blobs(203)[0])[portion.ids(sizes)].astype("float32"))
+    assert data.manifest.samples == 203
+    assert start
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data.repeat(), "train_data has no end"),
+        (lambda data: data.filter(lambda x, y: True), "train_data does not say how many batches it has"),
+        (lambda data: data.take(0), "train_data has 0 batches"),
+        (
+            lambda data: data.unbatch().shuffle(99).batch(32),
+            "train_data (does not say|comes in another order each time)",
+        ),
+        (lambda data: data.shuffle(99), "train_data comes in another order each time"),
+        (lambda data: data.map(lambda x, y: (x, y, y, y)), "is a tuple of 4"),
+        (lambda data: data.concatenate(data), "batch 6 of train_data has 11 samples, not 32"),
+    ],
+)
+def test_pipelines_that_cannot_be_shared_are_refused_in_one_sentence(change, said):
+    def loaded():
+        data = of_source(lambda: change(pipeline(*blobs(203)))).app.train_data
+        return [data.load(number) for number in range(len(data.manifest.files))]
+
+    with pytest.raises(DatasetError, match=said):
+        loaded()
+
+
+def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
+    def of_no_length():
+        data = pydataset(*blobs(203))
+        type(data).__len__ = lambda self: None
+        type(data).num_batches = property(lambda self: None)
+        return data
+
+    with pytest.raises(DatasetError, match="train_data does not say how many batches it has"):
+        of_source(of_no_length)

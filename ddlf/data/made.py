@@ -1,0 +1,275 @@
+"""Data sets that a program makes while they are read: Keras's ``PyDataset``, ``tf.data`` pipelines, generators. Runs where an app has its data.
+
+A batch of the first two, and a part of the third, is what a partition file is elsewhere: a number and so many samples. So all that trains on files
+trains on these. Nothing travels: each node makes its own, and what they compare is shapes, counts and the first labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.trees import named
+from ddlf.errors import AppError, DatasetError
+from ddlf.storage.files import Arrays
+from ddlf.storage.manifest import KINDS, Column, Manifest, PartitionFile, check_columns
+from ddlf.storage.opened import DataSet
+
+Read = Callable[[int], Arrays]
+MOST_BATCHES = 10**7
+"""What a pipeline or a ``PyDataset`` may have: each is a line of what nodes compare."""
+
+
+class Made(DataSet):
+    """Samples that are made when they are wanted.
+
+    Args:
+        name: What the user calls it, for errors.
+        what: Word for what is made at a time.
+        first: Columns of the first batch.
+        sizes: Samples of each that is made at a time, each > 0.
+        read: Makes one, by its number from 0.
+        in_order: Whether going back, or far ahead, is slow.
+        inexact: Why nobody knows which samples were trained on; empty where that is known.
+    """
+
+    on_disk = False
+
+    def __init__(
+        self, name: str, what: str, first: Arrays, sizes: Sequence[int], read: Read, *, in_order: bool, inexact: str
+    ) -> None:
+        self._name, self._what, self._read, self._lock = name, what, read, threading.Lock()
+        self.in_order, self.inexact = in_order, inexact
+        columns = {column: Column(array.dtype.name, array.shape[1:]) for column, array in first.items()}
+        try:
+            check_columns(columns)
+        except ValueError as error:
+            raise DatasetError(f"{name}: {error}", hint="give arrays of numbers, with rows of one shape") from None
+        row = sum(column.row_bytes for column in columns.values())
+        # Inputs may be changed by chance; labels say whether all nodes have the samples in one order.
+        labels = [array for column, array in first.items() if column[0] == "y"] or list(first.values())
+        told = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in labels)).hexdigest()
+        firsts = itertools.accumulate(sizes, initial=0)
+        files = [
+            PartitionFile(f"{what} {number}", size, size * row, "" if number or inexact else told, begin)
+            for number, (size, begin) in enumerate(zip(sizes, firsts, strict=False))
+        ]
+        super().__init__(Manifest(columns, files))
+
+    def __str__(self) -> str:
+        return self._name
+
+    def load(self, number: int) -> Arrays:
+        """See ``DataSet``."""
+        where = f"{self._what} {number} of {self}"
+        with self._lock:
+            try:
+                found = self._read(number)
+            except (AppError, DatasetError):
+                raise
+            except Exception as error:
+                raise DatasetError(
+                    f"{where} cannot be made: {type(error).__name__}: {error}", hint="look at what makes it"
+                ) from error
+        wanted = self.manifest.files[number].samples
+        check_alike(where, found, self.manifest.columns)
+        if (samples := len(next(iter(found.values())))) != wanted:
+            raise DatasetError(f"{where} has {samples:,} samples, not {wanted:,}", hint="give each what was said")
+        return found
+
+    def newer(self, version: int) -> None:
+        """See ``DataSet``: there is one version."""
+
+    def mapped(self, number: int) -> Arrays:
+        """See ``DataSet``."""
+        return self.load(number)
+
+
+def check_alike(where: str, found: Arrays, columns: Any) -> None:
+    """Refuse what is not of the columns of the first batch.
+
+    Raises:
+        DatasetError: Says what it is.
+    """
+    there = {name: Column(array.dtype.name, array.shape[1:]) for name, array in found.items()}
+    if there != columns:
+        said, first = (", ".join(f"{n} of {c.dtype} {c.shape}" for n, c in each.items()) for each in (there, columns))
+        raise DatasetError(f"{where} has {said}, but the first has {first}", hint="bring all to one shape and type")
+
+
+def batch_of(where: str, batch: Any) -> Arrays:
+    """The columns of what ``fit`` takes as a batch.
+
+    Raises:
+        DatasetError: It is none.
+    """
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    if not 1 <= len(parts) <= 3:
+        raise DatasetError(f"{where} is a tuple of {len(parts)}", hint="give (x,), (x, y) or (x, y, sample_weight)")
+    try:
+        found = named({name: part for name, part in zip("xyw", parts, strict=False) if part is not None})
+        bad = next((name for name, array in found.items() if array.dtype.kind not in KINDS or not array.ndim), None)
+    except (TypeError, ValueError):  # rows of different lengths
+        found, bad = {}, "x"
+    if bad is not None or not any(name[0] == "x" for name in found):
+        kind = type(parts[0]).__name__
+        raise DatasetError(
+            f"{where} has no arrays of numbers for {bad or 'x'} (a {kind})", hint="give arrays as fit does"
+        )
+    if len(lengths := {len(array) for array in found.values()}) > 1 or not max(lengths):
+        said = ", ".join(f"{name} has {len(array)} rows" for name, array in found.items())
+        raise DatasetError(f"{where}: {said}", hint="give every sample one row in each array")
+    return found
+
+
+def taken(name: str, value: Any) -> DataSet | None:
+    """What an app has set as a part of its data, as a data set; None if it is of no kind that is known.
+
+    Args:
+        name: Of the attribute.
+        value: What it is.
+
+    Raises:
+        DatasetError: It cannot be used.
+    """
+    if isinstance(value, DataSet):
+        return value
+    keras, tf = sys.modules.get("keras"), sys.modules.get("tensorflow")
+    if keras is not None and isinstance(value, keras.utils.PyDataset):
+        return _of_pydataset(name, value)
+    if tf is not None and isinstance(value, tf.data.Dataset):
+        return _of_pipeline(name, value, tf)
+    if inspect.isgenerator(value) or inspect.isgeneratorfunction(value):
+        raise DatasetError(
+            f"{name} is a generator, which can be gone through once, by one",
+            hint=f"write self.{name} = ddlf.data.generated(function, samples): each slot calls the function for its part",
+        )
+    return None
+
+
+def _of_pydataset(name: str, data: Any) -> Made:
+    batches = data.num_batches
+    if batches is None:
+        raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
+    _check_count(name, batches)
+
+    def read(number: int) -> Arrays:
+        return batch_of(f"batch {number} of {name}", data[number])
+
+    first, last = read(0), read(batches - 1)
+    _check_order(name, first, read(0))
+    sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
+    return Made(name, "batch", first, sizes, read, in_order=False, inexact="")
+
+
+def _of_pipeline(name: str, data: Any, tf: Any) -> Made:
+    batches = int(data.cardinality())
+    if batches == tf.data.INFINITE_CARDINALITY:
+        raise DatasetError(f"{name} has no end", hint="end it with .take(batches), or leave out .repeat()")
+    if batches == tf.data.UNKNOWN_CARDINALITY:
+        raise DatasetError(
+            f"{name} does not say how many batches it has",
+            hint="end it with .apply(tf.data.experimental.assert_cardinality(batches)), or see ddlf.data.generated",
+        )
+    _check_count(name, batches)
+
+    def begin(number: int) -> Iterator[Any]:
+        with tf.device("CPU:0"):
+            return iter(data.skip(number))
+
+    reached = -1
+    left: Iterator[Any] = iter(())
+
+    def read(number: int) -> Arrays:
+        nonlocal reached, left
+        if number != reached:
+            left = begin(number)
+        try:
+            batch = next(left)
+        except StopIteration:
+            raise DatasetError(
+                f"{name} ends before batch {number} of {batches}", hint="give as many as it says"
+            ) from None
+        reached = number + 1
+        return batch_of(f"batch {number} of {name}", batch)
+
+    first, last = read(0), read(batches - 1)
+    _check_order(name, first, read(0))
+    sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
+    return Made(name, "batch", first, sizes, read, in_order=True, inexact="")
+
+
+def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Made:
+    """See ``ddlf.data.generated``."""
+    name = getattr(function, "__name__", type(function).__name__)
+    sizes = list(samples) if isinstance(samples, Sequence) else [samples]
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise AppError(
+            f"samples of the parts that {name} generates must be whole numbers > 0, got {samples!r}",
+            hint="for instance ddlf.data.generated(function, [50_000, 50_000])",
+        )
+    if not callable(function) or inspect.isgenerator(function):
+        raise AppError(f"{name} is no function", hint="give one that takes the number of a part, and yields batches")
+    going: dict[int, Iterator[Arrays]] = {}
+
+    def batches(part: int) -> Iterator[Arrays]:
+        for number, batch in enumerate(function(part)):
+            yield batch_of(f"batch {number} of part {part} of {name}", batch)
+
+    def read(part: int) -> Arrays:
+        wanted, come, got = sizes[part], 0, list[Arrays]()
+        left = going.pop(part, None) or batches(part)
+        while come < wanted:
+            batch = next(left, None)
+            if batch is None and endless and got:
+                raise DatasetError(
+                    f"part {part} of {name} has an end, after {come:,} more samples", hint="leave out endless"
+                )
+            if batch is None:
+                said = f"{come:,} samples, not {wanted:,}" if got else "nothing"
+                raise DatasetError(f"part {part} of {name} yields {said}", hint="say how many there are in samples")
+            check_alike(f"part {part} of {name}", batch, made.manifest.columns)
+            got.append(batch)
+            come += _rows(batch)
+        rows = {column: np.concatenate([batch[column] for batch in got]) for column in got[0]}
+        if endless:
+            rest = {column: array[wanted:] for column, array in rows.items()}
+            going[part] = itertools.chain([rest], left) if come > wanted else left
+            return {column: array[:wanted] for column, array in rows.items()}
+        if come > wanted or next(left, None) is not None:
+            raise DatasetError(f"part {part} of {name} yields more than {wanted:,} samples", hint="say so in samples")
+        return rows
+
+    first = next(batches(0), None)
+    if first is None:
+        raise DatasetError(f"part 0 of {name} yields nothing", hint="have it yield batches: (x, y)")
+    if not endless:
+        _check_order(f"what {name} yields", first, next(batches(0), first))
+    why = f"{name} goes on without end, so nobody knows which samples it gave: the ledger is not exact"
+    made = Made(name, "part", first, sizes, read, in_order=False, inexact=why if endless else "")
+    return made
+
+
+def _rows(batch: Arrays) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _check_count(name: str, batches: int) -> None:
+    if not 0 < batches <= MOST_BATCHES:
+        raise DatasetError(f"{name} has {batches:,} batches", hint=f"1 to {MOST_BATCHES:,} can be used")
+
+
+def _check_order(name: str, first: Arrays, again: Arrays) -> None:
+    """Refuse what is in another order whenever it is gone through: nobody could say that each sample was trained on once."""
+    labels = [column for column in first if column[0] == "y"]
+    if not all(np.array_equal(first[column], again[column]) for column in labels):
+        raise DatasetError(
+            f"{name} comes in another order each time", hint="leave out its shuffle: the setting shuffle mixes samples"
+        )

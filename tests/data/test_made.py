@@ -1,0 +1,141 @@
+"""Data that a function generates: read as partition files are, counted, and refused in one sentence where it is not what was said."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ddlf.data
+from ddlf.algorithms.reading import portions
+from ddlf.data.parts import check_data, take_made
+from ddlf.errors import AppError, ConfigError, DatasetError
+from ddlf.storage.stream import Stream
+from ddlf.training.ledger import FileLedger
+
+SIZES = [50, 30, 40]
+X, Y = np.arange(120 * 3, dtype=np.float32).reshape(120, 3), np.arange(120)
+
+
+def numbers(part, sizes=SIZES, batch=16):
+    begin = sum(sizes[:part])
+    for first in range(begin, begin + sizes[part], batch):
+        rows = slice(first, min(first + batch, begin + sizes[part]))
+        yield X[rows], Y[rows]
+
+
+def read(data, portion, memory=10**6, before=None):
+    stream = Stream(data, portion, 8, memory, before)
+    chunks = list(stream)
+    return stream, {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data}
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window:2", "none"])
+def test_what_is_generated_is_read_in_the_order_of_files(shuffle):
+    data = ddlf.data.generated(numbers, SIZES)
+    for portion in portions(SIZES, [70, 50], shuffle, seed=1, epoch=1):
+        stream, found = read(data, portion)
+        assert np.array_equal(found["y"], portion.ids(SIZES))
+        assert np.array_equal(found["x"], X[found["y"]])
+        again, _ = read(data, portion, before=stream)
+        assert not again.files or shuffle == "none"
+
+
+def test_nodes_compare_counts_shapes_and_labels_but_not_inputs_by_chance():
+    def noisy(part):
+        return ((np.random.default_rng().normal(size=x.shape).astype("f4"), y) for x, y in numbers(part))
+
+    same = ddlf.data.generated(numbers, SIZES).manifest.content
+    assert ddlf.data.generated(noisy, SIZES).manifest.content == same
+    assert ddlf.data.generated(lambda part: ((x, y + 1) for x, y in numbers(part)), SIZES).manifest.content != same
+    assert ddlf.data.generated(numbers, [50, 30]).manifest.content != same
+
+
+def test_what_has_no_end_goes_on_where_it_was_and_is_said_to_be_not_exact():
+    def endless(part):
+        number = 0
+        while True:
+            yield np.arange(number, number + 7)
+            number += 7
+
+    data = ddlf.data.generated(endless, 20, endless=True)
+    epochs = [read(data, portions([20], [20], "none", seed=0, epoch=epoch)[0])[1]["x"].tolist() for epoch in range(2)]
+    assert epochs == [list(range(20)), list(range(20, 40))]
+    assert "endless goes on without end" in data.inexact
+    ledger = FileLedger(20, data.manifest.sizes)
+    ledger.inexact = data.inexact
+    ledger.add(portions([20], [20], "none", seed=0, epoch=0)[0], 1)
+    assert ledger.counts.tolist() == [1] * 20
+    assert not ledger.is_exact(1)
+    assert ledger.summary()["inexact"] == data.inexact
+    assert not ledger.summary()["exact"]
+
+
+def parts(*batches):
+    return lambda part: iter(batches[part])
+
+
+ROWS = np.zeros((4, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (parts([ROWS], [ROWS]), "part 0 of .* yields 4 samples, not 8"),
+        (parts([ROWS] * 2, []), "part 1 of .* yields nothing"),
+        (parts([ROWS] * 2, [ROWS] * 3), "part 1 of .* yields more than 8 samples"),
+        (parts([ROWS] * 2, [ROWS[:3]] * 3), "part 1 of .* yields more than 8 samples"),
+        (
+            parts([ROWS, ROWS[:, :1]], []),
+            r"part 0 of .* has x of float64 \(1,\), but the first has x of float64 \(2,\)",
+        ),
+        (parts([(ROWS, ROWS), ROWS], []), r"part 0 of .* has x of float64 \(2,\), but the first has .*, y of float64"),
+        (parts([ROWS, (ROWS, ROWS[:3])], []), "batch 1 of part 0 of .* x has 4 rows, y has 3 rows"),
+        (parts([ROWS, "text"], []), r"batch 1 of part 0 of .* has no arrays of numbers for x \(a str\)"),
+        (parts([ROWS, [[1], [2, 3]]], []), "batch 1 of part 0 of .* has no arrays of numbers"),
+        (parts([ROWS, (ROWS,) * 4], []), "batch 1 of part 0 of .* is a tuple of 4"),
+        (parts([ROWS, ROWS[:0]], []), "batch 1 of part 0 of .* x has 0 rows"),
+        (parts([ROWS, ROWS]), "part 1 of .* cannot be made: IndexError"),
+    ],
+)
+def test_what_is_not_what_was_said_is_named(function, said):
+    data = ddlf.data.generated(function, [8, 8])
+    with pytest.raises(DatasetError, match=said):
+        read(data, portions([8, 8], [16], "none", seed=0, epoch=0)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: ddlf.data.generated(parts([]), 8), DatasetError, "part 0 of .* yields nothing"),
+        (lambda: ddlf.data.generated(numbers, [8, 0]), AppError, "must be whole numbers > 0"),
+        (lambda: ddlf.data.generated(numbers, []), AppError, "must be whole numbers > 0"),
+        (lambda: ddlf.data.generated(numbers(0), 8), AppError, "is no function"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_at_once(make, error, said):
+    with pytest.raises(error, match=said):
+        make()
+
+
+def test_another_order_each_time_is_refused():
+    chance = np.random.default_rng(0)
+    with pytest.raises(DatasetError, match="comes in another order each time"):
+        ddlf.data.generated(lambda part: [(X, chance.permutation(Y))], 120)
+
+
+def test_generators_themselves_and_other_things_are_refused_with_what_to_write():
+    with pytest.raises(DatasetError, match="train_data is a generator, which can be gone through once"):
+        take_made(SimpleNamespace(train_data=numbers(0)))
+    app = SimpleNamespace(train_data=[1, 2])
+    take_made(app)
+    with pytest.raises(AppError, match="train_data must be a data set of partition files, a PyDataset"):
+        check_data(app)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "said"), [("global", "all of it"), ("window:2", "2 of its parts"), ("none", "its largest part")]
+)
+def test_parts_that_do_not_fit_into_memory_are_refused(shuffle, said):
+    (portion,) = portions(SIZES, [120], shuffle, seed=0, epoch=0)
+    with pytest.raises(ConfigError, match=rf"for which {said} has to be in half of data_memory: \d.* in 650 B"):
+        read(ddlf.data.generated(numbers, SIZES), portion, 1300)
