@@ -84,6 +84,9 @@ class Made(DataSet):
             raise DatasetError(f"{where} has {samples:,} samples, not {wanted:,}", hint="give each what was said")
         return found
 
+    def interrupt(self) -> None:
+        """See ``DataSet``: what a program does is waited for."""
+
     def newer(self, version: int) -> None:
         """See ``DataSet``: there is one version."""
 

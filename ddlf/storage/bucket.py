@@ -54,6 +54,10 @@ class Bucket:
         """See ``Place``."""
         self._store.close()
 
+    def interrupt(self) -> None:
+        """See ``Place``."""
+        self._store.interrupt()
+
     def manifest(self, version: int = 0) -> Manifest:
         """See ``Place``."""
         try:

@@ -157,6 +157,10 @@ class DataSet(Mapping[str, Array]):
             self._arrays[name] = array
         return self._arrays[name]
 
+    def interrupt(self) -> None:
+        """Have a thread that waits for the place get an error. What is asked for later is done."""
+        self._place.interrupt()
+
     def load(self, number: int) -> Arrays:
         """The columns of a partition file, from 0, in memory.
 

@@ -72,7 +72,10 @@ class Place(Protocol):
         """Files in the folders of the manifest's files that it does not name."""
 
     def close(self) -> None:
-        """End what another thread waits for here, with an error."""
+        """End what another thread waits for here, with an error, and take nothing on."""
+
+    def interrupt(self) -> None:
+        """End what another thread waits for here, with an error. What is asked for later is done."""
 
     def writing(self, *, after: int = 0) -> contextlib.AbstractContextManager[None]:
         """Be the only one who makes a data set here. What is half made is removed, whether now or by whoever begins next.
@@ -134,6 +137,9 @@ class Folder:
         return str(self.path)
 
     def close(self) -> None:
+        """See ``Place``; a disk is not waited for."""
+
+    def interrupt(self) -> None:
         """See ``Place``; a disk is not waited for."""
 
     def manifest(self, version: int = 0) -> Manifest:

@@ -81,6 +81,12 @@ class Store:
         """End what waits, with an error, and take nothing on."""
         self._closed.set()
 
+    def interrupt(self) -> None:
+        """End what waits, with an error. What is asked for later is done."""
+        if not self._closed.is_set():
+            waiting, self._closed = self._closed, threading.Event()
+            waiting.set()
+
     def read(self, name: str, nbytes: int) -> bytes:
         """All bytes of a file.
 
@@ -205,7 +211,7 @@ class Store:
         )
         from tenacity.nap import sleep_using_event
 
-        told = False
+        told, closed = False, self._closed
 
         def tell(state: Any) -> None:
             nonlocal told
@@ -217,8 +223,8 @@ class Store:
             return Retrying(
                 retry=retry_if_exception(may_pass),
                 wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
-                stop=stop_after_delay(PATIENCE_S) | stop_when_event_set(self._closed),
-                sleep=sleep_using_event(self._closed),
+                stop=stop_after_delay(PATIENCE_S) | stop_when_event_set(closed),
+                sleep=sleep_using_event(closed),
                 before_sleep=tell,
                 reraise=True,
             )(once)
@@ -244,11 +250,14 @@ class Store:
             came: Counts what comes.
             most: Bytes that may come.
         """
-        if self._closed.is_set():
+        closed = self._closed
+        if closed.is_set():
             raise DatasetError(f"{self} was closed", hint="open it again")
         if not getattr(self._fs, "async_impl", False):
             return getattr(self._fs, verb)(*args, **more)
-        future = asyncio.run_coroutine_threadsafe(_limited(self, verb, limit, args, came, most, more), self._fs.loop)
+        future = asyncio.run_coroutine_threadsafe(
+            _limited(self, closed, verb, limit, args, came, most, more), self._fs.loop
+        )
         try:
             return future.result()
         except BaseException:
@@ -256,14 +265,23 @@ class Store:
             raise
 
 
-async def _limited(store: Store, verb: str, limit: float, args: Any, came: Any, most: int, more: dict[str, Any]) -> Any:
+async def _limited(
+    store: Store,
+    closed: threading.Event,
+    verb: str,
+    limit: float,
+    args: Any,
+    came: Any,
+    most: int,
+    more: dict[str, Any],
+) -> Any:
     """Await a verb of an asynchronous driver, as long as something comes of it."""
     call: Coroutine[Any, Any, Any] = getattr(store._fs, f"_{verb}")(*args, **more)
     task = asyncio.ensure_future(call)
     before, waited, step = -1, 0.0, min(limit / 4, 0.25)
     try:
         while not (await asyncio.wait([task], timeout=step))[0]:
-            if store._closed.is_set():
+            if closed.is_set():
                 raise DatasetError(f"{store} was closed", hint="open it again")
             now = came.value if came is not None else 0
             if most and now > most:

@@ -90,7 +90,7 @@ class Stream:
         self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= memory // 2)
         goes_on = before is not None and before._data is data and before._loads and self._loads
         self._open: dict[int, Arrays] = before._open if before is not None and goes_on else {}
-        self.begun, self.wait_s = False, 0.0
+        self.begun, self.wait_s, self._loading = False, 0.0, False
         self.files: list[int] = []
         self._closed: Future[Any] = Future()
         self._thread = ThreadPoolExecutor(1, "read")
@@ -127,6 +127,8 @@ class Stream:
         with contextlib.suppress(InvalidStateError):
             self._closed.set_result(None)
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._loading:
+            self._data.interrupt()  # else the process could end only when the store answers
 
     def _chunks(self) -> Iterator[Arrays]:
         left = self._portion.samples
@@ -163,7 +165,11 @@ class Stream:
                 return
             if number not in self._open:
                 self.files.append(number)
-                self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
+                self._loading = True
+                try:
+                    self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
+                finally:
+                    self._loading = False
 
     def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
         """Copy rows of open files to the places from ``filled`` on."""

@@ -105,6 +105,9 @@ def test_little_memory_takes_several_heaps():
 
 def test_the_memory_is_kept_to(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
+    made(
+        tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000
+    )  # what it imports is no memory of its work
     tracemalloc.start()
     made(tmp_path / "x.npy", tmp_path / "place", files=40, memory=2_000_000)
     _, peak = tracemalloc.get_traced_memory()

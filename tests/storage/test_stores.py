@@ -10,6 +10,8 @@ import fsspec
 import numpy as np
 import pytest
 
+import ddlf.data
+from ddlf.algorithms.reading import portions
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage import store
 from ddlf.storage.bucket import Bucket
@@ -17,6 +19,7 @@ from ddlf.storage.cache import CAP, Cache
 from ddlf.storage.place import LOCK, Folder, open_place
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import split
+from ddlf.storage.stream import Stream
 from ddlf.storage.verify import damage, export
 from ddlf.testing import FaultyStore
 
@@ -194,6 +197,22 @@ def test_closing_a_place_ends_what_waits_for_it(served, monkeypatch):
     place.close()
     waiting.join(20)
     assert errors
+
+
+@pytest.mark.parametrize("fault", [{"stall": 1.0}, {"throttle": 1.0}], ids=["it stalls", "it is asked again"])
+def test_who_closes_a_stream_does_not_wait_for_the_store_and_the_next_stream_can_read(served, fault):
+    data = ddlf.data.open(served.url)
+    (portion,) = portions([5] * 4, [20], "none", seed=0, epoch=0)
+    served.fail(**fault)
+    stream = Stream(data, portion, 5, 10**6)
+    while not served.failed:
+        pass
+    begin = time.monotonic()
+    stream.close()
+    stream._thread.shutdown(wait=True)  # as the interpreter does at its end
+    assert time.monotonic() - begin < store.STALL_S / 2
+    served.fail()
+    assert sum(len(chunk["x"]) for chunk in Stream(data, portion, 5, 10**6)) == 20
 
 
 def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
