@@ -34,11 +34,22 @@ RULES = {
     "adagrad": ("adagrad", "constant", 0),
     "warm": ("adagrad", "constant", 200),
     "default": ("adagrad", "inverse", 200),
+    "polynomial": ("sgd", "polynomial:a=0.5", 0),
+    "hinge": ("sgd", "hinge", 0),
+    "momentum": ("momentum", "constant", 0),
+    "momentum-aware": ("momentum", "inverse", 0),
+    "momentum-warm": ("momentum", "inverse", 200),
+    "adam": ("adam", "constant", 0),
+    "adam-aware": ("adam", "inverse", 0),
+    "adam-warm": ("adam", "inverse", 200),
 }
 """Each way by its name: rule of the shards, staleness, pushes of one replica alone before the others begin."""
 ORDERS = ("random", "turns")
-RATES = {"xor": {"sgd": 0.5, "adagrad": 0.2}, "mnist": {"sgd": 0.2, "adagrad": 0.05}}
-"""Of each rule the published rate for XOR, and for MNIST the best one of one replica."""
+RATES = {
+    "xor": {"sgd": 0.5, "adagrad": 0.2, "momentum": 0.05, "adam": 0.01},
+    "mnist": {"sgd": 0.2, "adagrad": 0.05, "momentum": 0.02, "adam": 0.002},
+}
+"""Of each rule the published rate for XOR, where there is one, and for MNIST the best one of one replica."""
 CHUNK = 10
 """Seeds of XOR that are computed together, and have one order of replicas."""
 

@@ -48,14 +48,14 @@ DATA: dict[str, tuple[type[Any], float]] = {
     "digits": (DigitsCNN, 0.1),
     "mnist": (MNISTCNN, 0.05),
     "cifar10": (CIFAR10CNN, 0.05),
-    "text": (Text, 0.003),
+    "text": (Text, 0.005),
 }
 """Of each data set the app, and the learning rate of plain SGD, of the text that of Adam."""
 RULES: dict[str, dict[str, Any]] = {
     "average": {},
     "average-10": {"worker_steps": 10},
-    "gradient": {"exchange": "gradient"},
-    "gradient-int8": {"exchange": "gradient", "codec": "int8"},
+    "gradient": {"exchange": "gradient", "optimizer_state": "kept"},
+    "gradient-int8": {"exchange": "gradient", "optimizer_state": "kept", "codec": "int8"},
     "diloco-10": {"outer": "diloco", "worker_steps": 10},
     "nesterov-10": {"outer": "nesterov:learning_rate=1.0,momentum=0.5", "worker_steps": 10},
     "streaming-10": {"outer": "streaming:fragments=4", "worker_steps": 10},

@@ -110,6 +110,23 @@ def test_the_page_of_the_algorithms_has_every_rule_which_is_short_and_its_files_
             assert homes <= {file.rpartition("/")[2] for file in re.findall(r"`([\w/]+\.py)`", part)}, name
 
 
+def test_each_rule_of_learning_has_a_formula_a_source_a_figure_and_what_it_is_good_for_and_its_table_a_file_and_a_test():
+    page = (ROOT / "docs/algorithms.md").read_text()
+    parts = [part for part in page.split("\n## ") if "| wins |" in part]
+    assert len(parts) == 9
+    for part in parts:
+        header, _, *lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
+        assert header in (
+            [["rule", what, "source", "figure", "wins", "loses"] for what in ("formula", "bytes a value")]
+        )
+        assert re.search(r"Files?: `.+`", part), part[:20]
+        assert re.search(r"Tests?:\s`tests/.+`", part), part[:20]
+        for cells in lines:
+            assert len(cells) == len(header), cells
+            assert all(cells), cells
+            assert re.search(r"\d", cells[3]) or cells[0] == "`never`", cells
+
+
 CELLS = """
 import ast, asyncio, json, sys
 

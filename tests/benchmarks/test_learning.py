@@ -4,13 +4,24 @@ import pytest
 
 from benchmarks import learning
 from ddlf import IApp
+from ddlf.algorithms.local import LOCAL
 from ddlf.chosen import read
 
 
+@pytest.mark.parametrize("base", [IApp, learning.Text])
 @pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
-def test_each_way_is_one_that_a_run_takes(rule):
-    app = type("App", (IApp,), rule)()
+def test_each_way_is_one_that_a_run_takes(rule, base):
+    app = type("App", (base,), rule)()
     read(app, app.mode, {})
+
+
+def test_the_transformer_has_adam_but_where_the_rule_is_of_plain_steps():
+    for rule in learning.RULES.values():
+        optimizer = type("App", (learning.Text,), {**rule, "learning_rate": 0.005})().optimizer()
+        local = LOCAL.read(rule.get("local_rule", "plain"))
+        name = type(optimizer).__name__
+        local.check_optimizer({"optimizer": name, "optimizer learning_rate": 0.5})
+        assert (name == "Adam") == (local != LOCAL.read("scaffold"))
 
 
 async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys, monkeypatch):
