@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,37 @@ def memory() -> tuple[int | None, int | None]:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    for limit, used in _limits():
         if total is None or limit < total:
-            lines = (group / "memory.stat").read_text().splitlines()
-            used -= next(
-                int(line.split()[1]) for line in lines if line.startswith("inactive_file ")
-            )  # given back when wanted
             total, free = limit, min(max(limit - used, 0), limit if free is None else free)
     return total, free
+
+
+GROUPS = Path("/sys/fs/cgroup")
+OF_VERSION = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Files of Linux's control groups, of version 2 and of version 1: the limit, what is used, and what of that is given back when it is wanted."""
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Bytes that this process may have, and that are used of them: of its control group and of each around it that has a limit."""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers not in OF_VERSION:
+            continue
+        most, current, inactive = OF_VERSION[controllers]
+        root = GROUPS / controllers
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
+                    limit, used = (int((folder / name).read_text()) for name in (most, current))
+                    stat = (folder / "memory.stat").read_text().splitlines()
+                    yield limit, used - next(int(line.split()[1]) for line in stat if line.split()[0] == inactive)
 
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:

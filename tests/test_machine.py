@@ -76,3 +76,28 @@ def test_memory_with_a_limit_is_what_a_container_may_have(monkeypatch):
     usual = machine.Path.read_text
     monkeypatch.setattr(machine.Path, "read_text", lambda self, *a: cgroup.get(self.name) or usual(self, *a))
     assert machine.memory() == (1_000_000, 400_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "names"),
+    [
+        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/box/inner",
+            "memory/box",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_memory_with_a_limit_around_the_own_group_is_that(monkeypatch, tmp_path, line, folder, names):
+    group, usual = tmp_path / folder, machine.Path.read_text
+    group.mkdir(parents=True)
+    for name, text in zip((*names[:2], "memory.stat"), ("1000000\n", "900000\n", f"{names[2]} 300000\n"), strict=True):
+        (group / name).write_text(text)
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(
+        machine.Path,
+        "read_text",
+        lambda self, *a: f"5:cpu:/\n{line}\n" if str(self) == "/proc/self/cgroup" else usual(self, *a),
+    )
+    assert machine.memory() == (1_000_000, 400_000)
