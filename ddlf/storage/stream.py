@@ -50,7 +50,8 @@ class Stream:
         batch_size: Samples in a batch: a chunk has a multiple of it, but for the last one.
         memory: Bytes for all that is read and not yet trained on. A window of files is held in it if it takes no more than half of it; else rows
             are read from the disk as they are wanted.
-        before: A pass over the same data with the same memory, whose files need not be read again.
+        before: A pass over the same data with the same memory. Files that it has in memory, or passes before it, as many as half of the memory holds,
+            need not be read again.
 
     Attributes:
         begun: Whether somebody takes chunks.
@@ -64,7 +65,7 @@ class Stream:
     def __init__(
         self, data: DataSet, portion: Portion, batch_size: int, memory: int, before: Stream | None = None
     ) -> None:
-        self._data, self._portion = data, portion
+        self._data, self._portion, self._room = data, portion, memory // 2
         self._sizes = data.manifest.sizes
         row = data.row_bytes
         if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
@@ -80,14 +81,14 @@ class Stream:
         self._whole = not data.on_disk and (
             isinstance(rule, Global) or (data.in_order and not isinstance(rule, Unshuffled))
         )
-        if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > memory // 2:
+        if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > self._room:
             what = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
             raise ConfigError(
                 f"{data} is read with shuffle={str(rule)!r}, for which {what} has to be in half of data_memory: "
-                f"{size(need)} in {size(memory // 2)}",
+                f"{size(need)} in {size(self._room)}",
                 hint="give more, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
             )
-        self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= memory // 2)
+        self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= self._room)
         goes_on = before is not None and before._data is data and before._loads and self._loads
         self._open: dict[int, Arrays] = before._open if before is not None and goes_on else {}
         self.begun, self.wait_s, self._loading = False, 0.0, False
@@ -156,10 +157,19 @@ class Stream:
         return len(next(iter(rows.values())))
 
     def _open_all(self, numbers: list[int]) -> None:
-        """Have these files open, and no others."""
+        """Have these files open; of others those that were read last, if there is room for them."""
         if self._whole:
             numbers = list(range(len(self._sizes)))
-        self._open = {number: self._open[number] for number in numbers if number in self._open}
+        sizes = [file.nbytes for file in self._data.manifest.files]
+        found, left, kept = dict(self._open), self._room - sum(sizes[number] for number in numbers), list[int]()
+        for number in reversed(found):
+            if number not in numbers:
+                left -= sizes[number]
+                if left < 0 or not (self._loads and self._data.on_disk):
+                    break
+                kept.append(number)
+        again = (number for number in numbers if number in found)
+        self._open = {number: found[number] for number in (*reversed(kept), *again)}
         for number in numbers:
             if self._closed.done():
                 return

@@ -67,6 +67,23 @@ def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
     assert not set(third.files) & set(first.files)
 
 
+def test_files_stay_in_memory_from_pass_to_pass_as_many_as_half_of_it_holds(place):
+    data = ddlf.data.open(place)
+    whole, largest = data.manifest.nbytes, max(file.nbytes for file in data.manifest.files)
+    for memory, all_stay in ((2 * whole, True), (2 * whole - 2, False), (4 * largest, False)):
+        opened, before = [], None
+        for epoch in range(4):
+            for portion in portions(SIZES, [600, 400], "window:1", seed=1, epoch=epoch):
+                before = Stream(data, portion, 8, memory, before)
+                rows = np.concatenate([chunk["y"] for chunk in before])
+                assert np.array_equal(rows, portion.ids(SIZES))
+                opened += before.files
+                held = sum(data.manifest.files[number].nbytes for number in before._open)
+                assert held <= memory // 2
+        assert (sorted(opened) == list(range(len(SIZES)))) is all_stay
+        assert set(opened) == set(range(len(SIZES)))
+
+
 def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
