@@ -1,0 +1,182 @@
+"""Training from a store that fails: the bits of a folder, and nothing fetched twice that came once.
+
+    python -m tests.trials.stores [--store s3|http] [--share 0.1] [--files 20] [--epochs 3]
+
+``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a ``FaultyStore``. A share of the requests
+goes wrong: an answer 500, an answer 503, a body that is cut, or one that stalls. Two workers train from a folder; from the store with a cache;
+and from the store without one. To be seen: the SHA-256 of the weights is the same; with the cache each partition file comes once in all, without
+it at most once in each epoch, since a worker may have it in memory still; retries aside. Exit code 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlf.data
+from ddlf import Cluster
+from ddlf.algorithms.weights import digest
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import split
+from ddlf.testing import FaultyStore
+from tests.training.models import Blobs, blobs
+
+KINDS = ("error", "throttle", "cut", "stall")
+BUCKET = "ddlf-trial"
+SLOTS = 2
+
+
+class Stored(Blobs):
+    """Points in partition files.
+
+    Attributes:
+        place: Where they are.
+    """
+
+    place = ""
+    shuffle = "window:2"
+
+    async def load_dataset(self) -> None:
+        """Open them."""
+        self.train_data = ddlf.data.open(self.place)
+
+
+class FaultyBucket:
+    """A bucket of moto's server, on a thread of this process; attributes and ``fail`` as those of ``FaultyStore``.
+
+    Args:
+        folder: What it has.
+        seed: Seed of which requests go wrong.
+    """
+
+    def __init__(self, folder: Path, *, seed: int = 0) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Quiet(WSGIRequestHandler):  # type: ignore[misc]
+            def log(self, *args: Any) -> None:
+                """Nothing is printed."""
+
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._chance, self._lock, self._ended = random.Random(seed), threading.Lock(), threading.Event()
+        self._shares: dict[str, float] = {}
+        self.served: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.url = f"s3://{BUCKET}/data"
+        # As each machine has them: in the environment of this process and of the workers that it starts.
+        os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="us-east-1")
+        os.environ["FSSPEC_S3_ENDPOINT_URL"] = f"http://127.0.0.1:{self._server.server_port}"
+        import fsspec
+
+        files = fsspec.filesystem("s3", skip_instance_cache=True)
+        files.mkdir(BUCKET)
+        files.put(str(folder), self.url, recursive=True)
+
+    def fail(self, **shares: float) -> None:
+        """See ``FaultyStore``."""
+        with self._lock:
+            self._shares = dict(shares)
+
+    def close(self) -> None:
+        """End it."""
+        self._ended.set()
+        self._server.shutdown()
+
+    def _answer(self, environ: Any, start: Any) -> Iterable[bytes]:
+        name, kind = environ["PATH_INFO"].partition("/data/")[2], ""
+        body: list[Any] = []
+        found = self._app(environ, lambda *head, **_: body.append(head))
+        data = b"".join(found)
+        with self._lock:
+            thrown = self._chance.random()
+            for each, share in self._shares.items():
+                if 0 <= thrown < share:
+                    kind = each
+                thrown -= share
+            if kind in ("cut", "stall") and (len(data) < 2 or environ["REQUEST_METHOD"] != "GET"):
+                kind = ""
+            if kind:
+                self.failed[kind] += 1
+            elif environ["REQUEST_METHOD"] == "GET" and name:
+                self.served[name] += 1
+        if kind in ("error", "throttle"):
+            start("500 Internal Server Error" if kind == "error" else "503 Slow Down", [("Content-Length", "0")])
+            return [b""]
+        status, headers = body[0][:2]
+        start(status, headers)
+        return self._part(data, kind) if kind else [data]
+
+    def _part(self, data: bytes, kind: str) -> Iterator[bytes]:
+        yield data[: len(data) // 2]
+        if kind == "stall":
+            self._ended.wait(120)
+        raise ConnectionAbortedError  # hangs up
+
+
+async def trained(cluster: Cluster, place: str, epochs: int) -> str:
+    """The SHA-256 of the weights."""
+    app = Stored(cluster)
+    app.place = place
+    await app.train_sync(master_epochs=epochs)
+    assert app.ledger.is_exact(epochs)
+    return digest(app.model.get_weights())
+
+
+async def compare(kind: str, share: float, files: int, epochs: int, kinds: Iterable[str] = KINDS) -> bool:
+    """Train all three ways and print what came of it; returns whether all is as it should be."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        x, y = blobs(10 * files)
+        np.savez(folder / "a.npz", x=x, y=y)
+        split(open_source(folder / "a.npz"), Folder(folder / "data"), [10] * files)
+        store = FaultyBucket(folder / "data") if kind == "s3" else FaultyStore(folder / "data")
+        stack.callback(store.close)
+        whole, fine = "", True
+        for way, cap, times in (("folder", "0", 0), ("cached", "1GB", 1), ("uncached", "0", epochs)):
+            os.environ.update(DDLF_CACHE=str(folder / "cache"), DDLF_CACHE_SIZE=cap)
+            store.served.clear()
+            store.failed.clear()
+            async with Cluster.local(SLOTS) as cluster:
+                store.fail(**{each: share / len(list(kinds)) for each in kinds} if times else {})
+                found = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
+            store.fail()
+            whole = whole or found
+            fetched = [count for each, count in store.served.items() if each.endswith(".safetensors")]
+            right = found == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
+            fine = fine and right and (not times or sum(store.failed.values()) > 0)
+            print(
+                f"{way:<9} {found[:16]}  each of {files} files {min(fetched, default=0)}-{max(fetched, default=0)} times, "
+                f"went wrong {dict(store.failed)}{'' if right else '  NOT AS IT SHOULD BE'}",
+                flush=True,
+            )
+    return fine
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", choices=["s3", "http"], default="s3")
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=3)
+    return parser
+
+
+if __name__ == "__main__":
+    given = arguments().parse_args()
+    sys.exit(not asyncio.run(compare(given.store, given.share, given.files, given.epochs)))

@@ -1,0 +1,13 @@
+"""Training from a store that fails, the short form: a web server, and nothing that takes as long as a stall."""
+
+import pytest
+
+from tests.trials.stores import compare
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_store_that_fails_changes_no_bit_and_gives_each_file_once(monkeypatch):
+    for name in ("DDLF_CACHE", "DDLF_CACHE_SIZE"):
+        monkeypatch.setenv(name, "")
+    assert await compare("http", 0.3, files=8, epochs=2, kinds=("error", "throttle", "cut"))
