@@ -1,4 +1,4 @@
-"""What a round of the sharded exchange takes on limited links, beside the star and gloo: ``python -m benchmarks.distbelief [--quick]``.
+"""What a round of the sharded exchange takes on limited links, beside the star and torch: ``python -m benchmarks.distbelief [--quick]``.
 
 Each machine, the master's too, is a network namespace with a link of its own to one switch (``benchmarks.network``; Linux, root). Workers are
 real daemons and executors, the master is a real run; only what ``fit`` would compute is made up (``benchmarks.stand_in``), so a round is nothing but
@@ -29,16 +29,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Spread, busy_s, machine, some_of, table
-from benchmarks.network import Network, counted
+from benchmarks.network import Network, computed_s, counted, resident
 from ddlf.tokens import new_token
 
 PORT = 9000
 REST_S = 0.3
 """Between two rounds: what is still on its way comes."""
+IDLE_S = 4.0
+"""Behind the first round: what goes over links that rest."""
 END_S = 120.0
 """For a master to bring the model home."""
 UNITS = {"mbit": 1e6, "gbit": 1e9}
-WAYS = ("sharded", "star", "gloo")
+WAYS = ("sharded", "star", "gloo", "ddp")
+TORCH = ("gloo", "ddp")
 GLOO = Path(__file__).parent / "baselines" / "gloo.py"
 
 
@@ -57,6 +60,10 @@ class Row:
         uneven: The most that two workers' bytes sent differ by, as a share of the least, in each round.
         master: Bytes through the master's link, both directions together, for each worker, in each round.
         cores: Busy on this machine meanwhile, whatever used them.
+        computed: Seconds of a processor that all machines' processes but the master's used, in each round.
+        idle: Bytes a second through the master's link for each worker when nothing is done: heartbeats, and what acknowledges them.
+        intervals: Seconds in which ``master`` came together, of each round.
+        memory: The most that a process of a worker ever had in memory, and that the master's grew by during these rounds.
     """
 
     way: str
@@ -69,6 +76,16 @@ class Row:
     uneven: list[float]
     master: list[float]
     cores: list[float]
+    computed: list[float]
+    idle: float
+    intervals: list[float]
+    memory: tuple[float, float]
+
+    @property
+    def exchanged(self) -> float:
+        """Bytes through the master's link in a round, for each worker, without those that come with time."""
+        of = [all - self.idle * s for all, s in zip(self.master, self.intervals, strict=True)]
+        return Spread.of(of).median
 
     @property
     def bound_s(self) -> float:
@@ -148,21 +165,40 @@ def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]
         processes: Number of a process on each machine, the master's first.
 
     Yields:
-        Of each round the seconds, what each machine sent and received, and the cores that were busy.
+        Of each round the seconds, what each machine sent and received, and what else ``row`` wants.
     """
-    before, busy, began = None, 0.0, 0.0
+    before: dict[str, Any] = {}
+    idle = 0.0
     for _ in range(rounds):
         line = child.stdout.readline()
         if not line:
             raise RuntimeError("it ended before its rounds were over")
         time.sleep(REST_S)
-        after = counted(processes)
-        if before is not None:
-            moved = [(s - a, r - b) for (s, r), (a, b) in zip(after, before, strict=True)]
-            cores = ((busy_s() or 0.0) - busy) / (time.monotonic() - began)
-            yield {"seconds": float(line), "moved": moved, "cores": cores}
-        before, busy, began = counted(processes), busy_s() or 0.0, time.monotonic()
+        after = seen(processes)
+        if before:
+            found = {name: after[name] - before[name] for name in ("at", "busy", "computed", "grown")}
+            moved = [(s - a, r - b) for (s, r), (a, b) in zip(after["links"], before["links"], strict=True)]
+            yield {**found, "idle": idle, "seconds": float(line), "moved": moved, "most": after["most"]}
+        else:  # what goes over the links when nobody does anything
+            time.sleep(IDLE_S)
+            rested = seen(processes)
+            moved = [sum(s) - sum(a) for s, a in zip(rested["links"], after["links"], strict=True)]
+            idle = moved[0] / (rested["at"] - after["at"])
+        before = seen(processes)
         print(file=child.stdin, flush=True)
+
+
+def seen(processes: Sequence[int]) -> dict[str, Any]:
+    """What machines have come to, by the number of a process on each: the master's first."""
+    held = [resident(process) for process in processes]
+    return {
+        "at": time.monotonic(),
+        "busy": busy_s() or 0.0,
+        "computed": computed_s(processes[1:]),
+        "links": counted(processes),
+        "most": max(most for _, most in held[1:]),
+        "grown": held[0][0],
+    }
 
 
 def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]], *, tls: bool) -> Row:
@@ -179,7 +215,11 @@ def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]],
         busiest=[float(max(map(max, machines))) for machines in workers],
         uneven=[max(of) / min(of) - 1 for of in sent],
         master=[sum(one["moved"][0]) / len(sent[0]) for one in found],
-        cores=[one["cores"] for one in found],
+        cores=[one["busy"] / one["at"] for one in found],
+        computed=[one["computed"] for one in found],
+        idle=found[0]["idle"] / len(sent[0]),
+        intervals=[one["at"] for one in found],
+        memory=(max(one["most"] for one in found), sum(one["grown"] for one in found)),
     )
 
 
@@ -196,12 +236,12 @@ def exchanged(
     return row(way, parameters, rate_of(options.rate), found, tls=tls)
 
 
-def reduced(network: Network, options: argparse.Namespace, parameters: int) -> Row:
-    """All-reduces of gloo, by as many ranks as there are workers."""
+def reduced(way: str, network: Network, options: argparse.Namespace, parameters: int) -> Row:
+    """Rounds of torch with gloo, by as many ranks as there are workers."""
     world, first = len(network.addresses) - 1, network.addresses[1]
 
     def command(rank: int) -> list[str]:
-        said = (str(rank), str(world), first, str(parameters), str(options.rounds + 1))
+        said = (way, str(rank), str(world), first, str(parameters), str(options.rounds + 1))
         return network.on(rank + 1, options.torch, str(GLOO), *said)
 
     environment = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
@@ -210,7 +250,7 @@ def reduced(network: Network, options: argparse.Namespace, parameters: int) -> R
         started([command(rank) for rank in range(world)], more=environment) as ranks,
     ):
         found = list(measured(options.rounds + 1, ranks[0], [nobody.pid, *(rank.pid for rank in ranks)]))
-    return row("gloo", parameters, rate_of(options.rate), found, tls=False)
+    return row(way, parameters, rate_of(options.rate), found, tls=False)
 
 
 # -- the master -----------------------------------------------------------------------------------------------------------
@@ -226,7 +266,7 @@ async def train(facts: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.readline)
 
     async with Cluster(facts["hosts"], PORT, insecure_plaintext=not facts["tls"], connect_timeout_s=60) as cluster:
-        rules = {name: facts[name] for name in ("exchange", "outer", "codec")}
+        rules = {name: facts[name] for name in ("exchange", "outer", "codec")} | {"optimizer_state": "fresh"}
         run = StandInRun(cluster, facts["parameters"], master_epochs=facts["rounds"], **rules)
         run.on_round = on_round  # type: ignore[method-assign]
         await run.train_model()
@@ -243,9 +283,10 @@ def size(count: float) -> str:
 def report(rows: Sequence[Row]) -> str:
     """A table of all that was measured."""
     head = ("way", "parameters", "TLS", "round", "bound", "x bound", "busiest link", "x least", "shards differ")
-    lines = [[*head, "through the master, per worker", "cores busy"]]
+    lines = [[*head, "through the master, per worker", "without heartbeats", "cores busy", "computed", "memory"]]
     for one in rows:
         seconds, busiest = Spread.of(one.seconds), Spread.of(one.busiest).median
+        held, grown = (bytes / (4 * one.parameters) for bytes in one.memory)
         busiest = busiest if one.way != "star" else max(one.master) * one.workers / 2
         lines.append(
             [
@@ -258,8 +299,11 @@ def report(rows: Sequence[Row]) -> str:
                 size(busiest),
                 f"{busiest / (one.least / (2 if one.way == 'star' else 1)):.3f}",
                 "-" if one.way == "star" else f"{Spread.of(one.uneven).median:.1%}",
-                "-" if one.way == "gloo" else size(Spread.of(one.master).median),
+                "-" if one.way in TORCH else size(Spread.of(one.master).median),
+                "-" if one.way in TORCH else size(one.exchanged),
                 f"{Spread.of(one.cores).median:.1f}",
+                f"{Spread.of(one.computed).median:.2f} s",
+                f"{held:.1f} x model, master +{grown:.1f}",
             ]
         )
     return table(lines)
@@ -279,7 +323,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--star-most", type=float, default=1e7, help="largest model of the star, whose rounds are long")
     result.add_argument("--outer", default="subtract", help="the outer optimizer")
     result.add_argument("--codec", default="float32", help="of updates")
-    result.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that has torch, for gloo")
+    result.add_argument(
+        "--torch", default=sys.executable, metavar="PYTHON", help="one that has torch, for gloo and ddp"
+    )
     result.add_argument("--quick", action="store_true", help="1 and 10 M parameters, of the star 1 M; under 3 minutes")
     result.add_argument("--json", type=Path, metavar="FILE")
     result.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
@@ -304,8 +350,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
                     for way in options.ways:
                         if way == "sharded":
                             rows.append(exchanged(way, network, daemons, options, parameters, tls=tls))
-                        elif way == "gloo" and not tls:
-                            rows.append(reduced(network, options, parameters))
+                        elif way in TORCH and not tls:
+                            rows.append(reduced(way, network, options, parameters))
                         elif way == "star" and not tls and parameters <= options.star_most:
                             rows.append(exchanged(way, network, daemons, options, parameters, tls=tls))
                         else:

@@ -111,3 +111,37 @@ def counted(processes: Sequence[int]) -> list[tuple[int, int]]:
         (cable,) = (line.partition(":")[2].split() for line in lines if line.strip().startswith("cable:"))
         found.append((int(cable[8]), int(cable[0])))
     return found
+
+
+def computed_s(processes: Sequence[int]) -> float:
+    """Seconds of a processor that some processes and all below them have used so far.
+
+    Args:
+        processes: Their numbers.
+    """
+    used = 0
+    for one in with_children(processes):
+        with contextlib.suppress(OSError):  # it has ended
+            used += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return used / os.sysconf("SC_CLK_TCK")
+
+
+def resident(process: int) -> tuple[int, int]:
+    """Bytes that a process, or the largest below it, has in memory now, and the most that it ever had."""
+    found = []
+    for one in with_children([process]):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines())
+            found.append(tuple(1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("VmRSS", "VmHWM")))
+    return max(now for now, _ in found), max(most for _, most in found)
+
+
+def with_children(processes: Sequence[int]) -> list[int]:
+    """Some processes and all below them."""
+    found, waiting = [], list(processes)
+    while waiting:
+        found.append(one := waiting.pop())
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+    return found

@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.rows import Rows
+from ddlf.roles.downpour import DownpourReplica, batches_of
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.replica import REPLICA
+from ddlf.roles.serving import record, shares
 from ddlf.roles.sharded import ShardedReplica
 from ddlf.roles.task import Reply, Task
 from ddlf.testing import FakeRun
@@ -48,10 +53,8 @@ class StandIn(ShardedReplica):
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
         super().__init__(worker, Nothing(), run)
-        self._like = [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
-        chance = np.random.default_rng(worker.id)
-        some = chance.normal(scale=1e-3, size=1 << 16).astype(np.float32)
-        self._update = [np.resize(some, size) for size in sizes]
+        self._like = like(sizes)
+        self._update = [made_up(worker.id, size) for size in sizes]
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``."""
@@ -67,26 +70,76 @@ class StandIn(ShardedReplica):
             update = self._end.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
         else:
             read_weights(task.weights, None, self._like)
-        return Reply(
-            task=task,
-            update=update,
-            codec_error=error,
-            samples=len(task.indices),
-            fed=None,
-            metrics={"loss": 0.0},
-            counted=NOTHING_COUNTED,
-            compute_s=1e-3,
-            wait_data_s=0.0,
-            files=(),
-            stopped=False,
-            state={},
-        )
+        return nothing(task, update=update, codec_error=error)
 
     async def stop(self) -> None:
         """See ``Replica``."""
 
     async def close(self) -> None:
         """See ``Role``."""
+
+
+class PushingStandIn(DownpourReplica):
+    """In the place of a worker's replicas of Downpour, which fetch and push what was made once, as fast as they can.
+
+    Args:
+        worker: Worker that it is on.
+        run: Name of the run.
+        sizes: Of the model's tensors.
+    """
+
+    def __init__(self, worker: Any, run: str, sizes: Sequence[int]) -> None:
+        super().__init__(worker, Nothing(), run)
+        rows = Rows.of(like(sizes), [True] * len(sizes))
+        self._stepper = SimpleNamespace(rows=rows)  # type: ignore[assignment]
+        self._gradient = made_up(worker.id, sum(sizes))
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``; one fetch and one push in each step."""
+        asked = Task.from_message(task)
+        steps = shares(batches_of(asked), len(asked.weights["replicas"]))
+        replicas = await self._end.replicas(asked, steps, Cadence())
+        for one in replicas:
+            while one.done < one.left:
+                _, rest = await one.take(None, 0.0)
+                one.done += 1
+                await one.push(self._gradient, rest)
+            await one.pushed()
+        return nothing(asked, pushed={**record(replicas), "refused": 0}).to_message()
+
+    async def stop(self) -> None:
+        """See ``Replica``."""
+
+    async def close(self) -> None:
+        """See ``Role``."""
+
+
+def like(sizes: Sequence[int]) -> list[Any]:
+    """Arrays with these sizes that need no memory."""
+    return [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
+
+
+def made_up(seed: int, size: int) -> Any:
+    """Some values, again and again."""
+    return np.resize(np.random.default_rng(seed).normal(scale=1e-3, size=1 << 16).astype(np.float32), size)
+
+
+def nothing(task: Task, **more: Any) -> Reply:
+    """The reply of a replica that has computed nothing."""
+    how: dict[str, Any] = {"update": None, "codec_error": 0.0, **more}
+    return Reply(
+        task=task,
+        samples=len(task.indices),
+        fed=None,
+        metrics={"loss": 0.0},
+        counted=NOTHING_COUNTED,
+        compute_s=1e-3,
+        wait_data_s=0.0,
+        files=(),
+        stopped=False,
+        state={},
+        **how,
+    )
 
 
 class StandInRun(FakeRun):
@@ -99,7 +152,6 @@ class StandInRun(FakeRun):
     """
 
     samples = 800
-    optimizer_state = "fresh"
 
     def __init__(self, cluster: Any, parameters: int, **settings: Any) -> None:
         self.sizes = tensors(parameters)
@@ -118,7 +170,7 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
     """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
 
     async def open_worker(worker: Any) -> None:
-        await worker.call((run, REPLICA), "open", StandIn, run, app.sizes)
+        await worker.call((run, REPLICA), "open", PushingStandIn if app.mode == "downpour" else StandIn, run, app.sizes)
 
     app._run, app._content = run, "made up"
     app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}

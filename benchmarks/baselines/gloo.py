@@ -1,19 +1,61 @@
-"""All-reduce of PyTorch with gloo over TCP: one rank of it. Needs torch alone, so that it runs in an environment of its own.
+"""Synchronous exchange by PyTorch with gloo over TCP: one rank of it. Needs torch alone, so that it runs in an environment of its own.
 
-    python gloo.py RANK WORLD ADDRESS VALUES REPEATS
+    python gloo.py WAY RANK WORLD ADDRESS VALUES REPEATS
 
-After each repeat the first rank prints its seconds, from a common start to its own end, and all go on when its standard input has a line.
+``gloo`` is an all-reduce of as many values, ``ddp`` a training step of a model with as many whose loss is next to nothing to compute, in
+``DistributedDataParallel``, with SGD. After each repeat the first rank prints its seconds, from a common start to its own end, and all go on when its
+standard input has a line.
 """
+
+from __future__ import annotations
 
 import datetime
 import sys
 import time
+from collections.abc import Callable
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
-def main(rank: int, world: int, address: str, values: int, repeats: int) -> None:
+def reduction(values: int) -> Callable[[], object]:
+    """An all-reduce."""
+    tensor = torch.full((values,), 1e-3)
+    return lambda: distributed.all_reduce(tensor)
+
+
+class Sum(nn.Module):
+    """The sum of all weights, of which one tensor has 90 %."""
+
+    def __init__(self, values: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(
+            [torch.zeros(size) for size in (values - values // 10, *[values // 10 // 4] * 4) if size]
+        )
+
+    def forward(self) -> torch.Tensor:
+        """The loss."""
+        return torch.stack([part.sum() for part in self.parts]).sum()
+
+
+def step(values: int) -> Callable[[], object]:
+    """A training step."""
+    model = DistributedDataParallel(Sum(values))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def one() -> None:
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+
+    return one
+
+
+WAYS = {"gloo": reduction, "ddp": step}
+
+
+def main(way: str, rank: int, world: int, address: str, values: int, repeats: int) -> None:
     """Take part."""
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -23,11 +65,11 @@ def main(rank: int, world: int, address: str, values: int, repeats: int) -> None
         world_size=world,
         timeout=datetime.timedelta(minutes=30),
     )
-    tensor = torch.full((values,), 1e-3)
+    one = WAYS[way](values)
     for _ in range(repeats):
         distributed.barrier()
         begin = time.perf_counter()
-        distributed.all_reduce(tensor)
+        one()
         seconds = time.perf_counter() - begin
         distributed.barrier()
         if rank == 0:
@@ -37,4 +79,4 @@ def main(rank: int, world: int, address: str, values: int, repeats: int) -> None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))

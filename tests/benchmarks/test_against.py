@@ -9,7 +9,8 @@ from benchmarks import against
 
 def test_calls_are_measured_with_the_code_of_a_tree():
     found = against.run(against.ROOT, "rpc")
-    assert len(found) == 4
+    assert len(found) == 8
+    assert sum(what.endswith(against.COMPUTED) for what in found) == 4
     assert all(seconds > 0 for seconds in found.values())
 
 

@@ -10,20 +10,28 @@ from benchmarks.distbelief import Row, rate_of, report, row
 MB = 10**6
 
 
+def found(seconds, moved):
+    rest = {"busy": 1.5, "computed": 1.0, "idle": 400.0, "most": 120 * MB, "grown": 0}
+    return {"seconds": seconds, "moved": moved, "at": seconds, **rest}
+
+
 def test_a_row_has_the_busiest_link_how_much_shards_differ_and_what_went_through_the_master():
     moved = [(3000, 5000), (70 * MB, 71 * MB), (70 * MB, 69 * MB), (77 * MB, 70 * MB), (70 * MB, 70 * MB)]
-    made = row("sharded", 10 * MB, 25 * MB, [{"seconds": 3.0, "moved": moved, "cores": 1.5}], tls=False)
+    made = row("sharded", 10 * MB, 25 * MB, [found(3.0, moved)], tls=False)
     assert made.workers == 4
     assert made.least == 2 * 3 / 4 * 4 * 10 * MB
     assert made.bound_s == made.least / (25 * MB)
     assert made.busiest == [77 * MB]
     assert made.uneven == [pytest.approx(0.1)]
     assert made.master == [8000 / 4]
+    assert made.exchanged == 8000 / 4 - 3.0 * 400 / 4
+    assert made.cores == [0.5]
+    assert made.memory == (120 * MB, 0)
 
 
 def test_the_star_is_compared_with_the_link_of_its_master():
     moved = [(320 * MB, 320 * MB), *[(40 * MB, 40 * MB)] * 8]
-    made = row("star", 10 * MB, 25 * MB, [{"seconds": 25.6, "moved": moved, "cores": 1.0}], tls=False)
+    made = row("star", 10 * MB, 25 * MB, [found(25.6, moved)], tls=False)
     assert made.bound_s == 25.6
     cells = [cell.strip() for cell in report([made]).splitlines()[-1].split("|")[1:-1]]
     assert cells[:8] == ["star", "10 M", "no", "25.60 s", "25.60 s", "1.00", "320.0 MB", "1.000"]
