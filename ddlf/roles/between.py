@@ -15,6 +15,8 @@ from ddlf.roles.serving import planned
 from ddlf.roles.stepper import Stepper
 from ddlf.roles.task import Task
 
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
 
 class Stopped(Exception):
     """Training is to end while it waits for a shard."""
@@ -72,6 +74,7 @@ class Turns:
         self._kept: dict[int, _Kept] = {}
         self._base: dict[int, Row] = {}  # of each what is not trained, as it was pushed or taken last
         self._step = 0
+        self._due: list[Work] = []  # on the event loop, in front of what is waited for next
         self._error: BaseException | None = None
         self._left_out: list[int] = []
 
@@ -137,7 +140,7 @@ class Turns:
             for one in self._replicas:
                 await one.pushed()
 
-        self._wait(all_pushed())
+        self._done(all_pushed)
 
     def fed(self) -> np.ndarray[Any, Any] | None:
         """The samples that count, if some do not."""
@@ -167,12 +170,14 @@ class Turns:
         if following != place:
             model()
             if self._step == self._alone:
-                self._wait(one.pushed())  # the others begin with what it has come to
+                self._due.append(one.pushed)  # the others begin with what it has come to
             self._leave(place)
             self._become(following)
         elif one.done < one.left and cadence.takes(one.done):
             model()
             self._take(one, place)
+        if self._due:
+            self._done(_nothing)
 
     def _push(self, one: ModelReplica, place: int) -> None:
         """Hand over the gradients since the last push, unless they cannot be used."""
@@ -184,7 +189,7 @@ class Turns:
             self._leave_out(one, place)
             return
         self._base[place] = rest
-        self._wait(one.push(gradient, change))
+        self._due.append(lambda: one.push(gradient, change))
 
     def _leave_out(self, one: ModelReplica, place: int) -> None:
         """Do not push what is no number: end the run, or begin anew from what the shards have."""
@@ -201,7 +206,7 @@ class Turns:
         async def skip() -> None:
             one.skip()
 
-        self._wait(skip())
+        self._due.append(skip)
         self._stepper.set(*self._fetched(one, place, None))
 
     def _take(self, one: ModelReplica, place: int) -> None:
@@ -211,9 +216,21 @@ class Turns:
         self._stepper.set(weights, rest - own)
 
     def _fetched(self, one: ModelReplica, place: int, unpushed: Row | None) -> tuple[Row, Row]:
-        weights, rest = self._wait(one.take(unpushed, self._stepper.rate))
+        rate = self._stepper.rate
+        weights, rest = self._done(lambda: one.take(unpushed, rate))
         self._base[place] = rest
         return weights, rest
+
+    def _done(self, last: Work) -> Any:
+        """What the last of all that is due comes to: one wait, since each takes a change of threads."""
+        due, self._due = self._due, []
+
+        async def all_of_them() -> Any:
+            for one in due:
+                await one()
+            return await last()
+
+        return self._wait(all_of_them())
 
     def _leave(self, place: int) -> None:
         """Keep what a replica is, while the model becomes another one."""
@@ -240,3 +257,7 @@ class Turns:
             stepper.set(kept.weights, kept.rest)
         if unpushed is not None:
             stepper.take_up(unpushed)
+
+
+async def _nothing() -> None:
+    """Nothing more is waited for."""

@@ -38,9 +38,10 @@ class Stepper:
         self._optimizer.build(model.trainable_variables)
         model.train_function = None  # one may have been made for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
-        self._trained = [model.weights[place] for place in self.rows.trained]
-        self._rest = [model.weights[place] for place in self.rows.rest]
-        self._unpushed = [kept[id(weight)] for weight in self._trained]
+        variables = [model.weights[place] for place in self.rows.trained]
+        self._trained = _Variables(variables)
+        self._rest = _Variables([model.weights[place] for place in self.rows.rest])
+        self._unpushed = _Variables([kept[id(weight)] for weight in variables])
 
     def begin(self, steps: int) -> None:
         """Begin with no gradient, after so many steps before."""
@@ -59,26 +60,77 @@ class Stepper:
 
     def unpushed(self) -> Row:
         """The sum of the gradients."""
-        return _row(self._unpushed)
+        return self._unpushed.row()
 
     def take_up(self, unpushed: Row | None) -> None:
         """Go on with this sum of gradients; None for none."""
         zero = np.zeros(self.rows.sizes[0], np.float32) if unpushed is None else unpushed
-        _assign(self._unpushed, self.rows.arrays(zero, self.rows.trained))
+        self._unpushed.set(self.rows.arrays(zero, self.rows.trained))
 
     def weights(self) -> Row:
         """The values that are trained."""
-        return _row(self._trained)
+        return self._trained.row()
 
     def rest(self) -> Row:
         """The other floats."""
-        return _row(self._rest)
+        return self._rest.row()
 
     def set(self, weights: Row | None, rest: Row) -> None:
         """Have other values: those that are trained, if there are any given, and the others."""
         if weights is not None:
-            _assign(self._trained, self.rows.arrays(weights, self.rows.trained))
-        _assign(self._rest, self.rows.arrays(rest, self.rows.rest))
+            self._trained.set(self.rows.arrays(weights, self.rows.trained))
+        self._rest.set(self.rows.arrays(rest, self.rows.rest))
+
+
+class _Variables:
+    """Variables that are read and written as one row.
+
+    Of a small model Keras's own way to them takes several times as long as its step, so with TensorFlow the operations beneath it are called.
+
+    Args:
+        variables: Keras's, of floats.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        import keras
+
+        self._variables = variables
+        self._read, self._write = _value, _assign
+        if keras.backend.backend() == "tensorflow":
+            self._variables = [one.value for one in variables]
+            self._read, self._write = _value_in_tensorflow, _assign_in_tensorflow
+
+    def row(self) -> Row:
+        """Their values."""
+        parts = [np.asarray(self._read(one), np.float32).reshape(-1) for one in self._variables]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def set(self, arrays: Sequence[Any]) -> None:
+        """Have other values, in the variables' shapes and types."""
+        for variable, array in zip(self._variables, arrays, strict=True):
+            self._write(variable, array)
+
+
+def _value(variable: Any) -> Any:
+    import keras
+
+    return keras.ops.convert_to_numpy(variable)
+
+
+def _assign(variable: Any, array: Any) -> None:
+    variable.assign(array)
+
+
+def _value_in_tensorflow(variable: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()
+
+
+def _assign_in_tensorflow(variable: Any, array: Any) -> None:
+    import tensorflow as tf
+
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.convert_to_tensor(array))
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -102,18 +154,6 @@ def check_optimizer(optimizer: Any) -> None:
                 f"mode='downpour' has no use for {what}: replicas take plain steps, and the rule of the shards decides",
                 hint="compile the model without, or train in mode 'sync' or 'async'",
             )
-
-
-def _row(variables: Sequence[Any]) -> Row:
-    import keras
-
-    parts = [np.asarray(keras.ops.convert_to_numpy(v), np.float32).reshape(-1) for v in variables]
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-
-
-def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
-    for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)
 
 
 def _made(compiled: Any) -> Any:

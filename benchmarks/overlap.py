@@ -1,0 +1,195 @@
+"""Whether replicas of Downpour SGD compute while gradients and weights travel: ``python -m benchmarks.overlap``. Linux, root.
+
+Each machine is a network namespace with a limited link (``benchmarks.network``). Workers are real daemons and executors, shards, fetches and pushes
+are the real ones, with one fetch and one push for each step; computing is made up: it takes a time and no processor. Three trainings::
+
+    transfer     nobody computes: what a cycle takes to travel
+    both         each replica computes as long as that takes
+    one slow     so, but one replica computes three times as long; the cycles are those of the others
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.distbelief import started, workers_of
+from benchmarks.measure import table
+from benchmarks.network import Network
+from benchmarks.stand_in import Nothing, StandInRun
+from ddlf import Cluster
+from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.rows import Rows
+from ddlf.roles.downpour import DownpourReplica, batches_of
+from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.replica import REPLICA
+from ddlf.roles.serving import record, shares
+from ddlf.roles.task import Reply, Task
+from ddlf.tokens import new_token
+from ddlf.training import start
+from ddlf.training.crew import Crew
+from ddlf.training.reporting import hooked
+
+SLOWER = 3
+LEFT_OUT = 2
+"""Cycles at either end, where not all replicas push."""
+
+
+class Paced(DownpourReplica):
+    """In the place of a worker's replicas: they push what was made once, after a while.
+
+    Args:
+        worker: Worker that it is on.
+        run: Name of the run.
+        sizes: Of the model's tensors.
+        seconds: What a step takes on each worker.
+    """
+
+    def __init__(self, worker: Any, run: str, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        super().__init__(worker, Nothing(), run)
+        like = [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
+        self._stepper = SimpleNamespace(rows=Rows.of(like, [True] * len(sizes)))  # type: ignore[assignment]
+        self._gradient = np.full(sum(sizes), 1e-3, np.float32)
+        self._seconds = seconds[worker.id - 1]
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``; the loss is what a cycle took, in seconds."""
+        asked = Task.from_message(task)
+        steps = shares(batches_of(asked), len(asked.weights["replicas"]))
+        (one,) = replicas = await self._end.replicas(asked, steps, Cadence())
+        ended = []
+        while one.done < one.left:
+            _, rest = await one.take(None, 0.0)
+            await asyncio.sleep(self._seconds)
+            one.done += 1
+            await one.push(self._gradient, rest)
+            ended.append(time.monotonic())
+        await one.pushed()
+        inner = ended[LEFT_OUT : len(ended) - LEFT_OUT]
+        return Reply(
+            task=asked,
+            update=None,
+            codec_error=0.0,
+            samples=len(asked.indices),
+            fed=None,
+            metrics={"loss": (inner[-1] - inner[0]) / (len(inner) - 1)},
+            counted=NOTHING_COUNTED,
+            compute_s=self._seconds * one.done,
+            wait_data_s=0.0,
+            files=(),
+            stopped=False,
+            state={},
+            pushed={**record(replicas), "refused": 0},
+        ).to_message()
+
+    async def stop(self) -> None:
+        """See ``Replica``."""
+
+    async def close(self) -> None:
+        """See ``Role``."""
+
+
+class PacedRun(StandInRun):
+    """A run of them."""
+
+    seconds: Sequence[float]
+    optimizer_state = "kept"
+
+    async def _train(self, mode: str, *given: int | None, fresh: bool) -> Any:
+        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
+
+
+@asynccontextmanager
+async def _crew_of(app: PacedRun, seed: int, *, run: str, **how: Any) -> AsyncIterator[tuple[Crew, int]]:
+    from benchmarks.overlap import Paced  # by a name that workers know, too
+
+    async def open_worker(worker: Any) -> None:
+        await worker.call((run, REPLICA), "open", Paced, run, app.sizes, app.seconds)
+
+    app._run, app._content = run, "made up"
+    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
+    async with Crew(app.cluster, open_worker, app._tell, backups=False) as crew, hooked(app, crew.end):
+        await crew.ready()
+        try:
+            yield crew, app.samples
+        finally:
+            closing = (worker.call((run, REPLICA), "close") for worker in app.cluster.workers)
+            await asyncio.gather(*closing, return_exceptions=True)
+
+
+async def cycles(cluster: Cluster, parameters: int, steps: int, seconds: Sequence[float]) -> list[float]:
+    """Seconds of each replica's cycle, in the order of the workers."""
+    run = PacedRun(
+        cluster,
+        parameters,
+        mode="downpour",
+        batch_size=1,
+        master_epochs=1,
+        warm_start=0,
+        push_rule="sgd:rate=0.001",
+        staleness="constant",
+    )
+    run.samples, run.seconds = steps * cluster.N, seconds
+    records = await run.train_model()
+    return [record.metrics["loss"] for record in sorted(records, key=lambda record: record.workers[0])]
+
+
+async def train(facts: dict[str, Any]) -> None:
+    """Be the master, and print what was measured."""
+    async with Cluster(facts["hosts"], 9000, insecure_plaintext=True, connect_timeout_s=60) as cluster:
+        parameters, steps = facts["parameters"], facts["steps"]
+        for _ in range(facts["repeats"]):
+            transfer = statistics.mean(await cycles(cluster, parameters, steps, [0.0] * cluster.N))
+            both = statistics.mean(await cycles(cluster, parameters, steps, [transfer] * cluster.N))
+            some = [transfer] * (cluster.N - 1)
+            others = statistics.mean((await cycles(cluster, parameters, steps, [*some, SLOWER * transfer]))[:-1])
+            print(json.dumps([transfer, both, others]), flush=True)
+
+
+def main(argv: list[str] | None = None) -> list[list[float]]:
+    """The command; returns the seconds of a cycle in each training, of each repeat."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=lambda text: int(float(text)), default=1_000_000, help="of the model")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rate", default="50mbit", help="of each link, in each direction (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=14, help="of each replica")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.master is not None:
+        asyncio.run(train(options.master))
+        return []
+    token = new_token()
+    with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
+        facts = {name: getattr(options, name) for name in ("parameters", "steps", "repeats")}
+        facts["hosts"] = network.addresses[1:]
+        command = network.on(0, sys.executable, "-m", "benchmarks.overlap", "--master", json.dumps(facts))
+        with (
+            workers_of(network, token, tls=False, folder=Path(folder)),
+            started([command], more={"DDLF_TOKEN": token}) as (master,),
+        ):
+            found = [json.loads(line) for line in master.stdout]
+    rows = [["transfer", "both", "of transfer", "one slow", "of both"]]
+    for transfer, both, others in found:
+        rows.append(
+            [f"{transfer:.2f} s", f"{both:.2f} s", f"{both / transfer:.2f}", f"{others:.2f} s", f"{others / both:.2f}"]
+        )
+    print(f"{options.workers} workers, {options.parameters:,} parameters, {options.rate}")
+    print(table(rows))
+    return found
+
+
+if __name__ == "__main__":
+    main()
