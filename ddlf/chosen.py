@@ -23,6 +23,8 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, setting in SETTINGS.items():
         value = getattr(app, name) if given.get(name) is None else given[name]
+        if name == "worker_epochs" and mode == "downpour" and _is_of_another_mode(app) and given.get(name) is None:
+            value = Settings.worker_epochs  # how long rounds are changes nothing where nobody waits for their end
         usual = getattr(Settings, name)
         if name == "staleness":
             usual = "inverse" if mode == "downpour" else "constant"
@@ -64,3 +66,8 @@ def read(app: Settings, mode: str, given: Mapping[str, Any]) -> dict[str, Any]:
             hint=f"leave out one of the two: worker_steps=None, or worker_epochs={Settings.worker_epochs}",
         )
     return {**values, "mode": mode}
+
+
+def _is_of_another_mode(app: Settings) -> bool:
+    """Whether the length of an app's rounds is that of its class, which was written for another mode than it is trained in."""
+    return type(app).mode != "downpour" and "worker_epochs" not in vars(app)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.chosen import read
 from ddlf.cli.dashboard import shown
 from ddlf.cli.needs import check_needs
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
@@ -176,7 +177,7 @@ async def _run_app(
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 steps = 1 if app.exchange == "gradient" else app.worker_steps
-                length = f"{steps} batch{'es' * (steps != 1)}" if steps else app.worker_epochs
+                length = f"{steps} batch{'es' * (steps != 1)}" if steps else read(app, app.mode, {})["worker_epochs"]
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "

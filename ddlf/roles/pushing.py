@@ -12,14 +12,15 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Row
 from ddlf.algorithms.shards import Slice
-from ddlf.errors import DDLFError, RemoteError
+from ddlf.errors import ConfigError, DDLFError, RemoteError
 from ddlf.roles.generation import Unreached
 from ddlf.roles.shard import KNOWN, Shards
 
@@ -56,6 +57,8 @@ class Owners:
 
     async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
         """Do something with every shard, all at the same time; when one fails, the others end."""
+        if len(self.owners) == 1:
+            return [await one(0)]
         tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
         try:
             return await asyncio.gather(*tasks)
@@ -227,7 +230,7 @@ class ModelReplica:
         )
         for shard, (one, parts) in enumerate(zip(found, self.owners.parts, strict=True)):
             for name, part in zip(("weights", "rest"), parts, strict=True):
-                _check(self.owners.owners[shard], one[name], part)
+                one[name] = _read(self.owners.owners[shard], one[name], part)
         return Fetched(
             np.concatenate([one["weights"] for one in found]),
             np.concatenate([one["rest"] for one in found]),
@@ -262,13 +265,19 @@ class ModelReplica:
             self.pushes.append([number, *(tau for _, tau in answers), *(at for at, _ in answers)])
 
 
-def _check(worker: int, values: Any, part: Slice) -> None:
-    """Refuse values that do not fit.
+def _read(worker: int, values: Any, part: Slice) -> Row:
+    """Values as they came from a shard.
 
     Raises:
-        Unreached: They do not.
+        Unreached: They do not fit.
     """
     size = part[1] - part[0]
+    if isinstance(values, dict):  # a codec has made them smaller
+        try:
+            (values,) = decode_update(cast(EncodedUpdate, values), [np.broadcast_to(np.float32(0), (size,))])
+        except ConfigError as error:
+            raise Unreached(worker, f"what it sent cannot be read: {error.message}") from None
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != ((size,), np.dtype(np.float32)):
         found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise Unreached(worker, f"it sent {found} for a slice of {size:,} float32 values")
+    return values

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlf.algorithms.codec import CODEC, Codec, Float32
+from ddlf.algorithms.encoding import encode_update
 from ddlf.algorithms.pushed import PUSHED, Pushed, Softsync
 from ddlf.algorithms.rows import Row, is_finite
 from ddlf.algorithms.staleness import STALENESS, Staleness
@@ -53,6 +56,7 @@ class Shard:
         staleness: What is left of the step of a stale push.
         state: What the rule keeps.
         softsync: Collects pushes, if several make a step.
+        codec: How its trained values travel to replicas, also to those on the same worker.
         version: Steps so far.
         received: Pushes so far.
         last: Of each replica its last push.
@@ -65,11 +69,13 @@ class Shard:
     staleness: Staleness
     state: list[Row]
     softsync: Softsync | None = None
+    codec: Codec = field(default_factory=Float32)
     version: int = 0
     received: int = 0
     last: dict[int, Last] = field(default_factory=dict)
     fetches: dict[int, int] | None = None
     _lent: bool = False
+    _encoded: tuple[int, Any] | None = None  # of which version, and what travels
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @classmethod
@@ -77,8 +83,8 @@ class Shard:
         """A shard of what ``snapshot`` gave, on another worker, and how it is stepped.
 
         Args:
-            facts: ``weights``, ``rest``, ``rule`` and ``staleness`` as text; ``collects``, pushes that make a step; and what there is already:
-                ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait; ``fetches`` of a replay.
+            facts: ``weights``, ``rest``, ``rule``, ``staleness`` and ``codec`` as text; ``collects``, pushes that make a step; and what there is
+                already: ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait; ``fetches`` of a replay.
         """
         weights, rest = (np.array(facts[name], np.float32) for name in ("weights", "rest"))
         rule, state = PUSHED.read(facts["rule"]), [np.array(one, np.float32) for one in facts.get("state", ())]
@@ -93,6 +99,7 @@ class Shard:
             staleness=STALENESS.read(facts["staleness"]),
             state=state or rule.start(weights.size),
             softsync=softsync,
+            codec=CODEC.read(facts.get("codec", "float32")),
             version=facts.get("version", 0),
             received=facts.get("received", 0),
             last={int(replica): Last(*map(int, one)) for replica, *one in facts.get("last", ())},
@@ -142,8 +149,8 @@ class Shard:
             at: In a replay, how many pushes are to be in them.
 
         Returns:
-            ``weights`` and ``rest``, which are not changed any more; ``version``, ``received``; and of the replica's last push in them ``round`` and
-            ``number``.
+            ``weights``, as the codec makes them, and ``rest``, which are not changed any more; ``version``, ``received``; and of the replica's last
+            push in them ``round`` and ``number``.
         """
         async with self._news:
             last = self._alive(replica, life)
@@ -155,7 +162,7 @@ class Shard:
             self._lent = True
             last = self.last.get(replica, last)
             return {
-                "weights": self.weights,
+                "weights": await self._travelling(),
                 "rest": self.rest,
                 "version": self.version,
                 "received": self.received,
@@ -220,6 +227,16 @@ class Shard:
                 self.last[replica] = Last(life, round, number, before, tau)
                 self._news.notify_all()
             return before, tau
+
+    async def _travelling(self) -> Any:
+        """The values of now as they travel, which are encoded once for all who fetch them."""
+        if isinstance(self.codec, Float32):
+            return self.weights
+        if self._encoded is None or self._encoded[0] != self.version:
+            encode = partial(encode_update, self.codec, [self.weights], [False])
+            encoded, _ = await asyncio.to_thread(encode) if self.weights.size > INLINE else encode()
+            self._encoded = self.version, encoded
+        return self._encoded[1]
 
     async def _stepped(self, *push: Any) -> None:
         if self.weights.size > INLINE:

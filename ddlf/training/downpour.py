@@ -17,6 +17,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.pushed import Adagrad, Pushed
 from ddlf.algorithms.staleness import Inverse, Staleness
 from ddlf.training.evaluation import to_its_end
@@ -32,6 +33,7 @@ class Downpour:
     Args:
         push_rule: How a push steps a shard.
         staleness: What is left of the step of a stale one.
+        weights_codec: How weights travel to replicas.
         n_fetch: Steps between two fetches.
         n_push: Steps between two pushes.
         replicas: K; None for one in each slot.
@@ -43,6 +45,7 @@ class Downpour:
 
     push_rule: Pushed = field(default_factory=Adagrad)
     staleness: Staleness = field(default_factory=Inverse)
+    weights_codec: Outward = field(default_factory=lambda: Outward(Float32()))
     n_fetch: int = 1
     n_push: int = 1
     replicas: int | None = None

@@ -28,7 +28,6 @@ USELESS = {
     "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
     "outer": "push_rule says how the weights change",
     "codec": "gradients travel as they are",
-    "weights_codec": "weights travel as they are",
     "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
     "local_rule": "replicas begin with new weights every n_fetch steps",
     "balance": "replicas train at their own pace",
@@ -170,6 +169,11 @@ def check_downpour(settings: dict[str, Any]) -> None:
                 f"{name}={value} has no effect in Downpour training: {why}",
                 hint=f"leave {name} at {usual!r}, or train in mode 'async'",
             )
+    if settings["weights_codec"].delta:
+        raise ConfigError(
+            f"weights_codec={str(settings['weights_codec'])!r} is of differences, and a shard does not keep what each replica has",
+            hint="use 'float16' or 'bfloat16'",
+        )
     if settings["precision"] == "mixed_float16":
         raise ConfigError(
             "precision='mixed_float16' scales the loss by what each worker sees, and replicas push gradients without",

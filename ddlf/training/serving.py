@@ -72,6 +72,8 @@ class Serving:
         self._others = list(run.weights)
         self._replicas = how.replicas or run.slots
         check_replicas(self._replicas, run.slots, how.softsync)
+        if how.shards:
+            self._rows.cut(how.shards)  # so that what cannot be is refused before a worker is given anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
         self._epoch = 1
@@ -258,6 +260,7 @@ class Serving:
         how = {
             "rule": str(self._how.push_rule),
             "staleness": str(self._how.staleness),
+            "codec": str(self._how.weights_codec),
             "collects": self._collects,
         }
         meta = run.state.get(META) if STATE in run.state else None

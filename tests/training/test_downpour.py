@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
@@ -16,6 +17,7 @@ from ddlf.roles.serving import End
 from ddlf.roles.shard import Shard
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
+from ddlf.training.serving import Serving
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -151,7 +153,9 @@ async def test_with_softsync_several_pushes_are_a_step():
 # --- again, and on from there -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"replicas": 7, "n_fetch": 3, "n_push": 2}, {"softsync": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"replicas": 7, "n_fetch": 3, "n_push": 2}, {"softsync": 2, "weights_codec": "bfloat16"}], ids=str
+)
 async def test_replayed_5_times_it_is_the_same_bits(settings, tmp_path):
     run = run_of(checkpoint=tmp_path, **settings)
     delayed(run, 3)
@@ -313,6 +317,27 @@ async def test_what_was_fetched_does_not_change_and_stale_pushes_step_less():
     assert (after["version"], after["received"], after["round"], after["number"]) == (3, 3, 0, 2)
 
 
+async def test_with_a_codec_all_replicas_fetch_the_same_smaller_values_and_shards_keep_theirs():
+    values = CHANCE.normal(size=400).astype("f4")
+    one = shard(weights=values, codec="float16")
+    for _ in range(2):
+        found = (await one.fetch(0, 1))["weights"]
+        assert sum(part.nbytes for part in found["payloads"][0].values()) < 0.6 * values.nbytes
+        assert decode_update(found, [values])[0].tobytes() == values.astype("f2").astype("f4").tobytes()
+        await one.push(0, 1, 0, one.received, one.version, values, NONE)
+        values = one.weights
+
+    def seen(app, task, samples, weights):
+        assert (weights == weights.astype("f2")).all()
+        return np.zeros_like(weights)
+
+    run = run_of(weights_codec="float16")
+    for worker in run.cluster.workers:
+        worker.gradient = seen
+    await run.train_model()
+    assert bits(run) == digest(list(START.values()))
+
+
 async def test_a_push_counts_once_and_an_answer_that_was_lost_is_given_again():
     one, g = shard(), np.ones(4, "f4")
     await one.push(2, 1, 0, 0, 0, g, NONE)
@@ -363,6 +388,27 @@ async def test_fewer_replicas_than_slots_are_refused_before_a_worker_has_the_app
         await run.train_model()
 
 
+async def test_more_shards_than_values_are_refused_before_a_worker_has_a_task(monkeypatch):
+    monkeypatch.setattr(Serving, "_begin", pytest.fail)
+    with pytest.raises(ConfigError, match="1,208 values cannot be cut into 1,209 shards"):
+        await run_of(shards=1209).train_model()
+
+
+async def test_an_app_whose_class_has_longer_rounds_of_another_mode_trains_as_many_epochs():
+    class Long(FakeRun):
+        worker_epochs = 2
+
+    settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 2}
+    run = Long(FakeCluster(3), mode="downpour", **settings)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
+    assert len(run.history) == 2 * 3
+
+    Long.mode = "downpour"  # of which it says that itself
+    with pytest.raises(ConfigError, match="worker_epochs=2 has no effect in Downpour training"):
+        await Long(FakeCluster(3), **settings).train_model()
+
+
 async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     end = End(1, None)
     await end.own(
@@ -392,6 +438,7 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
         ({"arrival": "fedasync"}, "arrival='fedasync' is for asynchronous training"),
         ({"outer": "nesterov"}, "outer='nesterov:.*' has no effect in Downpour training: push_rule says"),
         ({"worker_epochs": 2}, "worker_epochs=2 has no effect in Downpour training"),
+        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of differences"),
         ({"codec": "int8"}, "codec='int8' has no effect in Downpour training"),
         ({"update_policy": "clip"}, "update_policy='clip' compares updates of whole rounds"),
         ({"mode": "async", "n_push": 2}, "n_push=2 is for Downpour training: asynchronous training has no use for it"),
