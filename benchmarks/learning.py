@@ -127,6 +127,10 @@ def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) 
     paces: dict[str, list[float]] = {}
     for done in quiet:
         paces.setdefault(done["rule"], []).append(done["curve"][-1]["seconds"] / done["curve"][-1]["samples"])
+    if quiet and (missing := {done["rule"] for done in runs} - paces.keys()):
+        raise SystemExit(
+            f"{options.quiet} has no run of {', '.join(sorted(missing))}: its seconds are of all ways or of none"
+        )
     for done in runs:
         for point in done["curve"]:
             point["on the link"] = point["samples"] / options.workers * cost + point["bytes"] * 8e-6 / options.link

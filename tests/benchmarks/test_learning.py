@@ -1,5 +1,7 @@
 """The study of learning in its shortest form: every way trains, and what it took to the target is in the table."""
 
+import json
+
 import pytest
 
 from benchmarks import learning
@@ -53,3 +55,13 @@ async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys, monkey
         )
     with pytest.raises(SystemExit, match="name another file"):
         await learning.main(learning.parser().parse_args([*said.split(), *kept, "--batch-size", "8"]))
+
+
+def test_seconds_of_a_quiet_study_are_of_all_ways_or_of_none(tmp_path):
+    point = {"seconds": 3.0, "samples": 6, "bytes": 8, "accuracy": 0.5}
+    runs = [{"rule": name, "seed": 0, "sample_s": [0.5], "curve": [point]} for name in ("average", "gradient")]
+    quiet = tmp_path / "quiet.json"
+    options = learning.parser().parse_args(["--quiet", str(quiet)])
+    quiet.write_text(json.dumps({"runs": runs[:1]}))
+    with pytest.raises(SystemExit, match="has no run of gradient"):
+        learning.finish(runs, "average", options)
