@@ -74,8 +74,8 @@ class IApp(Settings):
 
     _is_training = False
     _shown: Display | None = None  # while something of this app is shown
-    _run = ""
-    _content = ""
+    _run = _content = ""
+    _held: Mapping[int, Any] = {}
     _optimizer: Mapping[str, Any] = {}  # that of the workers, described
     _progress: Progress | None = None  # what the last training has come to
     _recording: Recording | None = None  # what writes the folder of a run

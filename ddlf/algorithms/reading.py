@@ -2,8 +2,9 @@
 
 The files lie one behind the other in an order of their own, which is cut into an arc for each slot. From epoch to epoch the slots move on by one
 arc: after as many epochs as there are slots each of them has read all of it, and the files are laid out anew. So with as many files as slots each
-slot reads one whole file, and another one in each epoch. A slot's task is a ``Portion``: some numbers, whatever the data set has of files and
-samples, from which its worker finds the rows with the sizes of the files, which all nodes have in the manifest.
+slot reads one whole file, and another one in each epoch. Where workers have some files each (``stays``), arcs stay where they are. A slot's task is
+a ``Portion``: some numbers, whatever the data set has of files and samples, from which its worker finds the rows with the sizes of the files, which
+all nodes have in the manifest.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Portion:
         end: Place behind its last one; None for all that are left.
         again: Seed of the order of a later pass over the same samples; empty for the first one.
         version: Version of the data set whose files are read; 0 for that which each node has opened.
+        stays: Whether a slot has the same files in each epoch, in the order of the manifest: where each worker has some of them on its own disk.
     """
 
     shuffle: str
@@ -91,6 +93,7 @@ class Portion:
     end: int | None = None
     again: tuple[int, ...] = ()
     version: int = 0
+    stays: bool = False
 
     @property
     def samples(self) -> int:
@@ -225,6 +228,7 @@ def portions(
     seed: int,
     epoch: int,
     version: int = 0,
+    stays: bool = False,
 ) -> list[Portion]:
     """Share out the samples of an epoch: each has exactly one slot.
 
@@ -236,6 +240,7 @@ def portions(
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
         version: As in ``Portion``.
+        stays: Likewise.
 
     Returns:
         One for each slot, in slot order.
@@ -256,11 +261,12 @@ def portions(
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
             hint="use shuffle='window:8'",
         )
-    whole = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples, version=version)
+    own = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples)
+    whole = replace(own, version=version, stays=stays)
     if isinstance(rule, Global):
         turn, ends = 0, np.array([], np.int64)
     else:
-        turn, ends = epoch % slots, np.cumsum(sizes[_layout(len(sizes), whole)])
+        turn, ends = 0 if stays else epoch % slots, np.cumsum(sizes[_layout(len(sizes), whole)])
     whose = [(arc - turn) % slots for arc in range(slots)]
     cuts = _cuts([shares[slot] for slot in whose], ends)
     arcs = {slot: (start, stop) for slot, start, stop in zip(whose, [0, *cuts], cuts, strict=False)}
@@ -293,7 +299,7 @@ def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
 
 def _layout(files: int, portion: Portion) -> Numbers:
     """The order in which the files lie for as many epochs as there are slots."""
-    if isinstance(SHUFFLE.read(portion.shuffle), Unshuffled):
+    if portion.stays or isinstance(SHUFFLE.read(portion.shuffle), Unshuffled):
         return np.arange(files)
     return _chance(LAYOUT, portion.seed, portion.epoch // portion.slots).permutation(files)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddlf.algorithms.reading import SHUFFLE, Global, Window
+from ddlf.cli.options import named_cluster
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.machine import memory
 from ddlf.record import size
@@ -21,6 +23,8 @@ from ddlf.storage.place import Folder, Place, open_place
 from ddlf.storage.sources import Source, open_source
 from ddlf.storage.split import sizes_of
 from ddlf.storage.split import split as written
+from ddlf.storage.spread import send as spread
+from ddlf.storage.spread import shares
 from ddlf.storage.verify import Moved, damage
 from ddlf.storage.verify import export as exported
 
@@ -30,7 +34,8 @@ EVERY_S = 0.2
 
 def split(options: argparse.Namespace) -> int:
     """Write a source as partition files."""
-    place = open_place(options.place)
+    hosts = _hosts(options)
+    place = _folder(options) if hosts else open_place(options.place)
     if options.shuffle == "none" and options.seed is not None:
         raise ConfigError("--seed has no effect with --shuffle none", hint="leave it out")
     if options.shuffle == "none" and options.stratify:
@@ -50,6 +55,8 @@ def split(options: argparse.Namespace) -> int:
         ragged=options.ragged,
     )
     sizes = _sizes(source, options)
+    if hosts and not (options.files or options.file_samples or options.file_bytes):
+        sizes = sizes_of(source.samples, 1, files=min(-(-len(sizes) // hosts) * hosts, source.samples))
     began = time.monotonic()
     with _line() as moved:
         made = written(
@@ -64,6 +71,58 @@ def split(options: argparse.Namespace) -> int:
         )
     _print(place, made)
     print(f"took      {time.monotonic() - began:.1f} s")
+    return _send(_folder(options), options) if hosts else 0
+
+
+def send(options: argparse.Namespace) -> int:
+    """Bring workers' machines their files."""
+    _hosts(options)
+    return _send(_folder(options), options)
+
+
+def _hosts(options: argparse.Namespace) -> int:
+    """How many machines a data set is spread over; 0 if it is not.
+
+    Raises:
+        ConfigError: Options do not go together.
+    """
+    if not (options.hosts or options.config):
+        given = [name for name in ("copies", "token_file", "insecure_plaintext") if getattr(options, name)]
+        if given:
+            shown = given[0].replace("_", "-")
+            raise ConfigError(f"--{shown} has no effect without --hosts", hint="name the workers, or leave it out")
+        return 0
+    hosts = len(named_cluster(options).workers)
+    if (options.copies or 1) > hosts:
+        raise ConfigError(f"--copies {options.copies} needs as many machines, but there are {hosts}")
+    return hosts
+
+
+def _folder(options: argparse.Namespace) -> Folder:
+    """The place that is to be sent, which has the same name on each machine."""
+    place = open_place(options.place)
+    if not isinstance(place, Folder):
+        raise ConfigError(f"{place} is a store, which all machines reach: nothing has to be sent")
+    if not place.path.is_absolute():
+        raise ConfigError(
+            f"{place} is named from the folder where this runs, which other machines do not have",
+            hint=f"name it from the root: {place.path.absolute()}",
+        )
+    return place
+
+
+def _send(place: Folder, options: argparse.Namespace) -> int:
+    copies = options.copies or 1
+
+    async def sent() -> None:
+        async with named_cluster(options) as cluster:
+            with _line("bytes") as moved:
+                counts = await spread(place, cluster.workers, copies, moved)
+            mine = shares(place.manifest(), len(counts), copies)
+            for worker, count, share in zip(cluster.workers, counts, mine, strict=True):
+                print(f"sent      {worker.name}: {count:,} of its {len(share):,} files, the others were there")
+
+    asyncio.run(sent())
     return 0
 
 
@@ -174,10 +233,12 @@ def _print(place: Place, found: Manifest) -> None:
     each = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
     print(f"samples   {found.samples:,}, {size(found.nbytes)}")
     print(f"files     {len(found.files):,} of {each} samples")
+    if found.hosts:
+        print(f"machines  {found.hosts:,}, each of which has some of them")
 
 
 @contextlib.contextmanager
-def _line() -> Iterator[Moved]:
+def _line(unit: str = "samples") -> Iterator[Moved]:
     """A line on a terminal that says how far it is."""
     shown, width = 0.0, 0
 
@@ -186,7 +247,7 @@ def _line() -> Iterator[Moved]:
         if not sys.stderr.isatty() or time.monotonic() - shown < EVERY_S:
             return
         shown = time.monotonic()
-        text = f"{what:<9} {done:,} of {of:,} samples, {100 * done // of}%"
+        text = f"{what:<9} {done:,} of {of:,} {unit}, {100 * done // of}%"
         width = max(width, len(text))
         sys.stderr.write(f"\r{text:<{width}}")
         sys.stderr.flush()

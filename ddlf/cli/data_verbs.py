@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlf.checks import count_of_bytes as size_of
-from ddlf.cli.parsing import Parser, examples_of, number, verb
+from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +61,21 @@ def add(verbs: Verbs) -> None:
     split.add_argument("--label", default="", metavar="NAME", help="the table's column that is the label")
     split.add_argument("--image-size", default="", metavar="WxH", help="bring all images to one size")
     split.add_argument("--ragged", default="", metavar="A,B", help="columns of any length; images stay encoded")
+
+    _add_hosts(split, "send each machine of these workers its files", required=False)
+
+    send = verb(
+        actions,
+        "send",
+        "data:send",
+        "bring workers their files, onto their own disks",
+        "Bring each machine of a cluster its part of a data set, to a folder of the same name there, over the connections to its workers: for "
+        "machines that have no folder in common. Only what a machine lacks is sent; so the same command goes on with what was broken off.",
+        "ddlf data send /data/mnist --hosts pc1:9000,pc2:9000,pc3:9000 --copies 2",
+        "ddlf data send /data/mnist --config cluster.yaml --copies 2",
+    )
+    send.add_argument("place", metavar="PLACE", help="folder of the data set, from the root; all of it is here")
+    _add_hosts(send, "addresses of workers", required=True)
 
     repartition = verb(
         actions,
@@ -117,10 +132,20 @@ def add(verbs: Verbs) -> None:
     )
     export.add_argument("place", metavar="PLACE", help="folder or URL of the data set")
     export.add_argument("target", type=Path, metavar="TARGET", help="file that is not there yet")
-    for action in (split, repartition, info, verify, export):
+    for action in (split, send, repartition, info, verify, export):
         action.add_argument(
             "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
         )
+
+
+def _add_hosts(action: Parser, what: str, *, required: bool) -> None:
+    one = action.add_mutually_exclusive_group(required=required)
+    one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
+    one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help=what)
+    more = "on how many machines each file is to be (default: 1)"
+    action.add_argument("--copies", type=number("copies", 1), metavar="N", default=1 if required else None, help=more)
+    action.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    action.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
 
 
 def count_of_bytes(text: str) -> int:

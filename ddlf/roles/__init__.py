@@ -14,6 +14,9 @@ from collections.abc import Callable
 PRELOADED = ("keras", "ddlf.roles.replica")
 """What executors that train are to come with, imported once for all of a machine."""
 
+REPLICA = "replica"
+"""What the role of training is called on workers."""
+
 IMPORT = "ddlf import"
 """Name of the threads that do it on the master."""
 

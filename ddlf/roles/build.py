@@ -77,8 +77,12 @@ def first_rows(app: Any, part: str) -> tuple[Any, ...]:
     """A part of an app's data as ``fit`` takes it; of partition files some rows."""
     if (place := place_of(app, part)) is None:
         return batches(app, part)
-    arrays = place.mapped(0)
-    return rows(app, part, place.taken(0, arrays, np.arange(min(SAMPLE_ROWS, place.manifest.files[0].samples))))
+    if not any(place.here()):
+        nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
+        return rows(app, part, nothing)
+    number = place.first
+    count = min(SAMPLE_ROWS, place.manifest.files[number].samples)
+    return rows(app, part, place.taken(number, place.mapped(number), np.arange(count)))
 
 
 def _needs_labels(model: Any) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import WorkerLost
+from ddlf.roles import REPLICA
 from ddlf.roles.around import Around
 from ddlf.roles.called import App
-from ddlf.roles.replica import REPLICA, Replica
+from ddlf.roles.replica import Replica
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:

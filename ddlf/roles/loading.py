@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
 from ddlf.data.held import HeldData, unchanging
-from ddlf.data.parts import NAMES, check_data, content, contents, rows_of, take_made
+from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows_of, take_made
 from ddlf.data.trees import tree_map
 from ddlf.roles.called import call
 
@@ -40,6 +42,14 @@ def load_data(app: Any, wanted: dict[str, str], held: HeldData) -> tuple[dict[st
     return found, {
         "fingerprint": content(found),
         **rows_of(app),
+        "here": _files_here(app),
         "loaded": not here,
         "seconds": time.perf_counter() - begin,
     }
+
+
+def _files_here(app: Any) -> bytes | None:
+    """Of each file of the training data a bit that says whether it is on a disk here; None if all are, and for arrays."""
+    place = place_of(app, "train")
+    found = () if place is None else place.here()
+    return None if all(found) else np.packbits(np.array(found, np.bool_)).tobytes()

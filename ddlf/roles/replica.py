@@ -17,7 +17,7 @@ import numpy as np
 from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.weights import Weights
 from ddlf.data.held import HeldData
-from ddlf.data.parts import samples_of
+from ddlf.data.parts import place_of, samples_of
 from ddlf.errors import AppError
 from ddlf.roles import apart, fragments
 from ddlf.roles.ahead import Ahead, following, parts, together
@@ -29,6 +29,7 @@ from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.loading import load_data
 from ddlf.roles.local import LocalSteps
 from ddlf.roles.metrics import NOTHING_COUNTED, scalars
+from ddlf.roles.others import PIECE_BYTES, Others
 from ddlf.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.roles.randomness import reseed
 from ddlf.roles.samples import TrainingSamples, in_order
@@ -47,15 +48,13 @@ from ddlf.roles.task import (
     SlotState,
     Task,
 )
-from ddlf.worker.methods import concurrent
+from ddlf.storage.bucket import Bucket
+from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 log = logging.getLogger(__name__)
-
-REPLICA = "replica"
-"""What this role is called on workers."""
 
 MOVED_EVERY_S = 0.5
 """How often a worker tells how far its round is."""
@@ -107,6 +106,8 @@ class Replica:
             return None
         self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
+        if data["here"] is not None and (place := place_of(self.app, "train")) is not None:
+            place.beside(Bucket(str(place), store=Others(place, self._worker, asyncio.get_running_loop())))
         self._worker.tell(what="building")
         model: dict[str, Any] = await compute(self.build)
         return data | model
@@ -145,6 +146,12 @@ class Replica:
         """
         left = self._kept.left(slot, number)
         return {name: left[name] for name in groups if name in left}
+
+    @offered
+    async def file(self, name: str, begin: int, nbytes: int) -> Any:
+        """Some bytes of a partition file that is on a disk of this machine, as an array; None if it is not."""
+        place = place_of(self.app, "train")
+        return None if place is None else await asyncio.to_thread(place.piece, name, begin, min(nbytes, PIECE_BYTES))
 
     @concurrent
     async def stop(self) -> None:

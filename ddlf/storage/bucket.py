@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -36,14 +37,15 @@ class Bucket:
     Args:
         url: Such as ``s3://bucket/folder``.
         cache: Where partition files are kept meanwhile; None is the user's usual one.
+        store: What is at the URL; None is what a driver of fsspec finds there.
 
     Raises:
         ConfigError: The URL cannot be used.
         DatasetError: There is no driver for it.
     """
 
-    def __init__(self, url: str, cache: Cache | None = None) -> None:
-        self._store = Store(url)
+    def __init__(self, url: str, cache: Cache | None = None, store: Any = None) -> None:
+        self._store = store or Store(url)
         self._cache = cache or Cache()
         self._checked: set[str] = set()
 
@@ -72,7 +74,7 @@ class Bucket:
         try:
             return self._manifest(name)
         except Gone:
-            check_kept(name, version, [], self)
+            check_kept(name, version, found.version, [], self)
             raise
 
     def _manifest(self, name: str) -> Manifest:
@@ -99,6 +101,10 @@ class Bucket:
             self.load(file, columns)
             self._checked.add(file.sha256)
         return mapped_columns(path, file, columns, self._said(file))
+
+    def here(self, found: Manifest) -> list[bool]:
+        """See ``Place``: what is in a store is there for all."""
+        return [True] * len(found.files)
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """See ``Place``. The store is asked, not the cache."""

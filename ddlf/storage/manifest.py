@@ -82,6 +82,7 @@ class Manifest:
         version: Number of the version, from 1.
         classes: Names of classes, by the number that is their label; empty when the source has none.
         origin: ``content`` of the version that was split from a source; empty if it is this one.
+        hosts: Machines that have parts of it on disks of their own; 0 if each machine can reach all of it.
     """
 
     columns: Mapping[str, Column]
@@ -89,6 +90,7 @@ class Manifest:
     version: int = 1
     classes: Sequence[str] = field(default=())
     origin: str = ""
+    hosts: int = 0
 
     @property
     def samples(self) -> int:
@@ -201,9 +203,12 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
     origin = facts.get("origin", "")
     if "origin" in facts and not re.fullmatch("[0-9a-f]{16}", origin):
         raise ValueError(f"{origin!r} is no origin")
+    hosts = facts.get("hosts", 0)
+    if "hosts" in facts and not _whole(hosts) > 0:
+        raise ValueError("hosts")
     if type(classes) is not list or not all(type(name) is str for name in classes) or len(classes) > MAX_CLASSES:
         raise ValueError("classes")
-    return Manifest(columns, files, _whole(facts["version"]), tuple(classes), origin)
+    return Manifest(columns, files, _whole(facts["version"]), tuple(classes), origin, hosts)
 
 
 def _whole(value: Any) -> int:
@@ -223,6 +228,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         },
         "classes": list(manifest.classes),
         **({"origin": manifest.origin} if manifest.origin else {}),
+        **({"hosts": manifest.hosts} if manifest.hosts else {}),
         "files": [[file.name, file.samples, file.nbytes, file.sha256, file.first] for file in manifest.files],
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from ddlf.errors import DatasetError
 from ddlf.storage.files import Arrays
 from ddlf.storage.manifest import Column, Manifest
-from ddlf.storage.place import open_place
+from ddlf.storage.place import Place, open_place
 
 Array = np.ndarray[Any, Any]
 Decode = Callable[[dict[str, Any]], dict[str, Array]]
@@ -50,6 +50,8 @@ class DataSet(Mapping[str, Array]):
         self._decode = decode
         self._arrays: dict[str, Array] = {}
         self._versions = {0: self, self.manifest.version: self}
+        self._here: Sequence[bool] = ()
+        self._others: list[Place] = []
 
     def at(self, version: int) -> DataSet:
         """The same samples in the files of a version; 0 for that which was opened.
@@ -80,8 +82,42 @@ class DataSet(Mapping[str, Array]):
 
     def _of(self, manifest: Manifest) -> DataSet:
         other = copy(self)
-        other.manifest, other._arrays = manifest, {}
+        other.manifest, other._arrays, other._here = manifest, {}, ()
         return other
+
+    def here(self) -> Sequence[bool]:
+        """Of each partition file whether this machine can read it: all, but where each of several has some of them on its own disk."""
+        if not self.manifest.hosts:
+            return [True] * len(self.manifest.files)
+        self._here = self._here or self._place.here(self.manifest)
+        return self._here
+
+    def beside(self, others: Place) -> None:
+        """Read from there what is not here."""
+        self._others[:] = [others]
+
+    def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
+        """Some bytes of a partition file, for another machine, which compares all of them with the manifest; None if it is not here.
+
+        Args:
+            name: Of any version that was opened here.
+            begin: Place of the first.
+            nbytes: How many at most.
+        """
+        known = any(file.name == name for data in self._versions.values() for file in data.manifest.files)
+        path = Path(str(self._place)).expanduser() / name
+        if not known or not path.is_file():
+            return None
+        return np.fromfile(path, np.uint8, nbytes, offset=begin)
+
+    def _place_of(self, number: int) -> Place:
+        return self._others[0] if self._others and not self.here()[number] else self._place
+
+    @property
+    def first(self) -> int:
+        """Number of the first partition file that is here; 0 if none is."""
+        here = self.here()
+        return here.index(True) if any(here) else 0
 
     def __str__(self) -> str:
         return str(self._place)
@@ -91,7 +127,8 @@ class DataSet(Mapping[str, Array]):
         """What is trained on; the first sample says what ``decode`` makes."""
         if self._decode is None:
             return self.manifest.columns
-        first = self._decoded(0, self.mapped(0), 0)
+        number = self.first
+        first = self._decoded(number, self.mapped(number), 0)
         return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
 
     @property
@@ -159,7 +196,8 @@ class DataSet(Mapping[str, Array]):
 
     def interrupt(self) -> None:
         """Have a thread that waits for the place get an error. What is asked for later is done."""
-        self._place.interrupt()
+        for place in (self._place, *self._others):
+            place.interrupt()
 
     def load(self, number: int) -> Arrays:
         """The columns of a partition file, from 0, in memory.
@@ -167,11 +205,11 @@ class DataSet(Mapping[str, Array]):
         Raises:
             DatasetError: It is missing, or is not what the manifest says.
         """
-        return self._place.load(self.manifest.files[number], self.manifest.columns)
+        return self._place_of(number).load(self.manifest.files[number], self.manifest.columns)
 
     def mapped(self, number: int) -> Arrays:
         """The same, read from a disk row by row when it is used."""
-        return self._place.mapped(self.manifest.files[number], self.manifest.columns)
+        return self._place_of(number).mapped(self.manifest.files[number], self.manifest.columns)
 
     def __contains__(self, name: object) -> bool:
         return name in self.columns

@@ -61,6 +61,9 @@ class Place(Protocol):
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """The same on a disk of this machine, read row by row when it is used. It is checked when it is first mapped, and again when it changed."""
 
+    def here(self, found: Manifest) -> Sequence[bool]:
+        """Of each file of a version whether it is here, as far as that is known without reading it."""
+
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file with the manifest, as it is at the place.
 
@@ -147,7 +150,7 @@ class Folder:
         found = self._read(manifest.NAME)
         if version in (0, found.version):
             return found
-        return self._read(check_kept(manifest.name_of(version), version, os.listdir(self.path), self))
+        return self._read(check_kept(manifest.name_of(version), version, found.version, os.listdir(self.path), self))
 
     def _read(self, name: str) -> Manifest:
         path = self.path / name
@@ -179,6 +182,12 @@ class Folder:
             self.check(file, columns)
             self._checked[file.name] = now
         return self.arrays(file, columns)
+
+    def here(self, found: Manifest) -> list[bool]:
+        """Of each file whether there is one of that name."""
+        folders = {file.name.partition("/")[0] for file in found.files}
+        there = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
+        return [file.name in there for file in found.files]
 
     def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """The same without a comparison: size, form and columns are looked at, but not every byte."""
@@ -288,6 +297,10 @@ class Folder:
         if new.version > 1:
             before = self.manifest()
             self._write(manifest.name_of(before.version), before)
+        self.put(new)
+
+    def put(self, new: Manifest) -> None:
+        """Make this the manifest that there is, in one step."""
         self._write(manifest.NAME, new)
         synced(self.path)
 
@@ -306,6 +319,13 @@ class Folder:
             shutil.rmtree(self.path / folder)
 
 
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # what is wrong is said where a file is read
+        return []
+
+
 def synced(folder: Path) -> None:
     """Wait until a folder's names are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -316,8 +336,8 @@ def synced(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_kept(name: str, version: int, there: Sequence[str], where: object) -> str:
-    """Refuse a version that is there no more.
+def check_kept(name: str, version: int, newest: int, there: Sequence[str], where: object) -> str:
+    """Refuse a version that is there no more, or not yet.
 
     Returns:
         The name of its manifest.
@@ -326,6 +346,11 @@ def check_kept(name: str, version: int, there: Sequence[str], where: object) -> 
         DatasetError: It is not.
     """
     if name not in there:
+        if version > newest:
+            raise DatasetError(
+                f"in {where} is version {newest} of the data set, and version {version} is wanted",
+                hint="bring it there: ddlf data send",
+            )
         raise DatasetError(
             f"version {version} of the data set in {where} is there no more: other files were made of it since",
             hint="begin anew, or go on from a checkpoint of the version that there is",

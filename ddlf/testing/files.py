@@ -13,6 +13,7 @@ class MadeUp:
     Args:
         sizes: Samples in each file.
         version: Number of the version.
+        hosts: As of ``Manifest``.
 
     Attributes:
         manifest: As of ``DataSet``.
@@ -22,13 +23,13 @@ class MadeUp:
 
     in_order, inexact = False, ""
 
-    def __init__(self, sizes: Sequence[int], version: int = 1) -> None:
+    def __init__(self, sizes: Sequence[int], version: int = 1, hosts: int = 0) -> None:
         files, first = [], 0
         for number, samples in enumerate(sizes):
             name = f"v{version:04}/{number:05}.safetensors"
             files.append(PartitionFile(name, samples, samples, "0" * 64, first))
             first += samples
-        self.manifest = Manifest({"x": Column("uint8", ())}, files, version)
+        self.manifest = Manifest({"x": Column("uint8", ())}, files, version, hosts=hosts)
         self._versions = [self]
 
     def repartition(self, sizes: Sequence[int]) -> None:

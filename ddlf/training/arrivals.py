@@ -173,7 +173,7 @@ class Arrivals:
             self._begun[slot] = number + 1
             part = await run.part(slot, number)
             run.tries[slot] = 0
-            reply = await run.carry(slot, number, partial(self._task, slot, number, part))
+            reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
             if slot in self._told:
                 await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
             if run.stopping or reply.stopped:

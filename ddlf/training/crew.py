@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
 from weakref import WeakSet
 
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ClusterTooSmall, DDLFError, ExecutorCrashed, LeaseError
-from ddlf.training.recovery import LOSS, Recovery, first_line
+from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
+from ddlf.training.recovery import LOSS, Recovery, first_line, too_small, why_nobody
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 WAIT_FOR_WORKERS_S = 60.0
@@ -140,7 +140,14 @@ class Crew:
         self.meet_new_workers()
 
     async def carry(
-        self, slot: int, number: int, work: Work, *, avoid: frozenset[int] = frozenset(), leaves: bool = True
+        self,
+        slot: int,
+        number: int,
+        work: Work,
+        *,
+        avoid: frozenset[int] = frozenset(),
+        leaves: bool = True,
+        near: Mapping[int, int] = {},
     ) -> Any:
         """Have a slot carried by some worker, by another one if that is lost.
 
@@ -150,6 +157,7 @@ class Crew:
             work: Carries it on the worker that it is given.
             avoid: Workers that are not to carry it, as long as there is another one.
             leaves: Whether it is the slot's round, which leaves what the next one begins with.
+            near: Bytes of what it reads that workers have on disks of their own, by their numbers.
 
         Returns:
             What ``work`` returned.
@@ -164,7 +172,7 @@ class Crew:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number, leaves
         self._round = max(self._round, number)
-        self._schedule.apply(Wanted(slot, avoid))
+        self._schedule.apply(Wanted(slot, avoid, near))
         self._advance_soon()
         return await future
 
@@ -369,25 +377,13 @@ class Crew:
                 self._patience.cancel()
                 self._patience = None
             if not somebody:
-                self.end(self._why_nobody())
+                self.end(why_nobody(self._gone, len(self._opened)))
         elif self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
             self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self._wait_s))
 
-    def _why_nobody(self) -> Exception:
-        """Why all workers are out: first of all what the app itself did wrong, and once if it did it everywhere."""
-        first, *others = [error for error in self._gone if not isinstance(error, LOSS)] or self._gone
-        if others:
-            first.join(others, len(self._opened))
-        return first
-
     def _give_up(self) -> None:
-        self.end(
-            ClusterTooSmall(
-                f"all workers are lost, and none came back within {self._wait_s:g} s",
-                hint="look at the workers' terminals; the last loss was: " + first_line(self._last_loss),
-            )
-        )
+        self.end(too_small(self._wait_s, self._last_loss))
 
     def _of(self, slot: int) -> dict[str, int]:
         """Slot and round as events have them: from 1."""

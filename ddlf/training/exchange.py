@@ -20,8 +20,8 @@ from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
+from ddlf.roles import REPLICA
 from ddlf.roles.fragments import changed, exchanged
-from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply, Task
 from ddlf.training.states import SlotStates
 

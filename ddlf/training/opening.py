@@ -22,12 +22,14 @@ from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.iworker import awaited
 from ddlf.phases import Phase, PhasesInTurn
-from ddlf.roles import PRELOADED, have_keras
+from ddlf.roles import PRELOADED, REPLICA, have_keras
 from ddlf.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.roles.downpour import DownpourReplica
-from ddlf.roles.replica import REPLICA, Replica
+from ddlf.roles.replica import Replica
 from ddlf.roles.sharded import ShardedReplica
 from ddlf.training.crew import Crew
+from ddlf.training.nearby import check_all_there, held
+from ddlf.training.reading import files_of
 from ddlf.training.reporting import hooked
 from ddlf.wire.code import PickleOnce
 
@@ -59,6 +61,7 @@ class Opening:
 
     def __init__(self, app: Any, run: str, mode: str = "") -> None:
         self.app = app
+        app._held = {}
         self.run = run
         self._mode = mode
         self._role = (run, REPLICA)
@@ -117,6 +120,8 @@ class Opening:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app._content, {worker.id: facts})
         self.opened[worker.id] = facts
+        if self.checked:  # before that this side may not have its data
+            self.app._held[worker.id] = held(facts["here"], files_of(self.app))
 
     async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
         """Have a worker load data and build the model, of which it tells what it does."""
@@ -187,6 +192,9 @@ class Opening:
         app, opened = self.app, dict(sorted(self.opened.items()))
         _check_models(app, opened)
         _check_data(self.content.result(), opened)
+        for number, facts in opened.items():
+            app._held[number] = held(facts["here"], files_of(app))
+        check_all_there(files_of(app), app._held)
         self.checked = True
         first = next(iter(opened.values()))
         app._content, app._optimizer = first["fingerprint"], first["optimizer"]

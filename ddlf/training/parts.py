@@ -112,9 +112,10 @@ class FileParts:
             return [Portion(start=stop - share, stop=stop, **more) for stop, share in zip(stops, shares, strict=True)]
         key = span.order, shares, span.version
         if self._whole[0] != key:
-            sizes = self._sizes if self._at is None else self._at(span.version).manifest.sizes
+            found = None if self._at is None else self._at(span.version).manifest
+            sizes, stays = (self._sizes, False) if found is None else (found.sizes, found.hosts > 0)
             order = dict(seed=self._seed, epoch=span.order, version=span.version)
-            self._whole = key, portions(sizes, shares, self._shuffle, **order)
+            self._whole = key, portions(sizes, shares, self._shuffle, **order, stays=stays)
         whole = self._whole[1]
         return whole if span.end - span.begin == self._samples else pieces(whole, span.begin, span.end)
 

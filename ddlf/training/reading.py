@@ -51,6 +51,7 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
             hint=f"use shuffle={USUAL!r}",
         )
     for name, fine, why in (
+        ("shuffle", not (whole and data.manifest.hosts), "each worker has some of the files"),
         ("mode", settings["mode"] != "downpour", "replicas number the batches of arrays"),
         ("partition", str(settings["partition"]) == "equal", "it needs all labels at once"),
         ("outer", not (isinstance(outer, Streaming) and outer.overlap), "it needs samples of two rounds at a time"),
@@ -63,7 +64,7 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         ),
     ):
         if not fine:
-            more = "" if name in ("mode", "partition", "outer") else ", or use shuffle='global'"
+            more = "" if name in ("mode", "partition", "outer", "shuffle") else ", or use shuffle='global'"
             shown = settings[name] if name == "worker_steps" else repr(str(settings[name]))
             raise ConfigError(
                 f"{name}={shown} does not go with partition files that are read with shuffle={str(rule)!r}: {why}",

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -39,10 +40,7 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
         return weights
     begin, whole = time.perf_counter(), run.exchange.whole(weights)
     tasks = [dataclasses.replace(r.task, weights=whole, state=None, shared={}, control=None) for r in replies]
-    carrying = [
-        asyncio.ensure_future(run.crew.carry(task.slot, task.round, partial(_measure, run, task), leaves=False))
-        for task in tasks
-    ]
+    carrying = [asyncio.ensure_future(_carried(run, task)) for task in tasks]
     try:
         found: list[Weights] = await asyncio.gather(*carrying)
     except BaseException:
@@ -59,6 +57,11 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
         new[place] = np.asarray(weights[place] - moved, weights[place].dtype)
     run.arrived += time.perf_counter() - begin  # it was no merging
     return new
+
+
+async def _carried(run: Run, task: Task) -> Any:
+    work, near = run.nearby.around(task.indices, partial(_measure, run, task)), run.nearby.of(task.indices)
+    return await run.crew.carry(task.slot, task.round, work, leaves=False, near=near)
 
 
 async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Weights:

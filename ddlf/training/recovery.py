@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import AppMissing, ConnectError, DDLFError, ExecutorCrashed, LeaseError, RequestTimeout, WorkerLost
+from ddlf.errors import (
+    AppMissing,
+    ClusterTooSmall,
+    ConnectError,
+    DDLFError,
+    ExecutorCrashed,
+    LeaseError,
+    RequestTimeout,
+    WorkerLost,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +152,27 @@ def _robbed(error: AppMissing) -> AppMissing:
         f"{error.message}, for the {MAX_OPENINGS}rd time",
         hint="something else gives it apps, or restarts it",
         worker=error.worker,
+    )
+
+
+def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
+    """Why all workers are out: first of all what the app itself did wrong, and once if it did it everywhere.
+
+    Args:
+        gone: Why each is that cannot take part.
+        workers: How many there were.
+    """
+    first, *others = [error for error in gone if not isinstance(error, LOSS)] or gone
+    if others:
+        first.join(others, workers)
+    return first
+
+
+def too_small(seconds: float, loss: Exception | None) -> ClusterTooSmall:
+    """The error of a run all of whose workers are lost, and none came back in time."""
+    return ClusterTooSmall(
+        f"all workers are lost, and none came back within {seconds:g} s",
+        hint="look at the workers' terminals; the last loss was: " + first_line(loss),
     )
 
 

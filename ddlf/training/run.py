@@ -27,6 +27,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
+from ddlf.training.nearby import Nearby
 from ddlf.training.order import Order, Replay
 from ddlf.training.parts import parts_of
 from ddlf.training.progress import Progress
@@ -47,12 +48,13 @@ class Run:
         crew: These workers, as they come and go.
         progress: What the run has come to.
         exchange: Brings tasks to workers and replies back, with what slots leave.
+        nearby: Knows which workers have partition files on their disks.
         merge_metrics: Makes one of the metrics of several slots.
         reporter: Gives each record to the app's hooks.
         keeper: Writes checkpoints, if any are wanted.
 
     Attributes:
-        exchange, keeper, reporter: As they were given.
+        exchange, keeper, nearby, reporter: As they were given.
         stopping: Whether it is to end: nothing that comes now counts any more.
     """
 
@@ -63,6 +65,7 @@ class Run:
         crew: Crew,
         progress: Progress,
         exchange: Exchange,
+        nearby: Nearby,
         merge_metrics: MetricMerge,
         reporter: Reporter,
         keeper: Keeper | None = None,
@@ -78,7 +81,7 @@ class Run:
         self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
         self.replay: Replay | None = None  # whose order asynchronous training is to follow
         self.order: Order | None = None  # that Downpour is to follow
-        self._cluster, self.exchange = cluster, exchange
+        self._cluster, self.exchange, self.nearby = cluster, exchange, nearby
         self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
@@ -295,17 +298,19 @@ class Run:
         )
 
     async def carry(
-        self, slot: int, number: int, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
+        self, slot: int, number: int, part: Any, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
     ) -> Reply:
         """Have a slot's round carried by some worker, by another one if that is lost.
 
         Args:
             slot: Which, from 0.
             number: Number of its round, from 0.
+            part: Its samples.
             make: Makes the task, anew for each worker.
             avoid: Workers that are not to carry it, as long as there is another one.
         """
-        reply: Reply = await self.crew.carry(slot, number, partial(self.exchange.send, make), avoid=avoid)
+        work = self.nearby.around(part, partial(self.exchange.send, make))
+        reply: Reply = await self.crew.carry(slot, number, work, avoid=avoid, near=self.nearby.of(part))
         self.crew.emit(arrived(reply))
         return reply
 
@@ -331,7 +336,7 @@ class Run:
 
     async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
         """Have a task carried, by others than the given workers."""
-        return await self.carry(task.slot, task.round, lambda: task, avoid)
+        return await self.carry(task.slot, task.round, task.indices, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:
         """Take note of what rounds have left whose updates count."""

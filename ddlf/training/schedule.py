@@ -4,6 +4,8 @@
 
 The rules:
     - A worker carries one slot at a time; a slot that is wanted goes to the worker that carried it last if that is free, else to any free one.
+    - Where workers have parts of the data on disks of their own, it goes to a free one that has most of what it reads; of several such slots as many
+      as can be. A worker is never idle for that.
     - A slot whose worker is lost is wanted again. One that took three executors with it is given up.
     - When no slot waits and a worker is free, a slot that takes three times the median of this round is given to it too; the first answer counts,
       the other copy is stopped.
@@ -11,6 +13,7 @@ The rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -29,10 +32,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A slot is to be carried, not by these workers if there is any other one."""
+    """A slot is to be carried, not by these workers if there is any other one. ``near``: bytes of what it reads that workers have, by number."""
 
     slot: int
     avoid: frozenset[int] = frozenset()
+    near: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Schedule:
     _waiting: list[int] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _avoid: dict[int, frozenset[int]] = field(default_factory=dict)
+    _near: dict[int, Mapping[int, int]] = field(default_factory=dict)
     _home: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, int] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
@@ -137,7 +142,8 @@ class Schedule:
             case Ready(worker):
                 if worker not in self._running:
                     self._free[worker] = None
-            case Wanted(slot, avoid):
+            case Wanted(slot, avoid, near):
+                self._near[slot] = near
                 self._open.add(slot)
                 self._avoid[slot] = avoid
                 self._waiting.append(slot)
@@ -173,10 +179,11 @@ class Schedule:
             self._waiting.remove(slot)
             self._open.discard(slot)
             actions.append(GiveUp(slot))
-        # Homes first: what a slot left on its worker need not be sent again.
+        actions += [self._start(slot, nearest, now) for slot, nearest in self._nearest().items()]
+        # Then homes: what a slot left on its worker need not be sent again.
         for slot in list(self._waiting):
             home = self._home.get(slot)
-            if home in self._free and home not in self._avoid[slot]:
+            if home in self._free and home not in self._avoid[slot] and not self._near[slot]:
                 actions.append(self._start(slot, home, now))
         for slot in list(self._waiting):
             worker = self._any_for(slot)
@@ -204,7 +211,32 @@ class Schedule:
 
     def _any_for(self, slot: int) -> int | None:
         avoid = self._avoid[slot] if self.workers - self._avoid[slot] else frozenset[int]()
-        return next((worker for worker in self._free if worker not in avoid), None)
+        near, free = self._near[slot], (worker for worker in self._free if worker not in avoid)
+        return max(free, key=lambda worker: near.get(worker, 0), default=None)
+
+    def _nearest(self) -> dict[int, int]:
+        """Waiting slots with free workers that have most of what they read, as many as there can be (Kuhn 1955)."""
+        wanted: dict[int, list[int]] = {}
+        for slot in self._waiting:
+            near = {worker: self._near[slot].get(worker, 0) for worker in self.workers - self._avoid[slot]}
+            if most := max(near.values(), default=0):
+                home = self._home.get(slot)
+                free = [worker for worker in self._free if near.get(worker) == most]
+                wanted[slot] = sorted(free, key=lambda worker: worker != home)
+        carried: dict[int, int] = {}
+
+        def give(slot: int, asked: set[int]) -> bool:
+            for worker in wanted[slot]:
+                if worker not in asked:
+                    asked.add(worker)
+                    if worker not in carried or give(carried[worker], asked):
+                        carried[worker] = slot
+                        return True
+            return False
+
+        for slot in wanted:
+            give(slot, set())
+        return {slot: worker for worker, slot in carried.items()}
 
     def _backup_for(self, slot: int) -> int | None:
         return next((worker for worker in self._free if worker not in self._avoid[slot]), None)

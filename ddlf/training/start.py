@@ -45,6 +45,7 @@ from ddlf.training.early import (
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
+from ddlf.training.nearby import Nearby
 from ddlf.training.opening import crew_of
 from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
@@ -389,7 +390,8 @@ async def _run(
     )
     reporter = Reporter(app, progress.records, settings["batch_size"], callbacks)
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
-    run = Run(facts, app.cluster, crew, progress, exchange, MetricMerge(app), reporter, keeper)
+    nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
+    run = Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)
     if downpour:
         run.order = order
     elif order is not None:

@@ -16,7 +16,7 @@ from ddlf.algorithms.weights import Weights, digest, mean_of
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError
 from ddlf.events import ResidualDropped
-from ddlf.roles.replica import REPLICA
+from ddlf.roles import REPLICA
 from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
 

@@ -11,8 +11,8 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
+from ddlf.roles import REPLICA
 from ddlf.roles.evaluation import EVALUATION_BATCH
-from ddlf.roles.replica import REPLICA
 from ddlf.roles.task import Reply
 from ddlf.training.crew import Crew
 from ddlf.training.links import Links

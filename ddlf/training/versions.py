@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 async def go_over(run: Run, first: Callable[[], int]) -> None:
     """Have the newest files read from the beginning of an epoch on.
 
-    A place that cannot be read just now, or is no longer of these samples, changes nothing: the files that are read are known.
+    A place that cannot be read just now, or is no longer of these samples, changes nothing: the files that are read are known. Neither do files on
+    disks of workers, which are other ones on each.
 
     Args:
         run: The run.
         first: Gives the round, from 0, with which that could be: none of the slots has begun it. In the middle of an epoch nothing is done.
     """
     data, progress = run.facts.files, run.progress
-    if data is None or run.replay is not None or not progress.begins_epoch(first()):
+    if data is None or data.manifest.hosts or run.replay is not None or not progress.begins_epoch(first()):
         return
     try:
         newer = await asyncio.to_thread(data.newer, _known(run))

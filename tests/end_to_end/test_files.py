@@ -1,4 +1,6 @@
-"""Training on partition files with real workers: each opens its own file, in turn, and one that is lost changes no bit."""
+"""Training on partition files with real workers: each opens its own file, in turn, or one on its own disk, and one that is lost changes no bit."""
+
+import os
 
 import numpy as np
 import pytest
@@ -6,7 +8,10 @@ import pytest
 import ddlf
 import ddlf.data
 from ddlf.algorithms.weights import digest
-from ddlf.events import UpdateArrived
+from ddlf.errors import DatasetError
+from ddlf.events import FilesChanged, UpdateArrived
+from ddlf.storage import spread
+from ddlf.storage.again import Placed, repartition
 from ddlf.storage.place import Folder
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import split
@@ -55,3 +60,72 @@ async def test_three_workers_open_one_of_three_files_in_each_round_and_another_o
     rounds = [[found[number, slot] for slot in (1, 2, 3)] for number in (1, 2, 3)]
     assert all(sorted(files for (files,) in opened) == [1, 2, 3] for opened in rounds)
     assert all(len({opened[slot] for opened in rounds}) == 3 for slot in range(3))
+
+
+async def test_other_files_that_are_made_in_mid_run_are_read_from_the_next_epoch_on_also_by_a_worker_that_comes_back(
+    place,
+):
+    told = []
+
+    def others(record):
+        if record.round == 1:
+            repartition(Folder(place), Placed(Folder(place)), [48] * 5)
+
+    async with local_cluster(3) as cluster:
+        app = OfFiles(cluster)
+        app.place, app.on_round = place, others
+        app.subscribe(lambda event: isinstance(event, FilesChanged) and told.append((event.round, event.files)))
+        async with FaultPlan().kill(worker=2, at_round=3).on(app):
+            await app.train_sync(master_epochs=4)
+        assert app.ledger.is_exact(4)
+    assert told == [(2, 5)]
+
+
+class OnOwnDisks(OfFiles):
+    async def load_dataset(self):
+        worker = getattr(self, "worker", None)
+        self.train_data = ddlf.data.open(self.place if worker is None else f"{self.place}-{worker.id}")
+        self.x_test, self.y_test = blobs(40, 1)
+
+
+class Machine:
+    """A worker that has a folder of its own in the place of that which is named, as on another machine."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    async def run_method(self, function, path, *arguments):
+        return await self.worker.run_method(function, f"{path}-{self.worker.id}", *arguments)
+
+
+async def test_workers_read_what_is_on_their_own_disks_and_what_they_lack_from_each_other(place):
+    async with local_cluster(3) as cluster:
+        assert await spread.send(Folder(place), [Machine(worker) for worker in cluster.workers], 2) == [2, 2, 2]
+        mine, found = spread.shares(Folder(place).manifest(), 3, 2), []
+
+        def made(**settings):
+            app = OnOwnDisks(cluster)
+            vars(app).update(place=place, **settings)
+            app.subscribe(lambda event: isinstance(event, UpdateArrived) and found.append((event.worker, event.files)))
+            return app
+
+        app = made()
+        await app.train_sync()
+        assert app.ledger.is_exact(3)
+        assert len(found) == 9
+        assert all({file - 1 for file in files} <= set(mine[worker - 1]) for worker, files in found)
+        lost = made()
+        async with FaultPlan().kill(worker=2, at_round=2).on(lost):
+            await lost.train_sync()
+        assert lost.ledger.is_exact(3)
+        assert digest(lost.model.get_weights()) == digest(app.model.get_weights())
+        for worker, file in ((2, 1), (3, 0), (3, 2)):
+            os.unlink(f"{place}-{worker}/v0001/{file:05}.safetensors")
+        found.clear()
+        far = made()
+        await far.train_sync()
+        assert digest(far.model.get_weights()) == digest(app.model.get_weights())
+        assert any(worker == 3 and files for worker, files in found)
+        os.unlink(f"{place}-1/v0001/00001.safetensors")
+        with pytest.raises(DatasetError, match=r"v0001/00001\.safetensors.* is on no worker"):
+            await made().train_sync()

@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data repartition' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -259,12 +259,25 @@ complete -c ddlf -n '_shtab_ddlf_using data split' -l part -xka "train val test"
 complete -c ddlf -n '_shtab_ddlf_using data split' -l label -x -d 'the table'"'"'s column that is the label'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l image-size -x -d 'bring all images to one size'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l ragged -x -d 'columns of any length; images stay encoded'
+complete -c ddlf -n '_shtab_ddlf_using data split' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l hosts -x -d 'send each machine of these workers its files'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l copies -x -d 'on how many machines each file is to be (default: 1)'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the workers'"'"' token'
+complete -c ddlf -n '_shtab_ddlf_using data split' -l insecure-plaintext -d 'with --hosts: do not encrypt'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l files -x -d 'how many partition files'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l file-samples -x -d 'at most so many in each'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l file-bytes -x -d 'at most so much (split: 64MB)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -l memory -x -d 'to work in (default: a quarter of all)'
 complete -c ddlf -n '_shtab_ddlf_using data split' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data split; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d '.npz, .npy, .csv, .parquet, .tar, .tfrecord, or a folder'
+complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a send -d 'bring workers their files, onto their own disks'
+complete -c ddlf -n '_shtab_ddlf_using data send' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using data send' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file'
+complete -c ddlf -n '_shtab_ddlf_using data send' -l hosts -x -d 'addresses of workers'
+complete -c ddlf -n '_shtab_ddlf_using data send' -l copies -x -d 'on how many machines each file is to be (default: 1)'
+complete -c ddlf -n '_shtab_ddlf_using data send' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the workers'"'"' token'
+complete -c ddlf -n '_shtab_ddlf_using data send' -l insecure-plaintext -d 'with --hosts: do not encrypt'
+complete -c ddlf -n '_shtab_ddlf_using data send' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -a repartition -d 'write a data set into other files'
 complete -c ddlf -n '_shtab_ddlf_using data repartition' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data repartition' -l files -x -d 'how many partition files'

@@ -45,6 +45,7 @@ _shtab_ddlf_data_commands() {
     export:'write all samples into one file'
     info:'what a data set has, and what a worker needs for it'
     repartition:'write a data set into other files'
+    send:'bring workers their files, onto their own disks'
     split:'write a source as partition files'
     verify:'check every byte'
   )
@@ -256,6 +257,20 @@ _shtab_ddlf_data_repartition_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_data_repartition_defaults_added=0
 
+_shtab_ddlf_data_send_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-c,--config}"[cluster file]:PATH:_files"
+  "--hosts[addresses of workers]:A:9000,B:9000:"
+  "--copies[on how many machines each file is to be (default\: 1)]:N:"
+  "--token-file[file with the workers\' token]:PATH:_files"
+  "--insecure-plaintext[with --hosts\: do not encrypt]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":folder of the data set, from the root\; all of it is here:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_data_send_defaults_added=0
+
 _shtab_ddlf_data_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--shuffle[global or none (default\: global)]:HOW:(global none)"
@@ -266,6 +281,11 @@ _shtab_ddlf_data_split_options=(
   "--label[the table\'s column that is the label]:NAME:"
   "--image-size[bring all images to one size]:WxH:"
   "--ragged[columns of any length\; images stay encoded]:A,B:"
+  {-c,--config}"[cluster file]:PATH:_files"
+  "--hosts[send each machine of these workers its files]:A:9000,B:9000:"
+  "--copies[on how many machines each file is to be (default\: 1)]:N:"
+  "--token-file[file with the workers\' token]:PATH:_files"
+  "--insecure-plaintext[with --hosts\: do not encrypt]"
   "--files[how many partition files]:N:"
   "--file-samples[at most so many in each]:N:"
   "--file-bytes[at most so much (split\: 64MB)]:SIZE:"
@@ -729,6 +749,7 @@ _shtab_ddlf_data() {
         export) _arguments -C -s $_shtab_ddlf_data_export_options ;;
         info) _arguments -C -s $_shtab_ddlf_data_info_options ;;
         repartition) _arguments -C -s $_shtab_ddlf_data_repartition_options ;;
+        send) _arguments -C -s $_shtab_ddlf_data_send_options ;;
         split) _arguments -C -s $_shtab_ddlf_data_split_options ;;
         verify) _arguments -C -s $_shtab_ddlf_data_verify_options ;;
       esac

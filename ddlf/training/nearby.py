@@ -1,0 +1,172 @@
+"""Partition files that workers have on disks of their own: who has what a slot reads, and whether somebody has it. Runs on the master.
+
+Bits belong to slots, so which worker carries one is free: it goes where most of its bytes are (``schedule.py``). What that worker lacks it has from
+the others, which are introduced to each other then, and never from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlf.algorithms.reading import Portion
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import DatasetError
+from ddlf.training.crew import Crew, Work
+from ddlf.training.recovery import LOSS
+
+Files = npt.NDArray[np.bool_]
+SHOWN = 5
+"""Of the names of files in an error."""
+
+
+def held(here: bytes | None, data: Any) -> Files:
+    """What a worker says that it has: of each partition file whether it is there.
+
+    Args:
+        here: A bit for each, as ``numpy.packbits`` has them; None for all.
+        data: The data set; None where a run trains on arrays.
+    """
+    files = 0 if data is None else len(data.manifest.files)
+    if here is None:
+        return np.ones(files, np.bool_)
+    found = np.unpackbits(np.frombuffer(here, np.uint8), count=files)
+    return found.astype(np.bool_)
+
+
+def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
+    """Refuse to begin without files that nobody has.
+
+    Args:
+        data: The data set of partition files, or None.
+        held: What each worker has, by its number.
+
+    Raises:
+        DatasetError: Names some of them.
+    """
+    if data is None or not data.manifest.hosts or not held:
+        return
+    gone = np.flatnonzero(~np.logical_or.reduce(list(held.values())))
+    if len(gone):
+        raise DatasetError(
+            f"{_named(data, gone)} on no worker of this run",
+            hint="start the workers that have them, or: ddlf data send",
+        )
+
+
+class Nearby:
+    """Where the partition files of a run are.
+
+    Args:
+        app: The user's ``IApp``; its ``_held`` is what each worker has that was opened.
+        data: The data set that it trains on; None for arrays.
+        crew: Workers.
+        cluster: The cluster that they are of.
+        introduces: Whether workers that need files of others have to be introduced to them.
+    """
+
+    def __init__(self, app: Any, data: Any, crew: Crew, cluster: Cluster, *, introduces: bool) -> None:
+        self._app, self._data, self._crew, self._cluster = app, data, crew, cluster
+        self._introduces = introduces
+        self._introduced: set[tuple[int, int]] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    def of(self, part: Any) -> dict[int, int]:
+        """Bytes of a slot's part that workers have, by their numbers; nothing where all can reach all.
+
+        Args:
+            part: What it trains on in a round.
+        """
+        if not self._is_spread(part):
+            return {}
+        files, rows = self._read(part)
+        row_bytes = self._data.manifest.row_bytes
+        return {worker: int(rows[there[files]].sum()) * row_bytes for worker, there in self._app._held.items()}
+
+    def around(self, part: Any, work: Work) -> Work:
+        """The same work, which begins when somebody has what its worker lacks, and the two know each other.
+
+        Args:
+            part: What the slot trains on.
+            work: As the crew has it carried.
+        """
+        if not self._is_spread(part):
+            return work
+
+        async def carried(worker: ProxyWorker, holds: bool) -> Any:
+            files = self._read(part)[0]
+            if not self._app._held[worker.id][files].all():
+                await self._wait_for(files)
+                await self._introduce(worker)
+            return await work(worker, holds)
+
+        return carried
+
+    def _is_spread(self, part: Any) -> bool:
+        return self._data is not None and self._data.manifest.hosts > 0 and isinstance(part, Portion)
+
+    def _read(self, part: Portion) -> tuple[Any, Any]:
+        """Numbers of the files that are read, and how many rows of each."""
+        found = part.stretches(self._data.manifest.sizes)
+        return found[:, 0], found[:, 2] - found[:, 1]
+
+    async def _wait_for(self, files: Any) -> None:
+        """Wait a while for workers that have files that nobody else has.
+
+        Raises:
+            DatasetError: They did not come.
+        """
+        seconds, happened = self._app.wait_for_workers_s, asyncio.Event()
+        take_off = self._app.subscribe(lambda event: happened.set())
+        try:
+            async with asyncio.timeout(seconds):
+                while len(self._gone(files)):
+                    happened.clear()
+                    await happened.wait()
+        except TimeoutError:
+            gone = self._gone(files)
+            had = sorted(worker for worker, there in self._app._held.items() if there[gone].any())
+            raise DatasetError(
+                f"{_named(self._data, gone)} on no worker that is there; lost with worker {', '.join(map(str, had))}",
+                hint="start that one again and go on with resume; with ddlf data send --copies 2 another one has them, too",
+            ) from None
+        finally:
+            take_off()
+
+    def _gone(self, files: Any) -> Any:
+        """Those of some files that nobody has who is there."""
+        there = [have for worker, have in self._app._held.items() if self._crew.member(worker) is not None]
+        return files[~np.logical_or.reduce([have[files] for have in there])] if there else files
+
+    async def _introduce(self, worker: ProxyWorker) -> None:
+        """Have all workers that are there know each other. Who has no way to whom is found when it matters."""
+        async with self._one_at_a_time:
+            left_out: set[str] = set()
+            while self._introduces:
+                known = {other: self._crew.member(other.id) for other in self._cluster.workers}
+                there = {other: (other.id, at[1]) for other, at in known.items() if at and other.name not in left_out}
+                if set(there.values()) <= self._introduced:
+                    return
+                try:
+                    await self._cluster.introduced(list(there), self._app._run)
+                except LOSS as error:
+                    lost = getattr(error, "worker", "")
+                    if not lost or lost == worker.name:
+                        raise
+                    left_out.add(lost)
+                else:
+                    self._introduced = set(there.values())
+
+
+def _named(data: Any, files: Any) -> str:
+    names = [data.manifest.files[number].name for number in files[:SHOWN].tolist()]
+    more = ", ..." if len(files) > SHOWN else ""
+    what = "partition files" if len(files) > 1 else "a partition file"
+    return f"{len(files):,} {what} of {data} ({', '.join(names)}{more}) {'are' if len(files) > 1 else 'is'}".replace(
+        "1 a partition", "a partition"
+    )

@@ -1,0 +1,158 @@
+"""Partition files on disks of workers: a slot goes where its bytes are, and what is lost with a worker is named."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError, ConnectError, DatasetError, WorkerLost
+from ddlf.storage.spread import shares
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.files import MadeUp
+from ddlf.training.nearby import check_all_there, held
+from ddlf.training.schedule import Finished, Lost, Ready, Schedule, Start, Wanted
+
+SIZES = (26, 25) * 4
+"""204 samples."""
+
+
+def made(copies, *, slots=4, workers=4, **settings):
+    """A run whose workers have parts of its files, and what each of them was given that it had not, with all bytes of its tasks."""
+    data = MadeUp(SIZES, hosts=workers)
+    run = FakeRun(FakeCluster(workers), slots=slots, files=SIZES, train_data=data, master_epochs=5, **settings)
+    have = shares(data.manifest, workers, copies)
+    run._held = {number: np.isin(np.arange(len(SIZES)), mine) for number, mine in enumerate(have, 1)}
+    far: list[tuple[int, int]] = []
+    for worker in run.cluster.workers:
+
+        def train(task, worker=worker):
+            read = task.indices.stretches(data.manifest.sizes)
+            rows = read[:, 2] - read[:, 1]
+            far.append((int(rows[~run._held[worker.id][read[:, 0]]].sum()), int(rows.sum())))
+            return FakeWorker.train(worker, task)
+
+        worker.train = train
+    return run, far
+
+
+def bits(run):
+    return [array.tobytes() for array in [*run.model.get_weights(), *(a for state in run.optimizers for a in state)]]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("copies", [1, 2])
+async def test_with_as_many_slots_as_workers_all_bytes_are_read_where_they_are(mode, copies):
+    run, far = made(copies, mode=mode)
+    await run.train_model()
+    assert run.ledger.is_exact(5)
+    assert sum(bytes_ for _, bytes_ in far) == 5 * 204
+    assert not any(missing for missing, _ in far)
+
+
+async def test_a_worker_that_is_lost_for_ever_changes_no_bit_and_its_slot_goes_to_who_has_the_copy():
+    whole, _ = made(2)
+    await whole.train_model()
+    run, far = made(2)
+    gone = run.cluster.workers[1]
+
+    def train(task, usual=gone.train):
+        if task.round < 2:
+            return usual(task)
+        gone.lost = True
+        raise WorkerLost("it was lost", worker=gone.name)
+
+    async def reconnect():
+        raise ConnectError("nobody answers", worker=gone.name)
+
+    gone.train, gone.reconnect = train, reconnect
+    await run.train_model()
+    assert run.ledger.is_exact(5)
+    assert bits(run) == bits(whole)
+    before = far[:8]
+    assert sum(missing for missing, _ in before) <= 0.05 * sum(rows for _, rows in before)
+
+
+async def test_without_a_copy_the_error_names_the_files_that_went_with_a_worker():
+    run, _ = made(1, wait_for_workers_s=0.2)
+    gone = run.cluster.workers[1]
+
+    def train(task):
+        gone.lost = True
+        raise WorkerLost("it was lost", worker=gone.name)
+
+    async def reconnect():
+        raise ConnectError("nobody answers", worker=gone.name)
+
+    gone.train, gone.reconnect = train, reconnect
+    names = ", ".join(run.train_data.manifest.files[n].name for n in shares(run.train_data.manifest, 4, 1)[1])
+    with pytest.raises(DatasetError, match="lost with worker 2") as raised:
+        await run.train_model()
+    only = [name for name in names.split(", ") if name in str(raised.value)]
+    assert only
+    assert "on no worker that is there" in str(raised.value)
+
+
+async def test_a_worker_that_comes_back_in_time_brings_its_files_back():
+    whole, _ = made(1)
+    await whole.train_model()
+    run, _ = made(1, wait_for_workers_s=30)
+    gone, tries = run.cluster.workers[1], []
+
+    def train(task, usual=gone.train):
+        if task.round != 2 or tries:
+            return usual(task)
+        gone.lost = True
+        raise WorkerLost("it was lost", worker=gone.name)
+
+    async def reconnect():
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectError("nobody answers", worker=gone.name)
+        gone.lost = False
+
+    gone.train, gone.reconnect = train, reconnect
+    await run.train_model()
+    assert len(tries) == 3
+    assert bits(run) == bits(whole)
+
+
+def test_what_nobody_has_is_named_before_round_one():
+    data = MadeUp(SIZES, hosts=2)
+    some = {
+        1: held(np.packbits([1, 1, 0, 0, 0, 1, 0, 1]).tobytes(), data),
+        2: held(np.packbits([0] * 8).tobytes(), data),
+    }
+    with pytest.raises(DatasetError, match=r"4 partition files of .*00002.*00003.*00004.*00006.* are on no worker"):
+        check_all_there(data, some)
+    check_all_there(data, some | {3: held(None, data)})
+    check_all_there(MadeUp(SIZES), some)
+
+
+async def test_rows_of_all_files_cannot_be_mixed_where_each_worker_has_some_of_them():
+    run, _ = made(1, shuffle="global")
+    with pytest.raises(ConfigError, match=r"shuffle='global' does not go with .*each worker has some of the files"):
+        await run.train_model()
+
+
+def test_as_many_slots_as_can_be_go_where_their_bytes_are():
+    schedule = Schedule()
+    for worker in (1, 2, 3):
+        schedule.apply(Ready(worker))
+    schedule.apply(Wanted(0, near={1: 10, 2: 10}))
+    schedule.apply(Wanted(1, near={1: 10, 2: 3}))
+    schedule.apply(Wanted(2, near={2: 10, 3: 9}))
+    schedule.apply(Wanted(3, near={3: 10}))
+    started = {action.slot: action.worker for action in schedule.plan(0)}
+    assert started[3] == 3
+    assert {started.get(0), started.get(1), started.get(2)} == {1, 2, None}
+    left = next(slot for slot in (0, 1, 2) if slot not in started)
+    schedule.apply(Finished(3, 1.0))
+    assert schedule.plan(1.0) == [Start(left, 3)], "a worker is not idle for that"
+
+
+def test_a_slot_goes_to_the_next_best_when_who_has_most_of_it_is_lost():
+    schedule = Schedule()
+    for worker in (1, 2, 3):
+        schedule.apply(Ready(worker))
+    schedule.apply(Wanted(0, near={1: 1, 2: 10, 3: 5}))
+    assert schedule.plan(0) == [Start(0, 2)]
+    schedule.apply(Lost(2))
+    assert schedule.plan(1) == [Start(0, 3)]
