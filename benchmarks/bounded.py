@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -201,6 +202,8 @@ async def group(options: argparse.Namespace) -> None:
         try:
             lost: list[str] = []
             most = [0, 0]
+            for port in ports:
+                listening(port)
             async with Cluster(["127.0.0.1", "127.0.0.1"], ports) as cluster:
                 app = BigImages(cluster)
                 app.place = str(Path(name, "data"))
@@ -226,6 +229,15 @@ async def group(options: argparse.Namespace) -> None:
                 each.close()
     if sum(killed) or lost or not exact:
         raise SystemExit(1)
+
+
+def listening(port: int) -> None:
+    """Wait until somebody listens at a port."""
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise SystemExit("a worker did not start")
 
 
 async def watch(groups: list[Group], most: list[int]) -> None:
