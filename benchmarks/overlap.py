@@ -32,9 +32,9 @@ from benchmarks.stand_in import Nothing, StandInRun
 from ddlf import Cluster
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Rows
+from ddlf.roles import REPLICA
 from ddlf.roles.downpour import DownpourReplica, batches_of
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.replica import REPLICA
 from ddlf.roles.serving import record, shares
 from ddlf.roles.task import Reply, Task
 from ddlf.tokens import new_token

@@ -16,10 +16,10 @@ import numpy as np
 
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Rows
+from ddlf.roles import REPLICA
 from ddlf.roles.downpour import DownpourReplica, batches_of
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.replica import REPLICA
 from ddlf.roles.serving import record, shares
 from ddlf.roles.sharded import ShardedReplica
 from ddlf.roles.task import Reply, Task

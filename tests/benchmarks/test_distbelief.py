@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import distbelief, network
 from benchmarks.distbelief import Row, rate_of, report, row
+from benchmarks.stand_in import StandInRun
+from ddlf.testing import in_process_cluster
 
 MB = 10**6
 
@@ -40,6 +42,16 @@ def test_the_star_is_compared_with_the_link_of_its_master():
 @pytest.mark.parametrize(("text", "rate"), [("200mbit", 25e6), ("1gbit", 125e6)])
 def test_a_rate_is_read_as_tc_does(text, rate):
     assert rate_of(text) == rate
+
+
+async def test_stand_ins_exchange_and_push_as_replicas_do():
+    async with in_process_cluster(3) as cluster:
+        run = StandInRun(cluster, 1000, master_epochs=2, exchange="sharded", optimizer_state="fresh")
+        assert len(await run.train_model()) == 2
+        how = {"mode": "downpour", "warm_start": 0, "push_rule": "sgd:rate=0.001", "staleness": "constant"}
+        run = StandInRun(cluster, 1000, batch_size=1, master_epochs=2, samples=12, **how)
+        records = await run.train_model()
+        assert [len(record.pushes) for record in records] == [4] * 6  # of each of three slots in each of two rounds
 
 
 @pytest.mark.slow
