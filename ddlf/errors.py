@@ -4,6 +4,7 @@
 
     DDLFError
     |-- ConfigError (ValueError)                an argument, an option or the configuration file
+    |-- NotationError (ValueError)              the text of a model
     |-- AppError (TypeError)                    the user's app lacks something
     |-- ListenError (OSError)                   a worker cannot listen
     |-- ConnectError (ConnectionError)          a worker cannot be reached
@@ -48,6 +49,20 @@ class ConfigError(DDLFError, ValueError):
     """
 
     exit_code = 2
+
+
+class NotationError(DDLFError, ValueError):
+    """The text of a model cannot be read, or says what cannot be.
+
+    What to do:
+        Mend what each line of the text names, at its line and column; ``ddlf model check`` says whether all is well.
+
+    Attributes:
+        problems: Line and column, both from 1, and sentence of each thing that is wrong, in the order of the text.
+    """
+
+    exit_code = 2
+    problems: tuple[tuple[int, int, str], ...] = ()
 
 
 class AppError(DDLFError, TypeError):

@@ -21,6 +21,7 @@ _shtab_ddlf_commands() {
     doctor:'look for what is wrong here and on the workers'
     env:'print what a bug report needs'
     logs:'what workers wrote in a run'
+    model:'show, check and format models that are text'
     new:'write a small project to begin with'
     report:'what a run came to, as a page and a table'
     run:'run an app on a cluster'
@@ -50,6 +51,15 @@ _shtab_ddlf_data_commands() {
     verify:'check every byte'
   )
   _describe 'ddlf data commands' _commands
+}
+
+_shtab_ddlf_model_commands() {
+  local _commands=(
+    check:'say what is wrong'
+    format:'write texts in their one form'
+    show:'layers, shapes and parameters'
+  )
+  _describe 'ddlf model commands' _commands
 }
 
 _shtab_ddlf_runs_commands() {
@@ -468,6 +478,42 @@ _shtab_ddlf_logs_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_logs_defaults_added=0
 
+_shtab_ddlf_model_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_defaults_added=0
+
+_shtab_ddlf_model_check_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  "(*):text of a model:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_check_defaults_added=0
+
+_shtab_ddlf_model_format_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--check[write nothing\; the exit code is 1 if a text has another form]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  "(*):text of a model:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_format_defaults_added=0
+
+_shtab_ddlf_model_show_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[print JSON]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":text of a model:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_show_defaults_added=0
+
 _shtab_ddlf_new_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--template[what to begin with\: digits, mnist, custom-loop, convert, rpc (default\: digits)]:NAME:(digits mnist custom-loop convert rpc)"
@@ -693,6 +739,7 @@ _shtab_ddlf() {
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
         logs) _arguments -C -s $_shtab_ddlf_logs_options ;;
+        model) _shtab_ddlf_model ;;
         new) _arguments -C -s $_shtab_ddlf_new_options ;;
         report) _arguments -C -s $_shtab_ddlf_report_options ;;
         run) _arguments -C -s $_shtab_ddlf_run_options ;;
@@ -752,6 +799,31 @@ _shtab_ddlf_data() {
         send) _arguments -C -s $_shtab_ddlf_data_send_options ;;
         split) _arguments -C -s $_shtab_ddlf_data_split_options ;;
         verify) _arguments -C -s $_shtab_ddlf_data_verify_options ;;
+      esac
+  esac
+}
+
+_shtab_ddlf_model() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->model'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_ddlf_model_defaults_added )); then
+    if (( ${_shtab_ddlf_model_options[(I)${(q)one_or_more}*]} +          ${_shtab_ddlf_model_options[(I)${(q)remainder}*]} +          ${_shtab_ddlf_model_options[(I)${(q)default}]} == 0 )); then
+      _shtab_ddlf_model_options+=(': :_shtab_ddlf_model_commands' '*::: :->model')
+    fi
+    _shtab_ddlf_model_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_ddlf_model_options
+
+  case $state in
+    model)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_ddlf_model-$line[1]:"
+      case $line[1] in
+        check) _arguments -C -s $_shtab_ddlf_model_check_options ;;
+        format) _arguments -C -s $_shtab_ddlf_model_format_options ;;
+        show) _arguments -C -s $_shtab_ddlf_model_show_options ;;
       esac
   esac
 }

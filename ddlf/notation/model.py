@@ -1,0 +1,123 @@
+"""A model from its text: statements, blocks, graph, shapes, types, parameters, one after the other. Pure, but for ``load``, which reads a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddlf.errors import NotationError
+from ddlf.notation.blocks import Blocks
+from ddlf.notation.expand import expand
+from ddlf.notation.graph import Graph, pruned
+from ddlf.notation.learned import with_parameters
+from ddlf.notation.problems import Problem, Problems
+from ddlf.notation.shapes import infer
+from ddlf.notation.syntax import MAX_BYTES, Parsed, parse
+from ddlf.notation.types import typed
+from ddlf.notation.values import Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that was read.
+
+    Attributes:
+        file: Name of the file.
+        graph: What it computes: pruned, with shapes, types, casts and parameters.
+        train: What its block ``train`` says, by key.
+        warnings: What is allowed, and probably not meant.
+    """
+
+    file: str
+    graph: Graph
+    train: dict[str, Statement]
+    warnings: tuple[Problem, ...]
+
+
+def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = ()) -> Model:
+    """Return the model of a text.
+
+    Args:
+        text: The text, or its bytes in UTF-8.
+        file: Name of the file, as errors have it.
+        own: Names of registered layers of the user's own.
+
+    Raises:
+        NotationError: Something is wrong; it has all that was found.
+    """
+    text, parsed, problems = statements(text, file)
+    blocks = Blocks(parsed, problems, own)
+    graph = expand(blocks)
+    problems.check()
+    graph = pruned(graph)
+    reached = {node.at for node in graph.nodes if node.operator == "input"}
+    for block in blocks.values():
+        if "input" in block.statements and block.statements["input"].at not in reached:
+            problems.warn(block.at, f"the input {block.name!r} leads to no output")
+    shapes = infer(graph, problems)
+    graph = replace(
+        graph, nodes=tuple(replace(node, shape=shape) for node, shape in zip(graph.nodes, shapes, strict=True))
+    )
+    graph = with_parameters(typed(graph, problems), problems)
+    problems.check()
+    return Model(file, graph, blocks.train, problems.warnings())
+
+
+def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
+    """The text as such, its statements, and what is wrong with them.
+
+    Raises:
+        NotationError: It is too large, or no text.
+    """
+    if len(text) > MAX_BYTES:
+        _refuse(file, 1, 1, f"the text has {len(text):,} characters, and may have {MAX_BYTES:,}")
+    if isinstance(text, bytes):
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            before = text[: error.start].decode()
+            _refuse(
+                file,
+                before.count("\n") + 1,
+                len(before) - before.rfind("\n"),
+                f"byte 0x{text[error.start]:02x} is no UTF-8",
+            )
+            raise
+    else:
+        decoded = text
+    text = decoded.removeprefix("\ufeff")
+    problems = Problems(text, file)
+    return text, parse(text, problems), problems
+
+
+def _refuse(file: str, line: int, column: int, sentence: str) -> None:
+    raise NotationError(f"{file}:{line}:{column}: {sentence}", problems=(Problem(line, column, sentence),))
+
+
+def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
+    """Return the model of a file.
+
+    Args:
+        path: The file.
+        own: As ``read`` has it.
+
+    Raises:
+        NotationError: It cannot be read, or something is wrong in it.
+    """
+    return read(read_bytes(path), str(path), own=own)
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The bytes of a file, no more of them than a text may have.
+
+    Raises:
+        NotationError: It cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NotationError(
+            f"{path} cannot be read: {error.strerror}", hint="name a file with the text of a model"
+        ) from error

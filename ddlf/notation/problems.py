@@ -1,0 +1,92 @@
+"""What is wrong with a text, and where: several things at once. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ddlf.errors import NotationError
+
+MAX_SHOWN = 20
+"""Problems that one error names: who wrote another language need not read of every line."""
+MAX_WORD = 40
+"""Letters of a word that are compared with others."""
+MAX_PROBLEMS = 100
+"""Problems after which no more are looked for."""
+
+
+class Problem(NamedTuple):
+    """Something to repair, or to know: line and column in characters, from 1."""
+
+    line: int
+    column: int
+    sentence: str
+
+
+class Problems:
+    """Collects what is wrong with a text.
+
+    Args:
+        text: The whole text.
+        file: Its name, as it stands before each problem.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text, self.file = text, file
+        self._starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
+        self._found: dict[tuple[int, str], None] = {}
+        self._warned: dict[tuple[int, str], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Line and column of a character, from 1."""
+        line = bisect.bisect_right(self._starts, at)
+        return line, at - self._starts[line - 1] + 1
+
+    def add(self, at: int, sentence: str, *, derived: bool = False) -> None:
+        """Remember what is wrong at a character.
+
+        Args:
+            at: Index of the character.
+            sentence: What is wrong, and what is meant.
+            derived: Whether it may only follow from another problem. Then it is told only if there is none before.
+        """
+        if not (derived and self._found):
+            self._found[at, sentence] = None
+
+    def warn(self, at: int, sentence: str) -> None:
+        """Remember what is allowed, and probably not meant."""
+        self._warned[at, sentence] = None
+
+    def near(self, word: str, known: Iterable[str]) -> str:
+        """The end of a sentence that says what is meant, or nothing: case does not count. Only of those that are shown, for it takes time."""
+        folded: dict[str, str] = {}
+        for name in known if len(self) < MAX_SHOWN else ():
+            folded.setdefault(name.casefold(), name)
+        meant = [word.casefold()] if word.casefold() in folded else []
+        meant = meant or difflib.get_close_matches(word.casefold()[:MAX_WORD], folded, 1, 0.6)
+        return f", did you mean {folded[meant[0]]!r}?" if meant else ""
+
+    def warnings(self) -> tuple[Problem, ...]:
+        """What ``warn`` was told, in the order of the text."""
+        return self._sorted(self._warned)
+
+    def check(self) -> None:
+        """Raise if anything is wrong.
+
+        Raises:
+            NotationError: With all that was found, in the order of the text.
+        """
+        if self._found:
+            found = self._sorted(self._found)
+            lines = [f"{self.file}:{each.line}:{each.column}: {each.sentence}" for each in found[:MAX_SHOWN]]
+            if len(found) > MAX_SHOWN:
+                lines.append(f"and {len(found) - MAX_SHOWN} more")
+            raise NotationError("\n".join(lines), problems=found)
+
+    def _sorted(self, found: Iterable[tuple[int, str]]) -> tuple[Problem, ...]:
+        return tuple(Problem(*self.place(at), sentence) for at, sentence in sorted(found))

@@ -1,0 +1,101 @@
+"""What stands in a text: numbers, words, lists, layers, statements, each with its place. Pure.
+
+Two of them are equal if they say the same, wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, as it is written."""
+
+    written: str
+    at: int = field(compare=False)
+
+    @property
+    def value(self) -> int | float:
+        """Infinite if it is too large."""
+        try:
+            return int(self.written)
+        except ValueError:
+            return float(self.written)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A name."""
+
+    name: str
+    at: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What stands in quotes."""
+
+    value: str
+    at: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list."""
+
+    values: tuple[Value, ...]
+    at: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """An argument of a layer: an operand, or with a key an option."""
+
+    key: str
+    value: Value
+    at: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A layer."""
+
+    name: str
+    args: tuple[Arg, ...]
+    at: int = field(compare=False)
+
+
+Value: TypeAlias = Number | Word | Text | Items | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """``block:property`` and its values: between commas some arguments each.
+
+    Attributes:
+        above: Comments in the lines before it or inside of it.
+        beside: The comment behind it.
+        gap: Whether an empty line stands before it.
+    """
+
+    block: Word
+    property: Word
+    items: tuple[tuple[Arg, ...], ...]
+    at: int = field(compare=False)
+    above: tuple[str, ...] = field(default=(), compare=False)
+    beside: str = field(default="", compare=False)
+    gap: bool = field(default=False, compare=False)
+
+
+def numbers(value: Value | Arg) -> Iterator[Number]:
+    """Every number in a value."""
+    if isinstance(value, Number):
+        yield value
+    elif isinstance(value, Arg):
+        yield from numbers(value.value)
+    elif isinstance(value, Items | Call):
+        for each in value.values if isinstance(value, Items) else value.args:
+            yield from numbers(each)
