@@ -1,0 +1,99 @@
+"""Ray's parameter server, as in the asynchronous half of the example in its documentation. Needs ray and NumPy alone, in an environment of its own.
+
+    python ray_server.py ADDRESS HOST WORKERS VALUES PUSHES
+
+The server is an actor on the node at ``HOST``, and a worker that has its gradients is one on each other node. The driver hands a worker's gradients
+to the server, and what that returns to the same worker. It prints the seconds between each push and the one before it; the first 2 of each worker
+are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+import ray
+
+LEFT_OUT = 2
+START_S = 120.0
+"""For all nodes to be there."""
+
+
+@ray.remote(num_cpus=1)
+class Server:
+    """What the workers push to and fetch from.
+
+    Args:
+        values: Of the model, in one array.
+    """
+
+    def __init__(self, values: int) -> None:
+        self.weights = np.zeros(values, np.float32)
+        self.times: list[float] = []
+
+    def apply_gradients(self, *gradients: np.ndarray) -> np.ndarray:
+        """Step by gradients, and return the weights."""
+        for gradient in gradients:
+            self.weights -= np.float32(0.001) * gradient
+        self.times.append(time.perf_counter())
+        return self.weights
+
+    def get_weights(self) -> np.ndarray:
+        """The weights as they are now."""
+        return self.weights
+
+    def found(self) -> list[float]:
+        """When each push was applied."""
+        return self.times
+
+
+@ray.remote(num_cpus=1)
+class Worker:
+    """What pushes.
+
+    Args:
+        values: Of the model.
+    """
+
+    def __init__(self, values: int) -> None:
+        self.gradients = np.full(values, 1e-3, np.float32)
+
+    def compute_gradients(self, weights: np.ndarray) -> np.ndarray:
+        """Gradients, of which none are computed."""
+        return self.gradients
+
+
+def main(address: str, host: str, workers: int, values: int, pushes: int) -> None:
+    """Be the driver."""
+    until, there = time.monotonic() + START_S, list[str]()
+    while len(there) <= workers and time.monotonic() < until:
+        try:
+            ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+            there = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        except ConnectionError:  # the first node is not there yet
+            pass
+        time.sleep(1)
+    others = [one for one in there if one != host]
+    assert len(others) == workers, f"{len(others)} nodes of {workers} are there"
+
+    def on(node: str) -> dict[str, dict[str, float]]:
+        return {"resources": {f"node:{node}": 0.01}}
+
+    server = Server.options(**on(host)).remote(values)
+    held = [Worker.options(**on(node)).remote(values) for node in others]
+    now = server.get_weights.remote()
+    waiting = {worker.compute_gradients.remote(now): worker for worker in held}
+    for _ in range(pushes * workers):
+        (ready, *_), _ = ray.wait(list(waiting))
+        worker = waiting.pop(ready)
+        now = server.apply_gradients.remote(ready)
+        waiting[worker.compute_gradients.remote(now)] = worker
+    times = ray.get(server.found.remote())[LEFT_OUT * workers :]
+    print(*(after - before for before, after in pairwise(times)), flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
