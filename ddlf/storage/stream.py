@@ -180,6 +180,19 @@ class Stream:
                     self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
                 finally:
                     self._loading = False
+                self._check_room(len(numbers), sizes)
+
+    def _check_room(self, files: int, sizes: list[int]) -> None:
+        """Refuse files of a store in memory for which the cache has no room, if the memory for data has none, either."""
+        held = [number for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values()))]
+        if self._loads or (need := sum(sizes[number] for number in held)) <= self._room:
+            return
+        raise ConfigError(
+            f"{files} files of {self._data} that are read together have no room in the cache of this machine, and {size(need)} of them "
+            f"none in half of data_memory, {size(self._room)}",
+            hint=f"make smaller ones: ddlf data repartition {self._data} --file-bytes {max(self._room // files, 1)}; or give more "
+            "data_memory, or the cache more (DDLF_CACHE_SIZE)",
+        )
 
     def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
         """Copy rows of open files to the places from ``filled`` on."""
@@ -188,3 +201,8 @@ class Stream:
             chosen, where = rows[where], where + filled
             for name, array in self._data.taken(number, self._open[number], chosen).items():
                 whole[name][where] = array
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether an array is read from the disk when it is used; what is no plain array is taken for that."""
+    return isinstance(array, np.memmap) or not isinstance(array, np.ndarray)

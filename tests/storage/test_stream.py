@@ -9,7 +9,7 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading import portions
 from ddlf.errors import ConfigError, DatasetError
-from ddlf.storage.place import Folder
+from ddlf.storage.place import Folder, open_place
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import split
 from ddlf.storage.stream import AHEAD, Closed, Stream
@@ -156,3 +156,19 @@ def test_a_data_set_of_ten_times_the_memory_is_read_within_it(tmp_path, shuffle,
         tracemalloc.stop()
     assert read == samples
     assert grown <= 1.1 * memory
+
+
+def test_files_of_a_store_that_neither_cache_nor_memory_can_hold_are_refused_with_a_size_that_would_do(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    url = f"memory://{tmp_path.name}"
+    split(open_source(tmp_path / "a.npz"), open_place(url), SIZES, shuffle=False)
+    (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
+    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 8000)) == N
+    monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
+    with pytest.raises(ConfigError, match="no room in the cache") as raised:
+        list(Stream(ddlf.data.open(url), portion, 8, 8000))
+    assert f"ddlf data repartition {url} --file-bytes 1333" in str(raised.value)
+    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 10**6)) == N

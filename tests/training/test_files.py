@@ -54,9 +54,16 @@ async def test_workers_that_are_lost_and_join_change_no_bit(shuffle, length, tmp
 
         return train
 
+    def join(record):
+        if record.round in (2, 3):
+            run.cluster.workers.append(FakeWorker(record.round + 2))
+            run.cluster.workers[-1].open(run)
+
     for worker in run.cluster.workers:
         worker.train = losing(worker)
+    run.on_round = join
     await run.train_model()
+    assert run.cluster.N == 5
     assert lost
     assert run.ledger.is_exact(5)
     assert bits(run) == bits(undisturbed)
