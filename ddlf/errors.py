@@ -25,6 +25,7 @@
     |-- BadUpdate (ValueError)                  what a slot sent back cannot be merged
     |-- ClusterTooSmall (ConnectionError)       too few workers are left
     |-- DatasetError (ValueError)               a data set cannot be used
+    |   |-- DatasetDamaged                      a partition file is not what the manifest says
     |   `-- DatasetMismatch                     two nodes hold different data
     `-- CheckpointError (OSError)               a checkpoint cannot be used
         |-- CheckpointCorrupt (ValueError)      it is not what was written
@@ -262,6 +263,14 @@ class DatasetError(DDLFError, ValueError):
     """
 
     exit_code = 7
+
+
+class DatasetDamaged(DatasetError):
+    """A partition file is missing, or is not what the manifest says.
+
+    What to do:
+        Bring it back from a copy, or split the data set again; to train without it, set ``on_bad="skip"``.
+    """
 
 
 class DatasetMismatch(DatasetError):

@@ -83,6 +83,7 @@ class RoundRecord:
         workers: Number of the worker whose update of each slot counts, in slot order.
         verdicts: A line for each update that was not simply accepted.
         recomputed: Copies of slots that ended with their worker and were computed again.
+        skipped: Damaged partition files that were left out, numbered from 1, and with each how many samples of the round.
         pushes: Of Downpour, for each push of the round: the replica, from 0, its number in the round, its staleness at each shard, and how many
             pushes each shard had taken before; -1 where that had it of a life that was lost.
         fetches: Of Downpour, for each fetch of the round: the replica, and how many pushes each shard had taken before. They differ by their spread.
@@ -112,6 +113,7 @@ class RoundRecord:
     workers: tuple[int, ...] = ()
     verdicts: tuple[str, ...] = ()
     recomputed: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
     pushes: tuple[tuple[int, ...], ...] = ()
     fetches: tuple[tuple[int, ...], ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)

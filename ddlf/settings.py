@@ -118,9 +118,7 @@ class Settings:
     """For studies of machines whose data differ. With ``equal`` each round has other parts; with any other rule each slot keeps its samples for the
     whole run, K stays what it is at the beginning, and the first lines say what each slot has."""
 
-    shuffle: Annotated[
-        str | None, SHUFFLE, "how rows of partition files are mixed: global, window:8, none", "RULE", FILE | FACT
-    ] = None
+    shuffle: Annotated[str | None, SHUFFLE, "mixing of files' rows: global, window:8, none", "RULE", FILE | FACT] = None
     """For ``self.train_data`` alone, where it is ``window:8`` by default: files come in another order in each epoch, and so do the rows of 8 files
     that are open together. As ``ddlf data split`` mixes samples as a whole, that is as good as ``global``, with which any sample may follow any
     other, as with arrays, and whose rows are read one by one from the disk. With ``none`` files and rows come as they lie."""
@@ -133,6 +131,9 @@ class Settings:
         FILE,
     ] = None
     """For what is read ahead, and a window of files where that fits into half of it; else rows are read from the disk, whose cache is not counted."""
+
+    on_bad: Annotated[str, OneOf("stop", "skip"), "damaged partition files: stop, or skip them", "", FILE] = "stop"
+    """With ``skip`` each file is read once more, before a sample of it counts; the ledger has what was left out, and is not exact."""
 
     optimizer_state: Annotated[
         Literal["kept", "stays", "fresh", "averaged"],

@@ -15,6 +15,7 @@ from ddlf.algorithms.reading import Portion
 from ddlf.checks import count_of_bytes
 from ddlf.data.parts import place_of, rows
 from ddlf.data.trees import leaves, tree_map, tuples
+from ddlf.errors import DatasetError
 from ddlf.roles.feed import keras_type
 from ddlf.storage.opened import DataSet
 from ddlf.storage.stream import Stream, usual_memory
@@ -32,6 +33,7 @@ class FileFeed:
     Attributes:
         batch_size: As it was given.
         dataset: What ``fit`` or ``evaluate`` gets as ``x``.
+        skipped: Samples of the last pass that were left out, by number of their partition file, which is damaged.
         error: What reading ended with, if it failed; Keras may have made something else of it.
     """
 
@@ -43,6 +45,8 @@ class FileFeed:
         assert place is not None
         self.data: DataSet = place
         self._memory = count_of_bytes("data_memory", app.data_memory) or usual_memory()
+        self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
+        self.skipped: dict[int, int] = {}
         self._order: Portion | None = None
         self._stream: Stream | None = None
         self._last: Stream | None = None  # what it has of files in memory may be wanted again
@@ -62,10 +66,10 @@ class FileFeed:
         if self._tensorflow:
             import tensorflow as tf
 
-            steps = tf.data.experimental.assert_cardinality(-(-len(order) // self.batch_size))
+            steps = tf.data.experimental.assert_cardinality(-(-self._samples // self.batch_size))
             self.dataset = self._batches.apply(steps)
         else:
-            self.dataset = self._dataset(len(order))
+            self.dataset = self._dataset(self._samples)
 
     def batches(self, order: Portion) -> Iterator[tuple[Any, ...]]:
         """Some samples, batch by batch, as ``fit`` takes them."""
@@ -90,10 +94,20 @@ class FileFeed:
         self._put_away()
         assert self._order is not None
         data = self.data.at(self._order.version)
-        self._stream = self._last = Stream(data, self._order, self.batch_size, self._memory, before)
+        bad = self._bad(data, self._order) if self._skips else {}
+        self._stream = self._last = Stream(data, self._order, self.batch_size, self._memory, before, bad)
+        self.skipped, self._samples = self._stream.left_out, self._stream.samples
+        if not self._samples:
+            self._stream.close()
+            raise DatasetError(f"nothing is left to train on: {next(iter(bad.values()))}", hint="bring files back")
         if self._ends():
             self._stream.close()
         return self._stream
+
+    def _bad(self, data: DataSet, order: Portion) -> dict[int, str]:
+        """What is wrong with files of a pass, by number; each is read for that when it is first met, before a sample of it counts."""
+        files = np.unique(np.concatenate([np.unique(files) for files, _ in order.blocks(data.manifest.sizes)]))
+        return {number: why for number in files.tolist() if not self._ends() and (why := data.damaged(number))}
 
     def _put_away(self) -> None:
         if (stream := self._stream) is not None:

@@ -246,17 +246,19 @@ class Replica:
             left[OPTIMIZER] = self._model.left(task)
         self._kept.leave(task, left)
         wait_data_s, files = self._samples.told()
+        skipped = self._samples.skipped
         return Reply(
             task=task,
             update=encoded,
             codec_error=error,
-            samples=len(task.indices),
+            samples=len(task.indices) - sum(samples for _, samples in skipped),
             fed=self._otherwise_fed(task),
             metrics=metrics,
             counted=NOTHING_COUNTED if ahead is not None else self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
             wait_data_s=wait_data_s,
             files=files[:MOST_FILES],
+            skipped=skipped,
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
         )

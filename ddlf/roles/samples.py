@@ -10,6 +10,7 @@ import numpy as np
 from ddlf.algorithms.reading import Portion
 from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, place_of
+from ddlf.data.trees import first_array
 from ddlf.roles.feed import Feed, gathered, make_feed
 from ddlf.roles.file_feed import FileFeed
 from ddlf.roles.task import Task
@@ -56,10 +57,10 @@ class TrainingSamples:
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
         """All samples of a task, batch by batch, and how many there are in each."""
         size, samples = task.batch_size, len(task.indices)
-        counts = [min(size, samples - begin) for begin in range(0, samples, size)]
         if isinstance(task.indices, Portion):
-            yield from zip(self._reading(size).batches(task.indices), counts, strict=True)
+            yield from ((batch, len(first_array(batch))) for batch in self._reading(size).batches(task.indices))
             return
+        counts = [min(size, samples - begin) for begin in range(0, samples, size)]
         self._data = self._data or batches(self._app, "train")
         for begin, count in zip(range(0, samples, size), counts, strict=True):
             yield gathered(self._data, task.indices[begin : begin + size]), count
@@ -73,6 +74,11 @@ class TrainingSamples:
     def error(self) -> Exception | None:
         """What reading files has ended with, whatever Keras has made of it; None if it did not fail."""
         return None if self._files is None else self._files.error
+
+    @property
+    def skipped(self) -> list[tuple[int, int]]:
+        """Damaged files that were left out of the last pass, from 0, and how many of its samples each had."""
+        return [] if self._files is None else sorted(self._files.skipped.items())
 
     def end(self) -> None:
         """Read no more. Any thread may."""

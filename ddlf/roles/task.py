@@ -147,6 +147,7 @@ class Reply:
         compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
         wait_data_s: Those of them that nothing had been read to train on.
         files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
+        skipped: Partition files that are damaged, from 0, and how many of the task's samples were left out with each.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         factor: What the update is scaled by, if it stays.
@@ -176,6 +177,7 @@ class Reply:
     bytes_out: int = 0
     bytes_back: int = 0
     pushed: dict[str, Any] | None = None
+    skipped: Sequence[tuple[int, int]] = ()
 
     @property
     def slot(self) -> int:
@@ -227,6 +229,7 @@ class Reply:
         facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker, read=isinstance(task.indices, Portion))
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
+        facts["skipped"] = _left_out(facts["skipped"], task, worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         _check_control(facts["state"].get(CONTROL), like, worker)
         return cls(task=task, **facts)
@@ -239,6 +242,7 @@ _FROM_WORKER = (
         if field.name != "task" and field.default is dataclasses.MISSING
     ),
     "pushed",
+    "skipped",
 )
 
 
@@ -260,6 +264,17 @@ def _checked(fed: Any, samples: int, worker: str, *, read: bool) -> np.ndarray[A
     if fed.min() < 0 or fed.max() >= samples:
         raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker)
     return fed
+
+
+def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]]:
+    found = [(int(file), int(samples)) for file, samples in skipped]
+    if found and not (
+        isinstance(task.indices, Portion)
+        and all(file >= 0 and samples > 0 for file, samples in found)
+        and sum(samples for _, samples in found) < len(task.indices)
+    ):
+        raise ProtocolError("says that it left out samples that it was not given", worker=worker)
+    return found
 
 
 def _check_control(control: Any, like: Weights, worker: str) -> None:

@@ -279,6 +279,8 @@ def _environment(past: Past) -> list[list[str]]:
             text = f"each of {ledger['samples']:,} samples was trained on {ledger['least']:,} times"
         else:
             text = f"samples were trained on {ledger['least']:,} to {ledger['most']:,} times, {ledger['mean']:.4g} on average"
+        if "skipped" in ledger:
+            text += f"; damaged partition files were left out: {', '.join(map(str, ledger['skipped']))}"
         rows.append(["ledger", f"{text}; SHA-256 of the counts {ledger['sha256'][:16]}"])
     if lost := summary.get("events_lost"):
         rows.append(["events that could not be written", f"{lost:,}"])

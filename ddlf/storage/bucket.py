@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from ddlf.errors import ConfigError, DatasetError
+from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.record import size
 from ddlf.storage import manifest
 from ddlf.storage.cache import Cache
@@ -131,11 +131,11 @@ class Bucket:
         try:
             return np.frombuffer(self._exactly(file, self._store.read(file.name, file.nbytes)), np.uint8)
         except Gone:
-            raise DatasetError(f"{self._said(file)} is missing", hint=COPY) from None
+            raise DatasetDamaged(f"{self._said(file)} is missing", hint=COPY) from None
 
     def _exactly(self, file: PartitionFile, data: bytes) -> bytes:
         if len(data) != file.nbytes:
-            raise DatasetError(
+            raise DatasetDamaged(
                 f"{self._said(file)} has {len(data):,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY
             )
         return data
@@ -147,7 +147,7 @@ class Bucket:
                 file.sha256, file.nbytes, lambda path: self._store.fetch(file.name, file.nbytes, path)
             )
         except Gone:
-            raise DatasetError(f"{self._said(file)} is missing", hint=COPY) from None
+            raise DatasetDamaged(f"{self._said(file)} is missing", hint=COPY) from None
 
     # -- writing ----------------------------------------------------------------------------------------------------
 

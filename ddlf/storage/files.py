@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import DatasetError
+from ddlf.errors import DatasetDamaged
 from ddlf.storage.explained import explained
 from ddlf.storage.manifest import Column, PartitionFile
 
@@ -56,7 +56,7 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
         DatasetError: It is damaged, or has other columns.
     """
     if hashlib.sha256(whole.data).hexdigest() != file.sha256:
-        raise DatasetError(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+        raise DatasetDamaged(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
     whole.flags.writeable = False
     return _columns_of(whole, file, columns, where)
 
@@ -85,7 +85,7 @@ def _columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column]
             values = _array(body, head, name, column.dtype, [int(ends[-1]), *column.shape[1:]])
             found[name] = Ragged(values, ends, column.shape[0])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DatasetError(f"{where} has other columns than the manifest ({error})", hint=COPY) from None
+        raise DatasetDamaged(f"{where} has other columns than the manifest ({error})", hint=COPY) from None
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.errors import DatasetError
+from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.storage.files import Arrays
 from ddlf.storage.manifest import Column, Manifest
 from ddlf.storage.place import Place, open_place
@@ -49,6 +49,7 @@ class DataSet(Mapping[str, Array]):
             self.manifest = self._place.manifest()
         self._decode = decode
         self._arrays: dict[str, Array] = {}
+        self._damaged: dict[int, str] = {}
         self._versions = {0: self, self.manifest.version: self}
         self._here: Sequence[bool] = ()
         self._others: list[Place] = []
@@ -82,7 +83,7 @@ class DataSet(Mapping[str, Array]):
 
     def _of(self, manifest: Manifest) -> DataSet:
         other = copy(self)
-        other.manifest, other._arrays, other._here = manifest, {}, ()
+        other.manifest, other._arrays, other._here, other._damaged = manifest, {}, (), {}
         return other
 
     def here(self) -> Sequence[bool]:
@@ -193,6 +194,21 @@ class DataSet(Mapping[str, Array]):
             array.flags.writeable = False
             self._arrays[name] = array
         return self._arrays[name]
+
+    def damaged(self, number: int) -> str:
+        """Why a partition file, from 0, cannot be used; empty if it is whole. Each is looked at once.
+
+        Raises:
+            DatasetError: Nobody knows: it cannot be read.
+        """
+        if number not in self._damaged:
+            why = ""
+            try:
+                self.mapped(number)
+            except DatasetDamaged as error:
+                why = error.message
+            self._damaged[number] = why
+        return self._damaged[number]
 
     def interrupt(self) -> None:
         """Have a thread that waits for the place get an error. What is asked for later is done."""

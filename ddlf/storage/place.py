@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ddlf.errors import DatasetError
+from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.record import size
 from ddlf.storage import manifest
 from ddlf.storage.explained import explained
@@ -200,19 +200,19 @@ class Folder:
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != file.sha256:
-            raise DatasetError(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+            raise DatasetDamaged(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
         self.arrays(file, columns)
 
     def _found(self, file: PartitionFile) -> Path:
         path = self.path / file.name
         with explained(path, "read"):
             if not os.path.lexists(path):
-                raise DatasetError(f"{path} is missing", hint=COPY)
+                raise DatasetDamaged(f"{path} is missing", hint=COPY)
             if path.parent.is_symlink():
                 raise DatasetError(f"{path.parent} is a link", hint="a data set has its files in its own folder")
             found = self._plain(path)
         if found != file.nbytes:
-            raise DatasetError(f"{path} has {found:,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY)
+            raise DatasetDamaged(f"{path} has {found:,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY)
         return path
 
     def _plain(self, path: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -52,8 +52,11 @@ class Stream:
             are read from the disk as they are wanted.
         before: A pass over the same data with the same memory. Files that it has in memory, or passes before it, as many as half of the memory holds,
             need not be read again.
+        skipped: Partition files that are left out, from 0.
 
     Attributes:
+        left_out: Samples that are left out, by number of their file.
+        samples: How many are read.
         begun: Whether somebody takes chunks.
         wait_s: Seconds that was waited for chunks.
         files: Numbers of the files that were opened, in that order, each once in a row.
@@ -63,10 +66,22 @@ class Stream:
     """
 
     def __init__(
-        self, data: DataSet, portion: Portion, batch_size: int, memory: int, before: Stream | None = None
+        self,
+        data: DataSet,
+        portion: Portion,
+        batch_size: int,
+        memory: int,
+        before: Stream | None = None,
+        skipped: Collection[int] = (),
     ) -> None:
         self._data, self._portion, self._room = data, portion, memory // 2
         self._sizes = data.manifest.sizes
+        self._skipped = np.array(sorted(skipped), np.int64)
+        self.left_out: dict[int, int] = {}
+        for whose, _ in portion.blocks(self._sizes) if len(self._skipped) else ():
+            for number, count in zip(*np.unique(whose[np.isin(whose, self._skipped)], return_counts=True), strict=True):
+                self.left_out[int(number)] = self.left_out.get(int(number), 0) + int(count)
+        self.samples = portion.samples - sum(self.left_out.values())
         row = data.row_bytes
         if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
             raise ConfigError(
@@ -132,9 +147,12 @@ class Stream:
             self._data.interrupt()  # else the process could end only when the store answers
 
     def _chunks(self) -> Iterator[Arrays]:
-        left = self._portion.samples
+        left = self.samples
         whole, filled = self._empty(left), 0
         for files, rows in self._portion.blocks(self._sizes):
+            if self.left_out:
+                read = ~np.isin(files, self._skipped)
+                files, rows = files[read], rows[read]
             self._open_all(np.unique(files).tolist())
             begin = 0
             while begin < len(rows):

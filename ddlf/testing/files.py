@@ -17,11 +17,12 @@ class MadeUp:
 
     Attributes:
         manifest: As of ``DataSet``.
+        on_disk: As of ``DataSet``.
         in_order: As of ``DataSet``.
         inexact: As of ``DataSet``.
     """
 
-    in_order, inexact = False, ""
+    on_disk, in_order, inexact = True, False, ""
 
     def __init__(self, sizes: Sequence[int], version: int = 1, hosts: int = 0) -> None:
         files, first = [], 0

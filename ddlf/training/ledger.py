@@ -78,6 +78,7 @@ class FileLedger:
         sizes: Samples in each file; only ``counts`` needs them.
         times: How often every sample was trained on, beside what is open.
         open: What was read in epochs that are not all read: a portion for each range, and how often.
+        skipped: Of what was read, damaged files that were left out: a portion, how often, and the numbers of the files.
 
     Attributes:
         at: Gives the data set in another version, by its number; None where there is one only.
@@ -90,6 +91,7 @@ class FileLedger:
         sizes: Sequence[int] | np.ndarray[Any, Any] = (),
         times: int = 0,
         open: Sequence[tuple[Portion, int]] = (),
+        skipped: Sequence[tuple[Portion, int, Sequence[int]]] = (),
     ) -> None:
         self.inexact = ""
         self.samples = samples
@@ -97,19 +99,23 @@ class FileLedger:
         self.at: Callable[[int], Any] | None = None
         self._times = times
         self._open = list(open)
+        self._skipped = [(portion, times, tuple(files)) for portion, times, files in skipped]
 
-    def add(self, indices: Portion, epochs: int, fed: int | None = None) -> None:
+    def add(self, indices: Portion, epochs: int, fed: int | None = None, skipped: Sequence[int] = ()) -> None:
         """Count what one slot was trained on, whose update was merged.
 
         Args:
             indices: What it read.
             epochs: Local ones.
             fed: In how many it was given that, if not in all.
+            skipped: Numbers of files that were left out of it.
         """
         epochs = epochs if fed is None else fed
         if not epochs:
             return
         one = replace(indices, again=(), end=indices.begin + len(indices))
+        if skipped:
+            self._skipped.append((one, epochs, tuple(skipped)))
         alike = [(open, times) for open, times in self._open if _epoch(open) == _epoch(one)]
         if all(times == epochs for _, times in alike) and _is_all([one, *(open for open, _ in alike)], self.samples):
             self._open = [entry for entry in self._open if entry not in alike]
@@ -130,24 +136,37 @@ class FileLedger:
         """As of ``Ledger``; made when it is asked for, 4 bytes for each sample."""
         counts = np.full(self.samples, self._times, np.int32)
         for portion, times in self._open:
-            sizes = self.sizes if self.at is None else self.at(portion.version).manifest.sizes
-            np.add.at(counts, portion.ids(sizes), np.int32(times))
+            np.add.at(counts, portion.ids(self._sizes_of(portion)), np.int32(times))
+        for portion, times, numbers in self._skipped:
+            sizes = np.asarray(self._sizes_of(portion), np.int64)
+            firsts = np.cumsum(sizes) - sizes
+            for files, rows in portion.blocks(sizes):
+                left_out = np.isin(files, numbers)
+                np.subtract.at(counts, firsts[files[left_out]] + rows[left_out], np.int32(times))
         return counts
+
+    def _sizes_of(self, portion: Portion) -> Any:
+        return self.sizes if self.at is None else self.at(portion.version).manifest.sizes
 
     def is_exact(self, epochs: int) -> bool:
         """As of ``Ledger``."""
-        return self._times == epochs and not self._open and not self.inexact
+        return self._times == epochs and not self._open and not self._skipped and not self.inexact
 
     def summary(self) -> dict[str, Any]:
         """As of ``Ledger``; the SHA-256 is of the counts as ranges."""
         read = [times * len(portion) for portion, times in self._open]
-        counts = self.counts if read else np.array([self._times])
+        counts = self.counts if read or self._skipped else np.array([self._times])
         return {
             "samples": self.samples,
             "least": int(counts.min()),
             "most": int(counts.max()),
-            "mean": self._times + sum(read) / self.samples,
-            "exact": not read and not self.inexact,
+            "mean": float(counts.mean()) if self._skipped else self._times + sum(read) / self.samples,
+            "exact": not read and not self._skipped and not self.inexact,
+            **(
+                {"skipped": sorted({file + 1 for *_, files in self._skipped for file in files})}
+                if self._skipped
+                else {}
+            ),
             **({"inexact": self.inexact} if self.inexact else {}),
             "sha256": hashlib.sha256(repr(self.to_facts()).encode()).hexdigest(),
         }
@@ -155,13 +174,16 @@ class FileLedger:
     def to_facts(self) -> dict[str, Any]:
         """As it is stored."""
         open = [[portion.to_message() | {"again": []}, times] for portion, times in self._open]
-        return {"samples": self.samples, "times": self._times, "open": open}
+        facts = {"samples": self.samples, "times": self._times, "open": open}
+        left_out = [[portion.to_message() | {"again": []}, times, files] for portion, times, files in self._skipped]
+        return facts | ({"skipped": left_out} if left_out else {})
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> FileLedger:
         """As it was stored; without the sizes of the files."""
         open = [(Portion.from_message(portion), times) for portion, times in facts["open"]]
-        return cls(facts["samples"], times=facts["times"], open=open)
+        skipped = [(Portion.from_message(portion), *more) for portion, *more in facts.get("skipped", ())]
+        return cls(facts["samples"], times=facts["times"], open=open, skipped=skipped)
 
 
 def _is_all(portions: Sequence[Portion], samples: int) -> bool:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading import MAX_GLOBAL, NEAR, SHUFFLE, Global
 from ddlf.errors import ConfigError
+from ddlf.events import Warned
 
 if TYPE_CHECKING:
+    from ddlf.roles.task import Reply
     from ddlf.storage.opened import DataSet
+    from ddlf.training.run import Run
 
 USUAL = "window:8"
 """What mixes as well as a whole shuffle where the samples of files are mixed already, and reads each file once: ``docs/howto/big_data.md``."""
@@ -33,6 +36,11 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         ConfigError: Names the setting.
     """
     data = files_of(app)
+    if settings["on_bad"] == "skip" and (data is None or not data.on_disk):
+        raise ConfigError(
+            "on_bad='skip' is for partition files, and load_dataset sets something else as training data",
+            hint="leave out on_bad, or set self.train_data = ddlf.data.open(place)",
+        )
     if data is None:
         some = any(getattr(app, f"{part}_data", None) is not None for part in ("val", "test"))
         for name in ("shuffle", *(() if some else ("data_memory",))):
@@ -94,3 +102,23 @@ def check_rounds(settings: dict[str, Any], samples: int, slots: int) -> None:
             f"round_samples={asked} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",
             hint="use longer rounds, or fewer slots",
         )
+
+
+def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
+    """What the ledger is to know of damaged files that a worker left out; each is told of once.
+
+    Returns:
+        Nothing, or the numbers of the files.
+    """
+    if not reply.skipped:
+        return ()
+    version = reply.task.indices.version
+    files = run.facts.files.at(version).manifest.files
+    for number, _ in reply.skipped:
+        if (version, number) not in run.left_out:
+            run.left_out.add((version, number))
+            file = files[number]
+            ids = f"{file.first:,} to {file.first + file.samples - 1:,}"
+            why = f"{file.name} is damaged or missing, and left out (on_bad='skip'): samples {ids}; the ledger is not exact"
+            run.crew.emit(Warned(about="data", why=why))
+    return ([number for number, _ in reply.skipped],)

@@ -31,6 +31,7 @@ from ddlf.training.nearby import Nearby
 from ddlf.training.order import Order, Replay
 from ddlf.training.parts import parts_of
 from ddlf.training.progress import Progress
+from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
 from ddlf.training.rounds import Ended, Facts, Round, arrived, end_all
 from ddlf.training.versions import go_over
@@ -88,6 +89,7 @@ class Run:
         self._before: tuple[int, int, int] | None = None  # bytes out and back, and losses, before it of all slots
         self._reporting: asyncio.Task[bool] | None = None
         self._arrivals: Arrivals | None = None
+        self.left_out: set[tuple[int, int]] = set()  # versions and numbers of damaged files that were told of
 
     # -- for algorithms ----------------------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class Run:
         self.exchange.count(replies, whole_round=self._arrivals is None)
         for reply in replies:
             task = reply.task
-            progress.ledger.add(task.indices, task.epochs, reply.fed)
+            progress.ledger.add(task.indices, task.epochs, reply.fed, *left_out(self, reply))
             if self._arrivals is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
             if self._arrivals is None or (self._arrivals.paced and task.round > 0):
@@ -385,6 +387,7 @@ class Run:
             workers=tuple(reply.worker for reply in replies),
             verdicts=tuple(dict.fromkeys(self.verdicts)),
             recomputed=recomputed,
+            skipped=tuple(sorted((file + 1, samples) for reply in replies for file, samples in reply.skipped)),
             metrics=metrics | shown,
         )
 

@@ -306,3 +306,23 @@ def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
 
     with pytest.raises(DatasetError, match="train_data does not say how many batches it has"):
         of_source(of_no_length)
+
+
+def test_damaged_files_are_left_out_if_that_is_wanted_and_the_rest_is_the_bits_of_arrays(place):
+    where = place()
+    (where / "v0001" / "00001.safetensors").write_bytes(b"")
+    files, plain = of_files(where, on_bad="skip"), made()
+    start = plain.app.model.get_weights()
+    for round, portion in enumerate(portions(SIZES, [103, 100], "window:2", seed=3, epoch=1)):
+        got = files.carry(task(files, weights=start, indices=portion, round=round))
+        ids = portion.ids(SIZES)
+        kept = ids[(ids < 70) | (ids >= 138)]
+        wanted = plain.carry(task(plain, weights=start, indices=kept, round=round))
+        assert equal(arrays(got, start), arrays(wanted, start))
+        assert got.samples == len(kept)
+        assert got.skipped == ([(1, len(ids) - len(kept))] if len(ids) > len(kept) else [])
+    for number in (0, 2):
+        (where / "v0001" / f"0000{number}.safetensors").unlink()
+    files = of_files(where, on_bad="skip")
+    with pytest.raises(DatasetError, match=r"nothing is left to train on: .*safetensors"):
+        files.carry(task(files, weights=start, indices=portion))

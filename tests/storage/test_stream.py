@@ -1,5 +1,6 @@
 """Samples of partition files as a stream: the order that was asked for, within a bound of memory, and ended at once."""
 
+import shutil
 import threading
 import tracemalloc
 
@@ -113,8 +114,6 @@ def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
 
 
 def test_a_damaged_file_is_named_before_a_sample_of_it_is_given(place, tmp_path):
-    import shutil
-
     shutil.copytree(place, tmp_path / "copy")
     path = tmp_path / "copy" / "v0001" / "00003.safetensors"
     bad = bytearray(path.read_bytes())
@@ -126,6 +125,27 @@ def test_a_damaged_file_is_named_before_a_sample_of_it_is_given(place, tmp_path)
         got.extend(number for chunk in stream for number in chunk["y"].tolist())
     assert got == list(range(len(got)))
     assert len(got) <= sum(SIZES[:3])
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
+def test_files_that_are_left_out_are_counted_before_the_first_chunk(place, tmp_path, shuffle):
+    shutil.copytree(place, tmp_path / "copy")
+    damaged, missing = (tmp_path / "copy" / "v0001" / f"{number:05}.safetensors" for number in (3, 5))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    missing.unlink()
+    data = ddlf.data.open(tmp_path / "copy")
+    bad = [number for number in range(len(SIZES)) if data.damaged(number)]
+    assert bad == [3, 5]
+    files, out = np.repeat(np.arange(len(SIZES)), SIZES), 0
+    for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
+        stream = Stream(data, portion, 8, 10_000, None, bad)
+        ids = portion.ids(SIZES)
+        kept = ids[~np.isin(files[ids], bad)]
+        assert stream.samples == len(kept)
+        assert stream.left_out == {number: n for number in bad if (n := int((files[ids] == number).sum()))}
+        assert [number for chunk in stream for number in chunk["y"]] == kept.tolist()
+        out += len(ids) - len(kept)
+    assert out == SIZES[3] + SIZES[5]
 
 
 def test_a_memory_that_no_batches_fit_into_is_refused_with_what_would_do(place):

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.ledger import FileLedger
@@ -147,11 +147,28 @@ def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
     assert ledger.counts.tolist() == [3] * 5 + [1] * 5
 
 
+def test_what_was_left_out_is_in_the_ledger_and_stays_there():
+    sizes = [4, 3, 5]
+    one, other = portions(sizes, [6, 6], "window:2", seed=0, epoch=0)
+    ledger = FileLedger(12, sizes)
+    ledger.add(one, 1, skipped=[1])
+    ledger.add(other, 1, skipped=[1])
+    wanted = [1] * 4 + [0] * 3 + [1] * 5
+    again = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
+    again.sizes = sizes
+    for each in (ledger, again):
+        assert each.counts.tolist() == wanted
+        assert not each.is_exact(1)
+        summary = each.summary()
+        assert (summary["exact"], summary["skipped"], summary["least"], summary["mean"]) == (False, [2], 0, 9 / 12)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"files": (), "shuffle": "window:8"}, "shuffle='window:files=8' is for partition files"),
         ({"files": (), "data_memory": "1GB"}, "data_memory=1000000000 is for partition files"),
+        ({"files": (), "on_bad": "skip"}, "on_bad='skip' is for partition files"),
         ({"worker_steps": 2}, "worker_steps=2 does not go with partition files"),
         ({"partition": "power:1"}, "it needs all labels at once"),
         ({"balance": "speed", "round_samples": 100}, "balance='speed' does not go with"),

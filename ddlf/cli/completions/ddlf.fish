@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -82,8 +82,9 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l slots -x -d 'parts of each round,
 complete -c ddlf -n '_shtab_ddlf_using run' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using run' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
-complete -c ddlf -n '_shtab_ddlf_using run' -l shuffle -x -d 'how rows of partition files are mixed: global, window:8, none'
+complete -c ddlf -n '_shtab_ddlf_using run' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
 complete -c ddlf -n '_shtab_ddlf_using run' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using run' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using run' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
 complete -c ddlf -n '_shtab_ddlf_using run' -l batchnorm -xka "averaged local recalibrated" -d 'batch normalization: averaged, each slot'"'"'s own (local), or statistics anew after each merge (recalibrated)'
@@ -156,8 +157,9 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l slots -x -d 'parts of each round
 complete -c ddlf -n '_shtab_ddlf_using demo' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
-complete -c ddlf -n '_shtab_ddlf_using demo' -l shuffle -x -d 'how rows of partition files are mixed: global, window:8, none'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l batchnorm -xka "averaged local recalibrated" -d 'batch normalization: averaged, each slot'"'"'s own (local), or statistics anew after each merge (recalibrated)'
@@ -376,8 +378,9 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l slots -x -d 'parts of each round,
 complete -c ddlf -n '_shtab_ddlf_using env' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using env' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
-complete -c ddlf -n '_shtab_ddlf_using env' -l shuffle -x -d 'how rows of partition files are mixed: global, window:8, none'
+complete -c ddlf -n '_shtab_ddlf_using env' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
 complete -c ddlf -n '_shtab_ddlf_using env' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using env' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using env' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
 complete -c ddlf -n '_shtab_ddlf_using env' -l batchnorm -xka "averaged local recalibrated" -d 'batch normalization: averaged, each slot'"'"'s own (local), or statistics anew after each merge (recalibrated)'
@@ -442,8 +445,9 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l slots -x -d 'parts of eac
 complete -c ddlf -n '_shtab_ddlf_using config show' -l precision -xka "auto float32 mixed_bfloat16 mixed_float16" -d 'precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
-complete -c ddlf -n '_shtab_ddlf_using config show' -l shuffle -x -d 'how rows of partition files are mixed: global, window:8, none'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l batchnorm -xka "averaged local recalibrated" -d 'batch normalization: averaged, each slot'"'"'s own (local), or statistics anew after each merge (recalibrated)'

@@ -1,0 +1,97 @@
+"""Flipped bits and truncations in all files of a data set, its manifest among them: each is named, and no sample of that file is trained on.
+
+    python -m tests.trials.damage [--flips 500] [--cuts 200] [--seed 0]
+
+A data set of fixed and of ragged columns, read in memory and mapped from the disk by turns, as a stream in training reads it. The exit code is 1
+if a damage was not named, or a sample of that file came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+import ddlf.data
+from ddlf.algorithms.reading import portions
+from ddlf.errors import DatasetError
+from ddlf.storage.manifest import NAME
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import split
+from ddlf.storage.stream import Stream
+
+SAMPLES, FILES = 120, 6
+
+
+def data_set(folder: Path) -> Path:
+    """A small data set at a place below a folder."""
+    columns = {"x": [[n] * (n % 7) for n in range(SAMPLES)], "y": range(SAMPLES), "z": np.arange(SAMPLES) / 3}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
+    split(open_source(folder / "a.parquet", ragged="x"), Folder(folder / "place"), [SAMPLES // FILES] * FILES)
+    return folder / "place"
+
+
+def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
+    """What went wrong with a damaged file; empty if it was named and nothing of it came out."""
+    given: list[int] = []
+    try:
+        data = ddlf.data.open(place)
+        (portion,) = portions(data.manifest.sizes, [SAMPLES], "window:2", seed=seed, epoch=0)
+        for chunk in Stream(data, portion, 4, memory):
+            given += chunk["y"].tolist()
+    except DatasetError as error:
+        if path.name not in error.message:
+            return f"{path.name} is not named: {error.message}"
+        number = -1 if path.name == NAME else int(path.stem)
+        if path.name == NAME:
+            return f"{len(given)} samples came out" if given else ""
+        first = data.manifest.files[number].first
+        ids = portion.ids(data.manifest.sizes)[: len(given)]
+        bad = [one for one in ids.tolist() if first <= one < first + data.manifest.files[number].samples]
+        return f"{len(bad)} samples of {path.name} came out" if bad else ""
+    return f"nobody noticed that {path.name} is damaged"
+
+
+def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
+    """What went wrong, of so many bits flipped and files cut, one at a time."""
+    chance, wrong = random.Random(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        place = data_set(Path(folder))
+        paths = [place / NAME, *sorted(place.glob("v0001/*"))]
+        for number in range(flips + cuts):
+            path = paths[number % len(paths)]
+            whole = path.read_bytes()
+            if number < flips:
+                harmed = bytearray(whole)
+                harmed[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+            else:
+                harmed = bytearray(whole[: chance.randrange(len(whole))])
+            path.write_bytes(harmed)
+            if said := harmless(place, path, (3000, 10**6)[number % 2], number):
+                wrong.append(said)
+            path.write_bytes(whole)
+    return wrong
+
+
+def main() -> int:
+    """Run the trial and say what it found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--flips", type=int, default=500)
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    wrong = trial(options.flips, options.cuts, options.seed)
+    print("\n".join(wrong))
+    print(f"{options.flips} flipped bits, {options.cuts} truncations: {len(wrong)} not named, or trained on")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
