@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 LEFT_OUT = 2
-START_S = 120.0
+START_S = 240.0
 """For all nodes to be there."""
 
 
