@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -171,6 +172,7 @@ def main(argv: list[str] | None = None) -> list[list[float]]:
     if options.master is not None:
         asyncio.run(train(options.master))
         return []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     token = new_token()
     with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
         facts = {name: getattr(options, name) for name in ("parameters", "steps", "repeats")}
