@@ -112,6 +112,8 @@ class PushingStandIn(DownpourReplica):
 
     async def close(self) -> None:
         """See ``Role``."""
+        self._worker.on_shard(None)
+        await self._end.close()
 
 
 def like(sizes: Sequence[int]) -> list[Any]:
@@ -156,7 +158,14 @@ class StandInRun(FakeRun):
     def __init__(self, cluster: Any, parameters: int, **settings: Any) -> None:
         self.sizes = tensors(parameters)
         begin = {f"tensor{i}": np.zeros(size, np.float32) for i, size in enumerate(self.sizes)}
+        if settings.get("mode") != "downpour":  # what an optimizer keeps is not made up
+            settings = {"optimizer_state": "fresh", **settings}
         super().__init__(cluster, start=begin, slots=cluster.N, **settings)
+
+    @property
+    def stand_in(self) -> tuple[Any, Any]:
+        """What is opened on workers, and what that is told."""
+        return (PushingStandIn if self.mode == "downpour" else StandIn), self.sizes
 
     def on_event(self, event: Any) -> None:
         """Nobody looks."""
@@ -170,7 +179,8 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
     """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
 
     async def open_worker(worker: Any) -> None:
-        await worker.call((run, REPLICA), "open", PushingStandIn if app.mode == "downpour" else StandIn, run, app.sizes)
+        kind, told = app.stand_in
+        await worker.call((run, REPLICA), "open", kind, run, told)
 
     app._run, app._content = run, "made up"
     app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}

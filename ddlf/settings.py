@@ -266,19 +266,19 @@ class Settings:
     shards: Annotated[
         int | None,
         Whole(1, none="one on each worker"),
-        "equal slices of the weights, each on a worker",
-        "N",
-        FILE | FACT,
-        "downpour",
+        *("equal slices of the weights, each on a worker", "N", FILE | FACT, "downpour"),
+    ] = None
+
+    copies: Annotated[
+        int | None,
+        Whole(0, none="one, where there is another worker"),
+        *("copies of each shard, on other workers", "N", FILE, "downpour"),
     ] = None
 
     softsync: Annotated[
         int | None,
         Whole(1, none="a step for each push"),
-        "with N, a shard steps by the mean of as many pushes as N goes into the replicas",
-        "N",
-        FACT,
-        "downpour",
+        *("with N, a shard steps by the mean of as many pushes as N goes into the replicas", "N", FACT, "downpour"),
     ] = None
 
     warm_start: Annotated[

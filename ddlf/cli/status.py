@@ -64,7 +64,11 @@ def shown(shard: dict[str, Any] | None) -> list[str]:
     if shard is None:
         return []
     share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
-    return [f"a shard ({share}, version {shard['version']}) of run {shard['run']}"]
+    shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # of a daemon of 0.1.0 neither is there
+    found = [f"a shard ({share}, version {shard['version']})"] if shards else []
+    found += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
+    found += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
+    return [*found[:-1], f"{found[-1]} of run {shard['run']}"]
 
 
 async def stop(options: argparse.Namespace) -> int:

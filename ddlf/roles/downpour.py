@@ -48,7 +48,6 @@ class DownpourReplica(CallingReplica):
         self._stepper: Stepper
         self._cadence: Cadence
         self._turns: Turns | None = None  # of this round
-        self._shown: tuple[int, int, int] | None = None  # the shard of ``ddlf status``
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -65,17 +64,28 @@ class DownpourReplica(CallingReplica):
         return await super().train(task)
 
     @concurrent
-    async def own(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
+    async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: list[list[int]]) -> None:
         """See ``End``."""
-        await self._end.own(epoch, shard, facts)
-        begin, end = facts["part"]
-        self._shown = begin, end, self._stepper.rows.sizes[0]
-        self._worker.on_shard(Shard(*self._shown, facts.get("version", 0), self._role[0]))
+        await self._end.own(epoch, shard, facts, falls)
+        self._show()
 
     @concurrent
-    async def arrange(self, epoch: int, owners: list[int], parts: list[Any]) -> None:
+    async def arrange(self, *arguments: Any) -> None:
         """See ``End``."""
-        await self._end.arrange(epoch, owners, parts)
+        await self._end.arrange(*arguments)
+        self._show()
+
+    @concurrent
+    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
+        """See ``End``."""
+        found = await self._end.take_over(epoch, shard, falls, whole)
+        self._show()
+        return found
+
+    @concurrent
+    async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
+        """See ``End``."""
+        return await self._end.release(epoch, shard, following, to)
 
     @concurrent
     async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
@@ -85,20 +95,35 @@ class DownpourReplica(CallingReplica):
     @concurrent
     async def versions(self) -> list[list[int]]:
         """See ``End``."""
-        found = await self._end.versions()
-        if found and self._shown:
-            self._worker.on_shard(Shard(*self._shown, found[-1][1], self._role[0]))
-        return found
+        self._show()
+        return await self._end.versions()
 
     async def close(self) -> None:
         """See ``Replica``."""
         self._worker.on_shard(None)
+        await self._end.close()
         await super().close()
 
     @offered
     async def shard(self, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:
         """See ``End``."""
         return await self._end.shard(epoch, shard, verb, *arguments)
+
+    @offered
+    async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
+        """See ``End``."""
+        await self._end.copy(epoch, shard, facts)
+
+    def _show(self) -> None:
+        """Have ``ddlf status`` say what is kept here: of several shards the first, and how many more."""
+        shards, copies = self._end.shards, len(self._end.copies)
+        if not shards and not copies:
+            self._worker.on_shard(None)
+            return
+        first = next(iter(shards.values()), None)
+        begin, end, version = (0, 0, 0) if first is None else (*first.how["part"], first.version)
+        of = self._stepper.rows.sizes[0]
+        self._worker.on_shard(Shard(begin, end, of, version, self._role[0], len(shards), copies))
 
     # -- on the compute thread ------------------------------------------------------------------------------------------
 

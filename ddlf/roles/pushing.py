@@ -4,15 +4,19 @@ Everything here is on the event loop. A replica computes elsewhere, and asks for
 
     take: wait for the fetch that is under way; own gradients that are not in it yet are subtracted from it; begin the next one
     push: hand over the sum of some gradients, which goes to all shards behind the replica's last one
+
+It keeps a push until it is safe: in the copies of all shards. When a copy takes over it hears which push of its own is the last one there, and sends
+those behind it again, in order: so each counts once, and a round is over when nothing of it can be lost any more with one worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,83 +24,16 @@ from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Row
 from ddlf.algorithms.shards import Slice
-from ddlf.errors import ConfigError, DDLFError, RemoteError
+from ddlf.errors import ConfigError
 from ddlf.roles.generation import Unreached
-from ddlf.roles.shard import KNOWN, Shards
+from ddlf.roles.owners import Moved, Owners
+from ddlf.roles.shard import KNOWN
 
-NOTICED_S = 10.0
-"""How long a shard is asked again that does not answer: by then the master has noticed that its worker is lost, or it is the link between the two."""
-RETRY_S = 0.2
 ON_THEIR_WAY = 2
 """Pushes of a replica that are not acknowledged yet; the next one waits."""
-
-T = TypeVar("T")
-Ask = Callable[..., Awaitable[Any]]
-"""Asks another worker: its number, a verb, and the verb's own arguments."""
-
-
-@dataclass(slots=True)
-class Owners:
-    """Where the shards are, as one worker sees it.
-
-    Args:
-        me: Number of this worker.
-        mine: The shards that it owns.
-        ask: Asks others.
-        epoch: How often the master has said who owns what.
-        owners: The worker of each shard.
-        parts: Slices of each shard: of the values that are trained, and of the others.
-    """
-
-    me: int
-    mine: Shards
-    ask: Ask
-    epoch: int = 0
-    owners: Sequence[int] = ()
-    parts: Sequence[tuple[Slice, Slice]] = ()
-
-    async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
-        """Do something with every shard, all at the same time; when one fails, the others end."""
-        if len(self.owners) == 1:
-            return [await one(0)]
-        tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def of(self, shard: int, verb: str, *arguments: Any, again: int | None = None) -> Any:
-        """What a shard answers, wherever it is by then.
-
-        Args:
-            shard: Which.
-            verb: Name of one of its methods.
-            arguments: Its own.
-            again: Place among them of what is to be True from the second attempt on.
-
-        Raises:
-            Unreached: It did not answer in ``NOTICED_S``.
-            RemoteError: It has refused.
-        """
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        while True:
-            owner = self.owners[shard]
-            try:
-                if owner == self.me:
-                    return await getattr(self.mine.of(self.epoch, shard), verb)(*arguments)
-                return await self.ask(owner, "shard", self.epoch, shard, verb, *arguments)
-            except RemoteError:
-                raise
-            except (DDLFError, Unreached) as error:
-                lost = isinstance(error, Unreached | LookupError | ConnectionError)
-                if not lost or loop.time() - begin > NOTICED_S:
-                    raise Unreached(owner, str(error).partition("\n")[0]) from error
-            await asyncio.sleep(RETRY_S)
-            if again is not None:
-                arguments = (*arguments[:again], True, *arguments[again + 1 :])
+NONE = np.zeros(0, np.float32)
+HELD = 4
+"""Pushes of a replica that are not safe yet; then it has copies made, and waits."""
 
 
 @dataclass(slots=True)
@@ -109,6 +46,8 @@ class Fetched:
         versions: Of each shard.
         received: Pushes in each.
         numbers: Of each the number of the replica's last push of this round that is in it, from 0; -1 for none.
+        epochs: Of each how often it was given to a worker.
+        safe: Of each the pushes that are in all its copies.
     """
 
     weights: Row
@@ -116,6 +55,27 @@ class Fetched:
     versions: list[int]
     received: list[int]
     numbers: list[int]
+    epochs: list[int]
+    safe: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """What a replica keeps of a push until it is safe.
+
+    Args:
+        number: From 0, in its round.
+        place: In the script of a replay.
+        read: Version of each shard that it was made from.
+        gradient: Of all shards.
+        rest: Change of the values that are not trained.
+    """
+
+    number: int
+    place: int
+    read: list[int]
+    gradient: Row
+    rest: Row
 
 
 @dataclass(kw_only=True)
@@ -130,14 +90,14 @@ class ModelReplica:
         owners: Where the shards are.
         cadence: When it fetches and pushes.
         numbers: Of each shard the number of the first push that is not there: of an earlier life some may be.
+        epochs: Of each shard how often it was given to a worker, when that was asked.
         script: In a replay, ``fetches`` and ``pushes``: of each, for each shard, how many pushes are before it.
 
     Attributes:
         first: Number of the first push that some shard lacks: this life begins with its steps.
         done: Steps so far, of this life.
         read: Version of each shard that it computes with.
-        fetches: Of each fetch that was taken, for each shard how many pushes were in it.
-        pushes: Of each push its number, for each shard its staleness, and for each how many pushes were before it.
+        lost: Of each shard pushes of this round that were lost with it.
     """
 
     id: int
@@ -147,11 +107,11 @@ class ModelReplica:
     owners: Owners
     cadence: Cadence
     numbers: Sequence[int]
+    epochs: list[int]
     script: dict[str, list[list[int]]] | None = None
     done: int = 0
     read: list[int] = field(default_factory=list)
-    fetches: list[list[int]] = field(default_factory=list)
-    pushes: list[list[int]] = field(default_factory=list)
+    lost: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.first = min(self.numbers)
@@ -159,9 +119,35 @@ class ModelReplica:
         self._next = self.first
         self._fetching: asyncio.Future[Fetched] | None = None
         self._begun = 0
+        self._fetches: list[Fetched] = []
         self._lacking: deque[tuple[int, Row]] = deque()
         self._sending: deque[asyncio.Future[None]] = deque()
         self._turn = asyncio.Lock()
+        self._unsafe: deque[_Push] = deque()
+        self._forgotten = self.first  # the number behind the last push that is safe
+        self._answers: dict[int, list[tuple[int, int] | None]] = {}  # of each push, for each shard, place and staleness
+        self._falls: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
+        self._safe = [0 for _ in self.numbers]
+
+    @property
+    def seen(self) -> list[list[int]]:
+        """Of each fetch that was taken, for each shard how many pushes were in it; ``KNOWN`` where these were undone since."""
+        return [
+            [
+                KNOWN if any(since > epoch and at < received for since, at in falls) else received
+                for received, epoch, falls in zip(one.received, one.epochs, self._falls, strict=True)
+            ]
+            for one in self._fetches
+        ]
+
+    @property
+    def pushes(self) -> list[list[int]]:
+        """Of each push its number, for each shard its staleness, and for each how many pushes were before it."""
+        whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
+        return [
+            [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
+            for number, answers in whole
+        ]
 
     async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
         """Have the weights of a fetch, and begin the next one if there is a step to take it.
@@ -176,13 +162,16 @@ class ModelReplica:
         found = await (self._fetching or self._fetch())
         self._fetching = None
         self.read = found.versions
-        self.fetches.append(found.received)
+        for shard, (epoch, safe) in enumerate(zip(found.epochs, found.safe, strict=True)):
+            if epoch == self.epochs[shard]:
+                self._safe[shard] = max(self._safe[shard], safe)
         for number, gradient in self._lacking:
             for known, (part, _) in zip(found.numbers, self.owners.parts, strict=True):
                 if number > known:
                     found.weights[slice(*part)] -= np.float32(rate) * gradient[slice(*part)]
         while self._lacking and self._lacking[0][0] <= min(found.numbers):
             self._lacking.popleft()
+        self._fetches.append(dataclasses.replace(found, weights=NONE, rest=NONE))
         if unpushed is not None:
             found.weights -= np.float32(rate) * unpushed
         if self.cadence.begins(self.done, self.left):
@@ -198,7 +187,9 @@ class ModelReplica:
         """
         number, self._next = self._next, self._next + 1
         self._lacking.append((number, gradient))
-        self._sending.append(asyncio.ensure_future(self._send(number, list(self.read), gradient, rest)))
+        push = _Push(number, len(self._answers), list(self.read), gradient, rest)
+        self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # of an earlier life
+        self._sending.append(asyncio.ensure_future(self._send(push)))
         while len(self._sending) > ON_THEIR_WAY or (self._sending and self._sending[0].done()):
             await self._sending.popleft()
 
@@ -210,9 +201,12 @@ class ModelReplica:
             self._fetching = None
 
     async def pushed(self) -> None:
-        """Wait until all pushes are acknowledged."""
+        """Wait until all pushes are safe, and all that was fetched."""
         while self._sending:
             await self._sending.popleft()
+        async with self._turn:
+            await self.owners.each(self._make_safe)
+            self._forget()
 
     def end(self) -> None:
         """End what is under way."""
@@ -237,32 +231,92 @@ class ModelReplica:
             [int(one["version"]) for one in found],
             [int(one["received"]) for one in found],
             [int(one["number"]) if one["round"] == self.round else -1 for one in found],
+            [int(one["epoch"]) for one in found],
+            [int(one["safe"]) for one in found],
         )
 
-    async def _send(self, number: int, read: list[int], gradient: Row, rest: Row) -> None:
+    # -- on their way: one at a time of each replica, to all shards at once ------------------------------------------------
+
+    async def _send(self, push: _Push) -> None:
         async with self._turn:
-            place = len(self.pushes)
-            script = None if self.script is None else self.script["pushes"][place]
+            self._unsafe.append(push)
+            await self.owners.each(self._bring)
+            self._forget()
+            while len(self._unsafe) > HELD:
+                await self.owners.each(lambda shard: self._make_safe(shard, self._unsafe[0].number))
+                self._forget()
 
-            async def one(shard: int) -> tuple[int, int]:
-                if number < self.numbers[shard]:
-                    return KNOWN, 0  # of an earlier life
-                part, other = self.owners.parts[shard]
-                at = None if script is None else script[shard]
-                told = (
-                    self.id,
-                    self.life,
-                    self.round,
-                    number,
-                    read[shard],
-                    gradient[slice(*part)],
-                    rest[slice(*other)],
-                )
-                found = await self.owners.of(shard, "push", *told, False, at, again=7)
-                return int(found[0]), int(found[1])
+    async def _bring(self, shard: int) -> None:
+        """See that a shard has all pushes up to now, wherever it is by then."""
+        while True:
+            epoch = self.owners.epochs[shard]
+            try:
+                if epoch != self.epochs[shard]:
+                    await self._resume(shard, epoch)
+                for push in list(self._unsafe):
+                    if self._answers[push.number][shard] is None:
+                        self._answers[push.number][shard] = await self._push(shard, push, epoch)
+                return
+            except Moved:
+                continue
 
-            answers = await self.owners.each(one)
-            self.pushes.append([number, *(tau for _, tau in answers), *(at for at, _ in answers)])
+    async def _push(self, shard: int, push: _Push, epoch: int) -> tuple[int, int]:
+        (begin, end), (low, high) = self.owners.parts[shard]
+        at = None if self.script is None else self.script["pushes"][push.place][shard]
+        whose = self.id, self.life, self.round, push.number, push.read[shard]
+        slices = push.gradient[begin:end], push.rest[low:high]
+        found = await self.owners.of(shard, "push", *whose, *slices, False, at, again=7, epoch=epoch)
+        return int(found[0]), int(found[1])
+
+    async def _resume(self, shard: int, epoch: int) -> None:
+        """Find out what a shard has of this replica that was given to another worker, and take note of what it lacks."""
+        told = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
+        reached, at, tau = map(int, told["last"] or (-1, KNOWN, 0))
+        for push in self._unsafe:
+            answers = self._answers[push.number]
+            if push.number > reached:
+                answers[shard] = None
+            elif answers[shard] is None:
+                answers[shard] = at, tau  # its answer was lost; no two wait for theirs
+        for number in range(
+            reached + 1, self._forgotten
+        ):  # not to be sent again; of numbers that were skipped nothing is lost
+            if number in self._answers:
+                self._answers[number][shard] = KNOWN, 0
+            self.lost[shard] += number in self._answers or number < self.first
+        self._falls[shard] = [(int(since), int(received)) for since, received in told["falls"]]
+        self._safe[shard], self.epochs[shard] = 0, epoch
+
+    async def _make_safe(self, shard: int, number: int | None = None) -> None:
+        """Wait until a shard's copies have all pushes up to one; by default all that there are, and all that was fetched."""
+        while True:
+            await self._bring(shard)
+            places = [one.number for one in self._unsafe if number is None or one.number <= number]
+            wanted = max((self._place(one, shard) for one in places), default=KNOWN) + 1
+            if number is None:
+                wanted = max(wanted, *(fetch[shard] for fetch in self.seen), 0)
+            if wanted <= self._safe[shard]:
+                return
+            try:
+                epoch = self.epochs[shard]
+                self._safe[shard] = int(await self.owners.of(shard, "safe", wanted, epoch=epoch))
+            except Moved:
+                continue
+
+    def _place(self, number: int, shard: int) -> int:
+        answer = self._answers[number][shard]
+        assert answer is not None
+        return answer[0]
+
+    def _forget(self) -> None:
+        """Let go of pushes that are safe."""
+        while self._unsafe:
+            first = self._unsafe[0]
+            for shard, answer in enumerate(self._answers[first.number]):
+                if answer is None or answer[0] >= self._safe[shard]:
+                    return
+            self._forgotten = first.number + 1
+            self._unsafe.popleft()
 
 
 def _read(worker: int, values: Any, part: Slice) -> Row:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ import numpy as np
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.turns import turns
 from ddlf.errors import ProtocolError
-from ddlf.roles.pushing import ModelReplica, Owners
-from ddlf.roles.shard import Shards
+from ddlf.roles.copying import Copies, keep_copied
+from ddlf.roles.owners import Ask, Owners, shard_of
+from ddlf.roles.pushing import ModelReplica
+from ddlf.roles.shard import Shard
 from ddlf.roles.task import Task
 
-OF_SHARDS = ("begin", "fetch", "push")
+OF_SHARDS = ("begin", "resume", "fetch", "push", "safe")
 """What a shard is asked for by other workers."""
 
 
@@ -26,27 +30,100 @@ class End:
         ask: Asks others.
     """
 
-    def __init__(self, me: int, ask: Any) -> None:
-        self.shards = Shards()
+    def __init__(self, me: int, ask: Ask) -> None:
+        self.shards: dict[int, Shard] = {}
+        self.copies = Copies()
         self.owners = Owners(me, self.shards, ask)
+        self._ask = ask
+        self._copying: dict[int, asyncio.Task[None]] = {}
 
-    async def own(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Own a shard; see ``Shards``."""
-        self.shards.own(epoch, shard, facts)
+    async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
+        """Own a shard from now on; see ``Shard.made``."""
+        await self._let_go(shard)
+        one = self.shards[shard] = Shard.made(facts, epoch, falls)
+        self._copying[shard] = asyncio.ensure_future(keep_copied(one, shard, self._ask))
 
-    async def arrange(self, epoch: int, owners: list[int], parts: list[Any]) -> None:
-        """Hear where the shards are; see ``Owners``."""
-        if epoch >= self.owners.epoch:
-            self.owners.epoch, self.owners.owners = epoch, list(owners)
-            self.owners.parts = [((a, b), (c, d)) for (a, b), (c, d) in parts]
+    async def arrange(
+        self, number: int, owners: list[int], parts: list[Any], epochs: list[int], copies: list[list[Any]]
+    ) -> None:
+        """Hear where the shards are and who is to have copies; see ``Owners``.
+
+        Args:
+            number: How often the master has said so; what comes late is nothing.
+            owners, parts, epochs: As attributes of ``Owners``.
+            copies: Of each shard as ``Shard.holders``.
+        """
+        mine = self.owners
+        if number < mine.arranged:
+            return
+        mine.arranged, mine.parts = number, [((a, b), (c, d)) for (a, b), (c, d) in parts]
+        holders = [tuple((worker, opened) for worker, opened in one) for one in copies]
+        mine.arrange(owners, epochs)
+        here = {shard for shard, one in enumerate(holders) if mine.me in dict(one)}
+        self.copies.only(here, epochs)
+        for shard, one in list(self.shards.items()):
+            if epochs[shard] > one.epoch or (epochs[shard] == one.epoch and owners[shard] != mine.me):
+                await self._let_go(shard)
+            else:
+                await one.copy_to(holders[shard])
 
     async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
         """All that a shard is; see ``Shard``."""
-        return await self.shards.of(epoch, shard).snapshot()
+        return await shard_of(self.shards, epoch, shard).snapshot()
 
     async def versions(self) -> list[list[int]]:
         """Numbers of the shards that are here, and the steps of each."""
-        return [[shard, version] for shard, version in self.shards.versions().items()]
+        return [[number, shard.version] for number, shard in self.shards.items()]
+
+    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
+        """Own a shard from now on of which there is a copy here; or again one that nobody else has got.
+
+        Args:
+            epoch: From now on.
+            shard: Which, from 0.
+            falls: Those of before; see ``Shard``.
+            whole: Whether its last owner has handed over all that it had.
+
+        Returns:
+            All falls.
+
+        Raises:
+            AppMissing: There is no copy.
+        """
+        if shard in self.shards:
+            await self.shards[shard].open(epoch)
+            return falls
+        facts = self.copies.take(epoch, shard)
+        falls = falls if whole else [*falls, [epoch, facts["received"]]]
+        await self.own(epoch, shard, facts, falls)
+        return falls
+
+    async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
+        """Hand all that a shard is to another worker, which takes it over then, and to those that have copies.
+
+        Args:
+            epoch: Until now.
+            shard: Which, from 0.
+            following: Epoch from then on.
+            to: The other worker, and behind it those.
+
+        Returns:
+            Why that one did not get it, in which case it stays; empty if it did.
+        """
+        one = shard_of(self.shards, epoch, shard)
+        facts, is_over = await one.close(), False
+        sending = [asyncio.ensure_future(self._ask(worker, "copy", following, shard, facts)) for worker in to]
+        try:
+            await asyncio.wait(sending)
+            error = sending[0].exception()
+            is_over = error is None
+            return "" if error is None else str(error).partition("\n")[0]
+        finally:
+            if not is_over:
+                await one.open(epoch)
+            for sent in sending:
+                sent.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
 
     async def shard(self, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:
         """What another worker asks of a shard.
@@ -56,7 +133,24 @@ class End:
         """
         if verb not in OF_SHARDS:
             raise ProtocolError(f"a shard is asked for {', '.join(OF_SHARDS)}, and not for {str(verb)[:40]!r}")
-        return await getattr(self.shards.of(epoch, shard), verb)(*arguments)
+        return await getattr(shard_of(self.shards, epoch, shard), verb)(*arguments)
+
+    async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
+        """Keep a copy of another worker's shard; see ``Copies``."""
+        self.copies.keep(epoch, shard, facts)
+
+    async def close(self) -> None:
+        """Own nothing any more."""
+        for shard in list(self.shards):
+            await self._let_go(shard)
+
+    async def _let_go(self, shard: int) -> None:
+        one, copying = self.shards.pop(shard, None), self._copying.pop(shard, None)
+        if one is not None:
+            await one.close()
+        if copying is not None:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
 
     async def replicas(self, task: Task, steps: list[int], cadence: Cadence) -> list[ModelReplica]:
         """The replicas of a slot, as its round begins.
@@ -68,6 +162,7 @@ class End:
         """
         told = task.weights
         ids, life, scripts = told["replicas"], told["life"], told["scripts"] or [None] * len(told["replicas"])
+        epochs = list(self.owners.epochs)
         numbers = await self.owners.each(lambda shard: self.owners.of(shard, "begin", ids, life, task.round))
         return [
             ModelReplica(
@@ -78,6 +173,7 @@ class End:
                 owners=self.owners,
                 cadence=cadence,
                 numbers=[int(of_shard[place]) for of_shard in numbers],
+                epochs=list(epochs),
                 script=script,
             )
             for place, (id, count, script) in enumerate(zip(ids, steps, scripts, strict=True))
@@ -116,8 +212,9 @@ def shares(batches: int, replicas: int) -> list[int]:
 
 
 def record(replicas: list[ModelReplica]) -> dict[str, Any]:
-    """What the master is told of a round's pushes and fetches."""
+    """What the master is told of a round's pushes and fetches, and of each shard how many pushes are lost with it."""
     return {
         "pushes": [[one.id, *push] for one in replicas for push in one.pushes],
-        "fetches": [[one.id, *fetch] for one in replicas for fetch in one.fetches],
+        "fetches": [[one.id, *fetch] for one in replicas for fetch in one.seen],
+        "lost": [list(lost) for one in replicas for lost in one.lost.items()],
     }

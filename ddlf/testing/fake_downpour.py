@@ -13,11 +13,13 @@ from ddlf.algorithms.rows import Row, Rows
 from ddlf.errors import WorkerLost
 from ddlf.roles.generation import Unreached
 from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.serving import planned, record, shares
+from ddlf.roles.serving import End, planned, record, shares
 from ddlf.roles.task import Reply, Task
 
-VERBS = ("own", "arrange", "snapshot", "versions")
+VERBS = ("own", "arrange", "snapshot", "versions", "take_over", "release")
 """What the master asks of a worker's end of Downpour."""
+LOOK_S = 0.002
+"""How often a made-up worker looks whether it is lost."""
 
 
 def gradient(app: Any, task: Task, samples: Any, weights: Row) -> Row:
@@ -88,3 +90,27 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
         state={},
         pushed=pushed | record(replicas),
     )
+
+
+async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any]:
+    """The same, as the master gets it; it hears at once of a loss, of which what goes on there knows nothing.
+
+    Raises:
+        WorkerLost: The worker was lost meanwhile.
+    """
+    worker.carrying = asyncio.ensure_future(carried(worker, app, task))
+    while not worker.carrying.done() and not worker.lost:
+        await asyncio.wait({worker.carrying}, timeout=LOOK_S)
+    if worker.lost:
+        raise WorkerLost("it was lost", worker=worker.name)
+    message: dict[str, Any] = worker.carrying.result().to_message()
+    return message
+
+
+def leave(worker: Any) -> None:
+    """End what goes on of a run on a made-up worker."""
+    if isinstance(end := getattr(worker, "end", None), End):
+        worker.ending = asyncio.ensure_future(end.close())
+        worker.end = End(worker.id, worker.around.ask)
+    if worker.carrying is not None:
+        worker.carrying.cancel()

@@ -31,7 +31,7 @@ from ddlf.roles.serving import End
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
-from ddlf.testing.fake_downpour import VERBS, carried, gradient
+from ddlf.testing.fake_downpour import VERBS, carried_until_lost, gradient, leave
 from ddlf.testing.files import MadeUp
 from ddlf.testing.turns import Turns
 from ddlf.training import start
@@ -168,6 +168,7 @@ class FakeWorker:
     """
 
     compute_s = 0.001
+    host = "made up"
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -175,6 +176,7 @@ class FakeWorker:
         self.name = f"worker {number}"
         self.bytes_sent = self.bytes_received = 0
         self.lost = False
+        self.carrying: asyncio.Future[Reply] | None = None
         self.asked: list[tuple[Any, ...]] = []
         self.kept = KeptStates()
         self.turns: Turns | None = None
@@ -182,6 +184,7 @@ class FakeWorker:
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
+        leave(self)
         self.kept, self.around = KeptStates(), Around(self._ask)
         downpour = app.mode == "downpour"
         self.end: Any = End(self.id, self.around.ask) if downpour else ShardEnd(self.id, self.around.ask, self.kept)
@@ -194,6 +197,7 @@ class FakeWorker:
 
     async def reconnect(self) -> None:
         """Come back."""
+        leave(self)
         self.lost = False
 
     call, gradient = ProxyWorker.call, staticmethod(gradient)
@@ -223,7 +227,7 @@ class FakeWorker:
         if verb == "measure":
             return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
         if self._app.mode == "downpour":
-            return (await carried(self, self._app, task)).to_message()
+            return await carried_until_lost(self, self._app, task)
         if "generation" in task.weights:
             await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
             task = await self.end.copies.have(task)
@@ -239,7 +243,9 @@ class FakeWorker:
             raise WorkerLost("it was lost", worker=other.name)
         if verb == "relay":
             return await other.around.relay(*arguments)
-        return await (other.end.shard(*arguments) if verb == "shard" else other.end.answer(verb, *arguments))
+        if verb in ("shard", "copy"):
+            return await getattr(other.end, verb)(*arguments)
+        return await other.end.answer(verb, *arguments)
 
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
@@ -387,4 +393,8 @@ async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str, mode: st
         hooked(app, crew.end),
     ):
         await crew.ready()
-        yield crew, app.samples
+        try:
+            yield crew, app.samples
+        finally:
+            for worker in cluster.workers:
+                leave(worker)

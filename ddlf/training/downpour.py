@@ -38,6 +38,7 @@ class Downpour:
         n_push: Steps between two pushes.
         replicas: K; None for one in each slot.
         shards: S; None for one on each worker.
+        copies: Of each shard on other workers; None for one, where there is another worker.
         softsync: With n, ``floor(K / n)`` pushes make one step; None for each by itself.
         warm_start: Steps of the shards before others than the first replica begin; None for some.
         max_staleness: Rounds that a slot may be ahead of the slowest one; None for no limit.
@@ -50,6 +51,7 @@ class Downpour:
     n_push: int = 1
     replicas: int | None = None
     shards: int | None = None
+    copies: int | None = None
     softsync: int | None = None
     warm_start: int | None = None
     max_staleness: int | None = None

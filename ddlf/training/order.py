@@ -376,6 +376,8 @@ def of_shards(order: Order) -> tuple[dict[Any, Any], list[Counter[int]]]:
         for id, *at in record.fetches:
             script = scripts.setdefault(((record.slot or 1) - 1, record.round - 1, id), {"fetches": [], "pushes": []})
             script["fetches"].append(at)
+            if min(at) < 0:
+                raise order.wrong("a fetch saw pushes that were lost with a shard, and sent again in another order")
             for shard, one in enumerate(at):
                 fetched[shard][one] += 1
         for id, _, *both in record.pushes:

@@ -13,21 +13,23 @@ import numpy as np
 
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.algorithms.weights import Weights
-from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
 from ddlf.roles.serving import shares
 from ddlf.roles.task import Reply
 from ddlf.training.early import check_replicas
+from ddlf.training.holding import Holding
 from ddlf.training.order import of_shards
-from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.recovery import first_line
 from ddlf.training.rounds import Elsewhere
 from ddlf.training.run import Run
 from ddlf.training.sharded import snapshot
-from ddlf.training.there import Member, WeightsThere
+from ddlf.training.there import WeightsThere
 
 WARM = 200
 """Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""
+EVERY = 8
+"""Pushes that a shard takes before its copies get them, or as many as there are replicas if these are more."""
 LOOK_S = 0.25
 """How often the owners of shards are asked for their versions."""
 STATE, META = "push", "shards"
@@ -76,11 +78,8 @@ class Serving:
             self._rows.cut(how.shards)  # so that what cannot be is refused before a worker is given anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
-        self._epoch = 1
+        self._holding = Holding(run, there, how.copies, self._restored)
         self._lives = itertools.count(1 + _last_life(run.state.get(META)))
-        self._owners: list[Member] = []
-        self._parts: list[Any] = []
-        self._arranged: set[Member] = set()
         self._brought = run.version  # the commit whose weights are here
         self._home = snapshot(run.progress)
         self.version = 0
@@ -108,7 +107,6 @@ class Serving:
                 )
             scripts = [self._scripts[0].get((slot, number, id), {"fetches": [], "pushes": []}) for id in ids]
         return {
-            "epoch": self._epoch,
             "replicas": ids,
             "all": self._replicas,
             "life": next(self._lives),
@@ -126,65 +124,33 @@ class Serving:
         warming = True
         while True:
             await asyncio.sleep(LOOK_S / 5 if warming else LOOK_S)
-            workers = self._there.members()
-            found = await asyncio.gather(
-                *(self._versions_of(owner, workers.get(owner)) for owner in dict.fromkeys(self._owners))
-            )
+            if not self._holding.owners:
+                continue
+            try:
+                found = await self._holding.versions()
+                await self._holding.balance()
+            except ClusterTooSmall:
+                return  # the crew has it
             if found:
-                self.version = min(version for versions in found for version in versions)
+                self.version = min(found)
             if warming and self.may_begin(-1, 0):
                 warming = False
                 if self._run.loops is not None:
                     self._run.loops.turn()
 
-    async def _versions_of(self, owner: Member, worker: ProxyWorker | None) -> list[int]:
-        try:
-            if worker is None:
-                raise self._gone(owner, None)
-            return [version for _, version in await worker.call(self._role, "versions")]
-        except (*LOSS, ClusterTooSmall) as error:
-            gone = error if isinstance(error, ClusterTooSmall) else self._gone(owner, error)
-            self._run.crew.end(gone)
-            raise gone from None
-
     async def _begin(self) -> None:
-        """Give the shards to workers, and let all know where they are.
+        """See that the shards are on workers, and that all know where they are.
 
         Raises:
-            ClusterTooSmall: A worker that owned one is lost.
+            ClusterTooSmall: One is lost, and there is nothing to go on from.
         """
-        alive = self._there.members()
-        while not self._owners:
-            shards = self._shards_wanted(len(alive))
-            self._parts = self._rows.cut(shards)
-            owners = list(itertools.islice(itertools.cycle(sorted(alive)), shards))
-            facts = self._facts(shards)
-            try:
-                await asyncio.gather(
-                    *(
-                        alive[owner].call(self._role, "own", self._epoch, shard, facts[shard])
-                        for shard, owner in enumerate(owners)
-                    )
-                )
-            except LOSS:
-                self._epoch += 1
-                alive = {member: worker for member, worker in self._there.members().items() if worker.connected}
-                if not alive:
-                    raise
-                continue
-            self._owners = owners
-        for owner in self._owners:
-            if owner not in alive:
-                self._run.crew.end(gone := self._gone(owner, None))
-                raise gone
-        numbers = [number for number, _ in self._owners]
-        for member, worker in alive.items():
-            if member not in self._arranged:
-                try:
-                    await worker.call(self._role, "arrange", self._epoch, numbers, self._parts)
-                except LOSS:
-                    continue  # the crew will hear of it
-                self._arranged.add(member)
+        if self._holding.owners:
+            await self._holding.look()
+            await self._holding.meet()
+        else:
+            shards = self._shards_wanted(len(self._there.members()))
+            parts = self._rows.cut(shards)
+            await self._holding.give(parts, self._facts(parts, self._run.weights, self._run.state))
 
     # -- what came of it --------------------------------------------------------------------------------------------------
 
@@ -198,6 +164,11 @@ class Serving:
         run, told = self._run, reply.pushed or {}
         if "peer" in told:
             await self._unreached(reply.worker, told)
+        if lost := [(shard, count) for shard, count in told.get("lost", ()) if count]:
+            for shard, count in lost:
+                run.verdicts.append(
+                    f"slot {reply.slot + 1}: {count} push{'es' * (count > 1)} lost with shard {shard + 1}"
+                )
         if refused := told.get("refused"):
             why = f"{refused} push{'es' * (refused > 1)} had NaN or infinite values, and {'were' if refused > 1 else 'was'} left out"
             run.verdicts.append(f"slot {reply.slot + 1}: {why} (worker {reply.worker})")
@@ -219,7 +190,7 @@ class Serving:
     async def settle(self) -> None:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
         run, progress = self._run, self._run.progress
-        if not self._owners:
+        if not self._holding.owners:
             return
         try:
             progress.weights = await self._bring()
@@ -232,6 +203,8 @@ class Serving:
             run.exchange.states.set_back(progress.states)
             why = f"the weights after update {reached} cannot be had ({first_line(error)}): what is left is that of update {progress.version}"
             run.crew.emit(Warned(about="model", why=why))
+        finally:
+            await self._holding.close()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -253,24 +226,46 @@ class Serving:
         wanted: int = self._how.shards or min(workers, max(self._rows.sizes[0], 1))
         return wanted
 
-    def _facts(self, shards: int) -> list[dict[str, Any]]:
-        """What each shard begins with."""
-        run, rows = self._run, self._rows
-        trained, rest = rows.row(run.weights, rows.trained), rows.row(run.weights, rows.rest)
+    def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
+        """What a shard was when it was here last, and what is lost of it since.
+
+        Raises:
+            ClusterTooSmall: There is no checkpoint; the text goes on behind what happened.
+        """
+        home = self._home
+        if self._run.keeper is None or not home.version:
+            raise ClusterTooSmall(
+                " and there is no checkpoint yet" if self._run.keeper is not None else "",
+                hint="resume from the last checkpoint: checkpoint=DIR, resume='auto'; with copies=1 and another worker nothing is lost",
+            )
+        facts = self._facts(self._holding.parts, home.weights, home.state)[shard]
+        since = self._run.progress.records[home.version :]
+        column = 2 + len(self._holding.parts) + shard
+        lost = sum(push[column] >= facts["received"] for record in since for push in record.pushes)
+        return facts, (
+            f"it goes on as it was after update {home.version}, "
+            f"and {lost} push{'es' * (lost != 1)} to it of the {len(since)} update{'s' * (len(since) != 1)} since are lost"
+        )
+
+    def _facts(self, parts: Sequence[Any], weights: Weights, state: dict[str, Weights]) -> list[dict[str, Any]]:
+        """What each shard begins with, of whole weights and what is kept with them."""
+        rows = self._rows
+        trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
         how = {
             "rule": str(self._how.push_rule),
             "staleness": str(self._how.staleness),
             "codec": str(self._how.weights_codec),
             "collects": self._collects,
+            "every": max(self._replicas, EVERY),
         }
-        meta = run.state.get(META) if STATE in run.state else None
+        meta = state.get(META) if STATE in state else None
         found = []
-        for shard, ((begin, end), (low, high)) in enumerate(self._parts):
+        for shard, ((begin, end), (low, high)) in enumerate(parts):
             one: dict[str, Any] = {**how, "part": (begin, end), "weights": trained[begin:end], "rest": rest[low:high]}
             if meta is not None:
                 numbers, factors, last = meta
                 one |= {
-                    "state": [row[begin:end] for row in run.state[STATE]],
+                    "state": [row[begin:end] for row in state[STATE]],
                     **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
                     "factors": float(factors[shard]),
                     "last": [list(map(int, row[1:])) for row in last if row[0] == shard],
@@ -286,17 +281,8 @@ class Serving:
         Raises:
             ClusterTooSmall: A worker that owned one is lost.
         """
-        workers = self._there.members()
-
-        async def of(shard: int, owner: Member) -> dict[str, Any]:
-            try:
-                if owner not in workers:
-                    raise self._gone(owner, None)
-                return dict(await workers[owner].call(self._role, "snapshot", self._epoch, shard))
-            except LOSS as error:
-                raise error if isinstance(error, ClusterTooSmall) else self._gone(owner, error) from None
-
-        found = await asyncio.gather(*(of(shard, owner) for shard, owner in enumerate(self._owners)))
+        calls = (self._holding.call(shard, "snapshot") for shard in range(len(self._holding.owners)))
+        found = [dict(one) for one in await asyncio.gather(*calls)]
         self.version = min(one["version"] for one in found)
         rows = [
             _joined([one[name] for one in found], size)
@@ -313,15 +299,6 @@ class Serving:
         ]
         return self._rows.weights(rows[0], rows[1], self._others)
 
-    def _gone(self, owner: Member, error: Exception | None) -> ClusterTooSmall:
-        shards = [str(shard + 1) for shard, one in enumerate(self._owners) if one == owner]
-        which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)} of {len(self._owners)}"
-        why = "" if error is None else f" ({first_line(error)})"
-        return ClusterTooSmall(
-            f"{which} of the weights {'were' if len(shards) > 1 else 'was'} on worker {owner[0]}, which is lost{why}",
-            hint="resume from the last checkpoint: checkpoint=DIR, resume='auto'; with fewer shards fewer workers matter",
-        )
-
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
         """Raise what kept a replica from a shard.
 
@@ -329,9 +306,7 @@ class Serving:
             ClusterTooSmall: Its worker is lost.
             ConnectError: It is there.
         """
-        owner = next((one for one in self._owners if one[0] == told["peer"]), None)
-        if owner is not None:
-            await self._versions_of(owner, self._there.members().get(owner))
+        await self._holding.versions()
         raise ConnectError(
             f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
             hint="look at the network between the two, or say where that one is reached: ddlf-worker --advertise HOST:PORT",

@@ -59,9 +59,13 @@ class WeightsThere:
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
 
+    def proxies(self) -> Sequence[ProxyWorker]:
+        """All workers of the cluster, whether they take part or not."""
+        return self._cluster.workers
+
     def members(self) -> dict[Member, ProxyWorker]:
         """Workers that are there."""
-        found = [(worker.id, self._crew.member(worker.id)) for worker in self._cluster.workers]
+        found = [(worker.id, self._crew.member(worker.id)) for worker in self.proxies()]
         return {(number, member[1]): member[0] for number, member in found if member is not None}
 
     def member(self, worker: int) -> Member | None:

@@ -23,9 +23,7 @@ _ENDED = struct.Struct("<64Q")  # for which requests, the last 64
 _ENDED_AT = 256
 _HELD = struct.Struct("<QQ")  # data sets, and their bytes
 _HELD_AT = 800
-_SHARD = struct.Struct(
-    "<QQQQ32s"
-)  # its first value, the one behind the last, values of the whole model (0: none), version, run
+_SHARD = struct.Struct("<QQQQ32sQQ")  # as the fields of Shard; values of the whole model are 0 if there is none
 _SHARD_AT = 832
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
@@ -59,6 +57,8 @@ class Shard(NamedTuple):
         of: Values of the model.
         version: Of its values.
         run: Name of the run.
+        shards: How many slices there are, of which this is one; 0 if there are only copies.
+        copies: Copies of other workers' slices.
     """
 
     begin: int
@@ -66,6 +66,8 @@ class Shard(NamedTuple):
     of: int
     version: int
     run: str
+    shards: int = 1
+    copies: int = 0
 
 
 class Activity:
@@ -108,14 +110,14 @@ class Activity:
 
     def show_shard(self, shard: Shard | None) -> None:
         """Say which slice of a run's weights is kept here now."""
-        begin, end, of, version, run = shard or (0, 0, 0, 0, "")
-        _SHARD.pack_into(self._page, _SHARD_AT, begin, end, of, version, run.encode(errors="replace")[:32])
+        begin, end, of, version, run, *counts = shard or (0, 0, 0, 0, "", 0, 0)
+        _SHARD.pack_into(self._page, _SHARD_AT, begin, end, of, version, run.encode(errors="replace")[:32], *counts)
 
     @property
     def shard(self) -> Shard | None:
         """What ``show_shard`` said last."""
-        begin, end, of, version, run = _SHARD.unpack_from(self._page, _SHARD_AT)
-        return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace")) if of else None
+        begin, end, of, version, run, *counts = _SHARD.unpack_from(self._page, _SHARD_AT)
+        return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace"), *counts) if of else None
 
     @property
     def written(self) -> int:

@@ -238,6 +238,12 @@ def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(
 def test_status_says_which_shard_a_worker_keeps():
     shard = {"begin": 10, "end": 1_250_000, "of": 10_000_000, "version": 7, "run": "3f2a"}
     assert shown(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
+    both = " and ".join(shown({**shard, "shards": 2, "copies": 1}))
+    assert (
+        both
+        == "a shard (values 11 to 1,250,000 of 10,000,000, version 7) and 1 more shard and a copy of 1 other of run 3f2a"
+    )
+    assert shown({**shard, "shards": 0, "copies": 2}) == ["copies of 2 others of run 3f2a"]
     assert shown(None) == []
 
 

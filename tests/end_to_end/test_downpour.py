@@ -1,4 +1,4 @@
-"""Downpour SGD of a real Keras app on real workers: exact counts, the same bits in a replay, a worker that is killed, pushes that are no numbers."""
+"""Downpour SGD of a real Keras app on real workers: exact counts, the same bits in a replay, workers that are killed, NaN, early ends."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import pytest
 
 from ddlf import Cluster
 from ddlf.algorithms.weights import digest
+from ddlf.events import Warned
 from tests.training.models import Blobs, small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
@@ -68,12 +69,13 @@ async def test_counts_are_exact_and_5_replays_are_the_same_bits_of_one_replica_i
                 assert digest(again.model.get_weights()) == wanted
 
 
-async def test_one_replica_is_killed_and_one_sends_nan_and_the_others_end():
+async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():
     async with Cluster.local(4) as cluster:
         plain = app_of(Pushing, cluster, slots=4, master_epochs=6, norm=False)
         await plain.train_model()
         wanted = (await plain.evaluate_model())["accuracy"]
-        app = app_of(Bad, cluster, slots=4, master_epochs=6, shards=1)
+        app, told = app_of(Bad, cluster, slots=4, master_epochs=6), []
+        app.subscribe(told.append)
 
         async def kill(record):
             if record.version == 6:
@@ -84,3 +86,27 @@ async def test_one_replica_is_killed_and_one_sends_nan_and_the_others_end():
         assert (await app.evaluate_model())["accuracy"] > wanted - 0.02
         assert sum(record.recomputed for record in app.history) == 1
         assert any("NaN" in verdict for record in app.history for verdict in record.verdicts)
+        moved = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
+        assert moved[0].startswith("shard 4 of 4 was on worker 4, which is lost")
+        assert moved[0].endswith("worker 1 goes on with its copy")
+        assert not any("are lost" in verdict for record in app.history for verdict in record.verdicts)
+
+        import keras
+
+        class Seen(keras.callbacks.Callback):
+            epochs = None
+
+            def on_epoch_end(self, epoch, logs=None):
+                self.epochs = [*(self.epochs or []), self.model.get_weights()]
+
+        seen, early = Seen(), keras.callbacks.EarlyStopping("loss", 10.0, patience=2, restore_best_weights=True)
+        stopped = app_of(Pushing, cluster, slots=4, master_epochs=30, norm=False, callbacks=[seen, early])
+        await stopped.train_model()
+        assert len(seen.epochs) == 3
+        assert digest(stopped.model.get_weights()) == digest(seen.epochs[0])
+
+        asked = app_of(Pushing, cluster, slots=4, master_epochs=30, norm=False)
+        asked.on_round = lambda record: record.version == 5 and asked.stop_training()
+        await asked.train_model()
+        assert 5 <= len(asked.history) < 30
+        assert all(np.isfinite(weights).all() for weights in asked.model.get_weights())

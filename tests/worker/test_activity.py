@@ -34,8 +34,8 @@ def test_the_daemon_sees_which_method_the_executor_runs_and_since_when(page):
 def test_the_daemon_sees_which_slice_of_a_runs_weights_is_kept_until_there_is_a_new_executor(page):
     daemon, executor = Activity(page), Activity(page)
     assert daemon.shard is None
-    executor.show_shard(Shard(5, 2**40, 2**41, 7, "3f2a9b"))
-    assert daemon.shard == (5, 2**40, 2**41, 7, "3f2a9b")
+    executor.show_shard(Shard(5, 2**40, 2**41, 7, "3f2a9b", shards=2, copies=3))
+    assert daemon.shard == (5, 2**40, 2**41, 7, "3f2a9b", 2, 3)
     executor.show_shard(None)
     assert daemon.shard is None
     executor.show_shard(Shard(0, 1, 1, 0, "run"))

@@ -1,0 +1,213 @@
+"""What copies of the shards of Downpour are good for, and what they cost. Workers are real, what they push is made up. Linux.
+
+    python -m benchmarks.shard_copies kills [--kills 50] [--workers 8] [--parameters 1e8]
+    python -m benchmarks.shard_copies cost [--rate 200mbit] [--parameters 1.25e7] [--rules sgd,adagrad] [--copies 0,1]
+
+``kills`` trains with ``kill -9`` of one executor after the other, each a worker with a shard, as soon as all shards have copies again. It shows how
+long after the loss was noticed the first push was applied by whoever had the copy, and compares the end with what all replicas pushed: each push adds
+a number of its own to all values, and small whole numbers have one sum in any order. The exit code is 1 if the sums differ.
+
+``cost`` measures a cycle, in which each replica fetches and pushes once, on limited links (``benchmarks.network``; root), with copies and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.distbelief import PORT, rate_of, started, workers_of
+from benchmarks.measure import some_of, table
+from benchmarks.network import Network
+from ddlf.errors import DDLFError
+from ddlf.roles import REPLICA
+from ddlf.tokens import new_token
+
+PLAIN = {"push_rule": "sgd:rate=1", "staleness": "constant"}
+
+
+async def kills(options: argparse.Namespace) -> dict[str, Any]:
+    """Train while workers are killed; returns what came of it."""
+    from benchmarks.stand_in_killed import KilledRun, size_of_push
+    from ddlf import Cluster
+    from ddlf.training.holding import Holding
+
+    noticed: dict[tuple[int, int], float] = {}  # of each worker that was lost when the master knew of it
+    lost = Holding.lost
+
+    async def seen(holding: Holding, owner: tuple[int, int], error: Exception | None) -> None:
+        if owner in holding.owners:
+            noticed.setdefault(owner, time.monotonic())
+        await lost(holding, owner, error)
+
+    chance, done = random.Random(options.seed), list[int]()
+    Holding.lost = seen  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder, "log")
+            async with Cluster.local(options.workers) as cluster:
+                rounds = max(2, -(-options.kills * options.cycles // options.steps))
+                run = KilledRun(
+                    cluster, int(options.parameters), steps=options.steps, log=str(log), master_epochs=rounds, **PLAIN
+                )
+                training = asyncio.ensure_future(run.train_model())
+                killing = asyncio.ensure_future(kill(run, chance, options.kills, done))
+                try:
+                    await asyncio.wait({training, killing}, return_when=asyncio.FIRST_COMPLETED)
+                    await training
+                finally:
+                    killing.cancel()
+                    await asyncio.gather(killing, return_exceptions=True)
+            applied = lines_of(log)
+    finally:
+        Holding.lost = lost  # type: ignore[method-assign]
+    took = []
+    times = [*noticed.values(), float("inf")]
+    for when, until in pairwise(times):
+        took += [at - when for _, _, at in applied if when <= at < until]
+    wanted = sum(
+        size_of_push(slot, number, push)
+        for slot in range(options.workers)
+        for number in range(rounds)
+        for push in range(options.steps)
+    )
+    weights = np.concatenate(run.model.get_weights())
+    received = run._progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
+    pushes = rounds * options.steps * options.workers
+    exact = bool((weights == -wanted).all()) and bool((received == pushes).all()) and run.ledger.is_exact(rounds)
+    return {"kills": len(done), "taken over": len(took), "seconds": took, "pushes": pushes, "exact": exact}
+
+
+def lines_of(log: Path) -> list[list[Any]]:
+    """What workers have written; nothing if none has."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+async def kill(run: Any, chance: random.Random, count: int, done: list[int]) -> None:
+    """Kill one executor after the other, when all workers are there, and each shard has a copy."""
+    while len(done) < count:
+        await asyncio.sleep(0.1)
+        if not getattr(run, "_run", ""):
+            continue
+        try:
+            asking = (one.call((run._run, REPLICA), "copied", timeout_s=5) for one in run.cluster.workers)
+            found = await asyncio.gather(*asking)
+        except DDLFError:  # one is on its way
+            continue
+        owned = [shard for _, shards, _ in found for shard in shards]
+        if len({arranged for arranged, *_ in found}) > 1 or not owned or not all(safe for *_, safe in found):
+            continue
+        if len(owned) < len(run.cluster.workers):  # one is on its way from worker to worker
+            continue
+        worker = chance.choice([one for one, (_, shards, _) in zip(run.cluster.workers, found, strict=True) if shards])
+        pid = (await worker.status())["executor_pid"]
+        os.kill(pid, signal.SIGKILL)
+        done.append(worker.id)
+        await asyncio.sleep(0.5)
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------------
+
+
+async def cycles(facts: dict[str, Any]) -> None:
+    """Be the master of a measured training: print the seconds of a cycle."""
+    from benchmarks.stand_in_killed import KilledRun
+    from ddlf import Cluster
+
+    began = []
+    async with Cluster(facts["hosts"], PORT, insecure_plaintext=True, connect_timeout_s=60) as cluster:
+        how = {"push_rule": facts["rule"], "copies": facts["copies"], "warm_start": 0}
+        run = KilledRun(cluster, facts["parameters"], steps=facts["steps"], master_epochs=2, **how)
+
+        def on_round(record: Any) -> None:
+            began.append((record.round, record.slot, time.perf_counter(), record.seconds))
+
+        run.on_round = on_round  # type: ignore[method-assign]
+        await run.train_model()
+    # the first round begins with connections, and the shards on their way
+    print(statistics.median(seconds for number, _, _, seconds in began if number == 2) / facts["steps"], flush=True)
+
+
+def cost(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a cycle of each way, interleaved."""
+    found: dict[str, list[float]] = {}
+    token = new_token()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Network(options.workers + 1, options.rate) as network,
+        workers_of(network, token, tls=False, folder=Path(folder)),
+    ):
+        for _, rule, copies in product(range(options.repeats), options.rules, options.copies):
+            facts = {"hosts": network.addresses[1:], "parameters": int(options.parameters), "rule": rule}
+            facts |= {"copies": int(copies), "steps": options.steps}
+            command = (sys.executable, "-m", "benchmarks.shard_copies", "--master", json.dumps(facts))
+            with started([network.on(0, *command)], more={"DDLF_TOKEN": token}) as (child,):
+                line = child.stdout.readline()
+            if not line:
+                raise RuntimeError("a training ended before it was over")
+            found.setdefault(f"{rule}, copies={copies}", []).append(float(line))
+            print(rule, copies, line.strip(), file=sys.stderr, flush=True)
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
+    studies = parser.add_subparsers(dest="study")
+    one = studies.add_parser("kills")
+    one.add_argument("--kills", type=int, default=50)
+    one.add_argument("--workers", type=int, default=8)
+    one.add_argument("--parameters", type=float, default=1e8, help="of the model (default: %(default)g)")
+    one.add_argument("--steps", type=int, default=3, help="of a replica in a round")
+    one.add_argument("--cycles", type=int, default=6, help="pushes of each replica for each kill")
+    one.add_argument("--seed", type=int, default=1)
+    two = studies.add_parser("cost")
+    two.add_argument("--workers", type=int, default=8)
+    two.add_argument("--rate", default="200mbit", help="of each link, in each direction")
+    two.add_argument("--parameters", type=float, default=1.25e7, help="of the model (default: %(default)g)")
+    two.add_argument("--rules", type=some_of(("sgd", "adagrad", "adam")), default=["sgd", "adagrad"])
+    two.add_argument("--copies", type=some_of(("0", "1", "2")), default=["0", "1"])
+    two.add_argument("--steps", type=int, default=12, help="of a replica in a round")
+    two.add_argument("--repeats", type=int, default=2)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """The command; returns what was measured."""
+    options = parser().parse_args(argv)
+    if options.master is not None:
+        asyncio.run(cycles(options.master))
+        return {}
+    if options.study == "cost":
+        found = cost(options)
+        least = 2 * (options.workers - 1) / options.workers * 4 * options.parameters / rate_of(options.rate)
+        rows = [["", "cycle", "bound"]]
+        rows += [[name, f"{statistics.median(seconds):.2f} s", f"{least:.2f} s"] for name, seconds in found.items()]
+        print(table(rows))
+        return dict(found)
+    found = asyncio.run(kills(options))
+    took = np.array(found["seconds"] or [np.nan])
+    within = float(np.mean(took <= 2)) if found["seconds"] else 0.0
+    said = f"{found['kills']} kills, {found['taken over']} shards taken over, {found['pushes']} pushes of {options.parameters:g} values; "
+    said += f"the first push was applied after {np.median(took):.2f} s, at most {took.max():.2f} s, {within:.0%} within 2 s; "
+    print(said + ("each push counts once" if found["exact"] else "PUSHES ARE MISSING OR DOUBLED"))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main().get("exact", True) else 1)

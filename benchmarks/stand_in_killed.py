@@ -1,0 +1,118 @@
+"""Replicas of Downpour that compute nothing, whose pushes tell themselves apart: for trainings whose workers are killed. No Keras."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
+from ddlf.algorithms.pushed import Cadence
+from ddlf.roles.downpour import batches_of
+from ddlf.roles.generation import Unreached
+from ddlf.roles.serving import record
+from ddlf.roles.shard import Shard
+from ddlf.roles.task import Task
+from ddlf.worker.methods import concurrent
+
+
+class KilledStandIn(PushingStandIn):
+    """In the place of a worker's replica in Downpour: one fetch and one push in each step.
+
+    Args:
+        worker: Worker that it is on.
+        run: Name of the run.
+        facts: ``parameters``, and ``log``: a file that gets a line of JSON for each shard whose copy took over here, when its first push was applied;
+            none if it is empty.
+    """
+
+    def __init__(self, worker: Any, run: str, facts: dict[str, Any]) -> None:
+        super().__init__(worker, run, [1])
+        self._facts = facts
+        self._stepper = SimpleNamespace(rows=SimpleNamespace(sizes=(facts["parameters"], 0)))  # type: ignore[assignment]
+        self._looking: set[asyncio.Future[None]] = set()
+
+    @concurrent
+    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
+        """See ``DownpourReplica``."""
+        found = await super().take_over(epoch, shard, falls, whole)
+        if self._facts["log"] and not whole:  # whoever hands a shard on has not been lost
+            looking = asyncio.ensure_future(self._log(shard, self._end.shards[shard]))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
+        return found
+
+    @concurrent
+    async def copied(self) -> tuple[int, list[int], bool]:
+        """How often the master has said who owns what, the shards that are here, and whether all of these have their copies."""
+        shards = {number: shard for number, shard in self._end.shards.items() if not shard.closed}
+        safe = all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
+        return self._end.owners.arranged, [*shards], safe
+
+    async def _log(self, number: int, shard: Shard) -> None:
+        begun = shard.received
+        async with shard._news:
+            await shard._news.wait_for(lambda: shard.closed or shard.received > begun)
+        append(self._facts["log"], json.dumps([number, shard.epoch, time.monotonic()]))
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``."""
+        asked = Task.from_message(task)
+        cadence = Cadence()
+        replicas: list[Any] = []
+        pushed: dict[str, Any] = {"refused": 0}
+        try:
+            replicas += await self._end.replicas(asked, [batches_of(asked)], cadence)
+            (one,) = replicas
+            while one.done < one.left:
+                await one.take(None, 0.0)
+                value = np.float32(size_of_push(one.id, asked.round, one.first + one.done))
+                one.done += 1
+                await one.push(np.broadcast_to(value, (self._facts["parameters"],)), np.zeros(0, np.float32))
+            await one.pushed()
+        except Unreached as error:
+            pushed |= {"peer": error.worker, "why": error.why}
+        finally:
+            for one in replicas:
+                one.end()
+        message: dict[str, Any] = nothing(asked, pushed=pushed | record(replicas)).to_message()
+        return message
+
+
+def append(path: str, line: str) -> None:
+    """Write a line behind the others."""
+    with Path(path).open("a") as file:
+        print(line, file=file)
+
+
+def size_of_push(replica: int, round: int, number: int) -> int:
+    """What a push adds to each value: different for different ones, so that one that is missing or doubled is seen in the sum."""
+    return 1 + (replica * 8191 + round * 131 + number * 17) % 61
+
+
+class KilledRun(StandInRun):
+    """A run of Downpour whose replicas compute nothing.
+
+    Args:
+        cluster: Real workers, which are connected.
+        parameters: Of the model.
+        steps: Of each replica in a round.
+        log: See ``KilledStandIn``.
+        settings: As of ``FakeRun``.
+    """
+
+    batch_size = 1
+
+    def __init__(self, cluster: Any, parameters: int, *, steps: int, log: str = "", **settings: Any) -> None:
+        super().__init__(cluster, parameters, samples=steps * cluster.N, mode="downpour", **settings)
+        self._told = {"parameters": parameters, "log": log}
+
+    @property
+    def stand_in(self) -> tuple[Any, Any]:
+        """See ``StandInRun``."""
+        return KilledStandIn, self._told

@@ -1,0 +1,342 @@
+"""Who owns each shard of a run of Downpour and who has its copies, as workers come and go. Runs on the master, which alone decides it.
+
+A shard whose worker is lost is taken over by one that has a copy, and gets a new copy elsewhere. A worker that joins takes one from whoever has two
+more; one that takes no part any more hands its own on. Each time a shard changes hands its *epoch* grows, so that an owner that wakes up late is
+refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ClusterTooSmall, ConfigError, RequestTimeout
+from ddlf.events import Warned
+from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.rounds import end_all
+from ddlf.training.run import Run
+from ddlf.training.there import Member, WeightsThere
+
+TELL_S = 1.0
+"""How long all are waited for as they are told who owns what; a worker that hangs hears of it when it goes on."""
+HAND_ON_S = 30.0
+"""How long a worker may take to hand a shard on."""
+
+Restore = Callable[[int], tuple[dict[str, Any], str]]
+"""From a shard to what it was when the master had it last, and in words since when it is lost."""
+
+
+class Holding:
+    """The shards of one run.
+
+    Args:
+        run: The run.
+        there: Its workers.
+        copies: Of each shard on other workers; None for one, where there is another worker.
+        restore: Gives a shard without an owner and a copy. Raises ClusterTooSmall if there is nothing to go on from.
+
+    Attributes:
+        owners: The worker of each shard; empty before they are given out.
+        parts: Slices of each, of both rows.
+
+    Raises:
+        ConfigError: There are too few workers for the copies.
+    """
+
+    def __init__(self, run: Run, there: WeightsThere, copies: int | None, restore: Restore) -> None:
+        if copies and copies >= (workers := len(there.proxies())):
+            raise ConfigError(
+                f"copies={copies} of each shard and the shard itself need {copies + 1} workers, "
+                f"and there {'are' if workers > 1 else 'is'} {workers}",
+                hint="start more workers, or leave copies out",
+            )
+        self._run, self._there, self._restore = run, there, restore
+        self._copies = 1 if copies is None else copies
+        self._role = there.role
+        self.owners: list[Member] = []
+        self.parts: list[Any] = []
+        self._epochs: list[int] = []
+        self._holders: list[list[Member]] = []
+        self._falls: list[list[list[int]]] = []
+        self._number = 0
+        self._arranged: set[Member] = set()
+        self._gone: set[Member] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def give(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
+        """Give the shards to workers, all of which hear where they are.
+
+        Args:
+            parts: Of each shard its slices.
+            facts: What each begins with.
+        """
+        async with self._one_at_a_time:
+            epoch = 1
+            while not self.owners:
+                alive = {one: worker for one, worker in self._there.members().items() if one not in self._gone}
+                there = sorted(alive)
+                owners = [there[shard % len(there)] for shard in range(len(parts))]
+                giving = [
+                    alive[owner].call(self._role, "own", epoch, shard, facts[shard], [])
+                    for shard, owner in enumerate(owners)
+                ]
+                found = await asyncio.gather(*giving, return_exceptions=True)
+                lost = {owner: one for owner, one in zip(owners, found, strict=True) if isinstance(one, BaseException)}
+                for owner, error in lost.items():
+                    if not isinstance(error, LOSS):
+                        raise error
+                    self._gone.add(owner)
+                    if not self._alive():
+                        raise error
+                if not lost:
+                    self.owners, self.parts = owners, list(parts)
+                    self._epochs = [epoch] * len(owners)
+                    self._holders, self._falls = [[] for _ in owners], [[] for _ in owners]
+                epoch += 1
+            self._arranged = set(self._alive())
+            await self._arrange()
+
+    async def look(self) -> None:
+        """See that each shard, and each copy, is on a worker that takes part.
+
+        Raises:
+            ClusterTooSmall: One is lost, and there is nothing to go on from.
+        """
+        there = self._there.members()
+        for owner in dict.fromkeys(self.owners):
+            if owner not in there:
+                await self.lost(owner, None)
+        async with self._one_at_a_time:
+            alive = self._alive()
+            if any(holder not in alive for holders in self._holders for holder in holders):
+                await self._arrange()
+
+    async def meet(self) -> None:
+        """Let workers know of the shards that have been introduced to the others since."""
+        async with self._one_at_a_time:
+            if new := self._alive().keys() - self._arranged:
+                self._arranged |= new
+                await self._arrange()
+
+    async def balance(self) -> None:
+        """Have a worker that has joined take a shard, if another one has two more."""
+        alive = self._alive()
+        load = Counter(dict.fromkeys((one for one in self._arranged if one in alive), 0))
+        load.update(owner for owner in self.owners if owner in alive)
+        if load and load.most_common()[0][1] - min(load.values()) >= 2:
+            most, least = load.most_common()[0][0], min(load, key=lambda one: (load[one], one))
+            shard = max(shard for shard, owner in enumerate(self.owners) if owner == most)
+            async with self._one_at_a_time:
+                if self.owners[shard] != most:
+                    return
+                if await self._hand_on(shard, alive[most], least, alive[least]):
+                    self._warn(
+                        f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which had fewer"
+                    )
+                await self._arrange()
+
+    async def call(self, shard: int, verb: str) -> Any:
+        """What the owner of a shard answers, whoever that is by then.
+
+        Raises:
+            ClusterTooSmall: It is lost, and there is nothing to go on from.
+        """
+        while True:
+            owner, epoch = self.owners[shard], self._epochs[shard]
+            worker = None if owner in self._gone else self._there.members().get(owner)
+            error: Exception | None = None
+            if worker is not None:
+                try:
+                    return await worker.call(self._role, verb, epoch, shard)
+                except LOSS as found:
+                    error = found
+            async with self._one_at_a_time:
+                moved = (owner, epoch) != (self.owners[shard], self._epochs[shard])
+            if not moved:
+                await self.lost(owner, error)
+
+    async def versions(self) -> list[int]:
+        """Steps of each shard; of some whose worker was lost at that moment none.
+
+        Raises:
+            ClusterTooSmall: One is lost, and there is nothing to go on from.
+        """
+
+        async def of(owner: Member, worker: ProxyWorker) -> list[int]:
+            try:
+                found = await worker.call(self._role, "versions")
+            except LOSS as error:
+                await self.lost(owner, error)
+                return []
+            return [version for shard, version in found if self.owners[shard] == owner]
+
+        await self.look()
+        there = self._there.members()
+        asking = [of(owner, there[owner]) for owner in dict.fromkeys(self.owners) if owner in there]
+        return [version for versions in await asyncio.gather(*asking) for version in versions]
+
+    async def lost(self, owner: Member, error: Exception | None) -> None:
+        """Have others take over what a worker owned.
+
+        Args:
+            owner: The worker.
+            error: What happened to it; None if it takes no part any more.
+
+        Raises:
+            ClusterTooSmall: There is nothing to go on from.
+        """
+        async with self._one_at_a_time:
+            if owner not in self.owners:
+                return
+            self._gone.add(owner)
+            for shard in [shard for shard, one in enumerate(self.owners) if one == owner]:
+                await self._replace(shard, owner, "" if error is None else f" ({first_line(error)})")
+            await self._arrange()
+
+    async def close(self) -> None:
+        """End what still goes on."""
+        await end_all([*self._telling])
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _alive(self) -> dict[Member, ProxyWorker]:
+        return {
+            one: worker for one, worker in self._there.members().items() if one not in self._gone and worker.connected
+        }
+
+    async def _replace(self, shard: int, owner: Member, why: str) -> None:
+        """Give a shard to a worker that has a copy, or what the master has left of it to any."""
+        for holder in self._holders[shard]:
+            if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
+                self._warn(
+                    f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}: worker {holder[0]} goes on with its copy"
+                )
+                return
+        if await self._handed_on(shard, owner):
+            return
+        try:
+            facts, since = self._restore(shard)
+        except ClusterTooSmall as error:
+            shards = [number for number, one in enumerate(self.owners) if one == owner]
+            error = ClusterTooSmall(
+                f"{self._called(shards)} of the weights {'were' if len(shards) > 1 else 'was'} on worker {owner[0]}, "
+                f"which is lost{why}{error.message}",
+                hint=error.hint,
+            )
+            self._run.crew.end(error)
+            raise error from None
+        while True:
+            alive = self._alive()
+            if not alive:
+                gone = ClusterTooSmall(f"{self._called([shard])} of the weights is lost{why}, and so are all workers")
+                self._run.crew.end(gone)
+                raise gone
+            load = Counter(self.owners)
+            one = min(alive, key=lambda one: (one not in self._arranged, load[one], one))
+            self._epochs[shard] += 1
+            self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
+            try:
+                await alive[one].call(self._role, "own", self._epochs[shard], shard, facts, self._falls[shard])
+            except LOSS:
+                self._gone.add(one)
+                continue
+            self.owners[shard] = one
+            why = f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}; {since}"
+            self._run.verdicts.append(why)
+            self._warn(why)
+            return
+
+    async def _take_over(self, shard: int, holder: Member, worker: ProxyWorker, *, whole: bool = False) -> bool:
+        """Have a worker own a shard of which it has a copy."""
+        self._epochs[shard] += 1
+        try:
+            falls = await worker.call(self._role, "take_over", self._epochs[shard], shard, self._falls[shard], whole)
+        except LOSS:
+            return False
+        self.owners[shard], self._falls[shard] = holder, [list(fall) for fall in falls]
+        return True
+
+    async def _handed_on(self, shard: int, owner: Member) -> bool:
+        """Have a worker that takes no part any more, and is there all the same, hand a shard on."""
+        proxies = {worker.id: worker for worker in self._there.proxies()}
+        worker, alive = proxies.get(owner[0]), self._alive()
+        if worker is None or not worker.connected or owner in self._there.members() or not alive:
+            return False
+        load = Counter(self.owners)
+        to = min(alive, key=lambda one: (one not in self._arranged, load[one], one))
+        if not await self._hand_on(shard, worker, to, alive[to]):
+            return False
+        self._warn(
+            f"{self._called([shard])} went from worker {owner[0]}, which takes no part any more, to worker {to[0]}"
+        )
+        return True
+
+    async def _hand_on(self, shard: int, worker: ProxyWorker, to: Member, other: ProxyWorker) -> bool:
+        """Have a worker give all that a shard is to another one, which owns it then."""
+        epoch, owner = self._epochs[shard], self.owners[shard]
+        told = [to[0], *(number for number, _ in self._holders[shard] if number != to[0])]
+        try:
+            kept = await worker.call(self._role, "release", epoch, shard, epoch + 1, told, timeout_s=HAND_ON_S)
+        except (*LOSS, RequestTimeout) as error:
+            kept = first_line(error)
+        if not kept and await self._take_over(shard, to, other, whole=True):
+            return True
+        self._epochs[shard] = epoch + 1
+        if not await self._take_over(shard, owner, worker, whole=True):
+            self._epochs[shard] = epoch  # it is lost, too, which will be noticed; until then its copies are good
+        return False
+
+    async def _arrange(self) -> None:
+        """Choose who has copies, and tell all."""
+        alive = self._alive()
+        known = [one for one in sorted(alive) if one in self._arranged]
+        held = Counter(holder for holders in self._holders for holder in holders)
+        for shard, owner in enumerate(self.owners):
+            holders = [one for one in self._holders[shard] if one in alive and one != owner]
+            place = known.index(owner) if owner in known else 0
+            others = [*known[place + 1 :], *known[:place]]  # the next ones first, on other machines if there are any
+            rest = [one for one in others if one != owner and one not in holders]
+            rest.sort(
+                key=lambda one: (
+                    (alive[one].host == alive[owner].host, held[one]) if owner in alive else (False, held[one])
+                )
+            )
+            more = rest[: max(self._copies - len(holders), 0)]
+            held.update(more)
+            self._holders[shard] = [*holders, *more]
+        self._number += 1
+        told = (
+            self._number,
+            [number for number, _ in self.owners],
+            self.parts,
+            self._epochs,
+            self._holders,
+        )
+        telling = {asyncio.ensure_future(self._tell(one, alive[one], told)) for one in known}
+        self._telling |= telling
+        for one in telling:
+            one.add_done_callback(self._told)
+        if telling:
+            await asyncio.wait(telling, timeout=TELL_S)
+
+    async def _tell(self, member: Member, worker: ProxyWorker, told: tuple[Any, ...]) -> None:
+        try:
+            await worker.call(self._role, "arrange", *told)
+        except LOSS:
+            self._arranged.discard(member)  # the crew will hear of it
+
+    def _told(self, telling: asyncio.Task[None]) -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled() and isinstance(error := telling.exception(), Exception):
+            self._run.crew.end(error)
+
+    def _called(self, shards: Sequence[int]) -> str:
+        numbers = ", ".join(str(shard + 1) for shard in shards)
+        return f"shard{'s' * (len(shards) > 1)} {numbers} of {len(self.owners)}"
+
+    def _warn(self, why: str) -> None:
+        self._run.crew.emit(Warned(about="shards", why=why))

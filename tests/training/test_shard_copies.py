@@ -1,0 +1,299 @@
+"""Copies of shards of Downpour: whoever is lost, whenever, each push counts once. Shards, pushes and the master are real. No process, no Keras."""
+
+import asyncio
+import contextvars
+import random
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.shards import cut
+from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
+from ddlf.events import Warned
+from ddlf.roles.serving import End
+from ddlf.roles.shard import Shard
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.crew import Crew
+
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(30, 7)).astype("f4"),
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "norm/variance": CHANCE.random(7, "f4"),
+}
+FROZEN = frozenset(["norm/variance"])
+PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
+NONE = np.zeros(0, "f4")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nobody waits long between two attempts."""
+    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "roles.copying.LONGEST_S", "training.serving.LOOK_S"):
+        monkeypatch.setattr(f"ddlf.{name}", 0.005)
+    monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
+
+
+def run_of(workers=3, **settings):
+    settings = {"slots": workers, "start": START, "frozen": FROZEN, "master_epochs": 2, **settings}
+    run = FakeRun(FakeCluster(workers), mode="downpour", **settings)
+    run.told, run.dead = [], []
+    run.subscribe(run.told.append)
+    return run
+
+
+def warned(run):
+    return [event.why for event in run.told if isinstance(event, Warned) and event.about == "shards"]
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    """Of each shard what was pushed to it, in order, with whose it was: copies have the log of what they are copies of."""
+    found = {}
+    whose = contextvars.ContextVar("whose")
+    push, stepped, snapshot, made = Shard.push, Shard._stepped, Shard._snapshot, Shard.made.__func__
+
+    async def pushed(self, replica, life, round, number, *rest, **named):
+        whose.set((replica, round, number))
+        return await push(self, replica, life, round, number, *rest, **named)
+
+    async def logged(self, gradient, *rest):
+        found[id(self)][1].append((whose.get(), gradient.copy()))
+        await stepped(self, gradient, *rest)
+
+    def copied(self):
+        return {**snapshot(self), "log": list(found[id(self)][1])}
+
+    def from_copy(cls, facts, *rest):
+        one = made(cls, facts, *rest)
+        found[id(one)] = one, list(facts.get("log", ()))
+        return one
+
+    for name, new in (("push", pushed), ("_stepped", logged), ("_snapshot", copied), ("made", classmethod(from_copy))):
+        monkeypatch.setattr(Shard, name, new)
+    return found
+
+
+def check_each_push_counts_once(run, logs, *, pushes):
+    """Compare each shard with its log, applied here, and the log with what was to be pushed."""
+    rows = [w for path, w in START.items() if path not in FROZEN]
+    start = np.concatenate([np.ravel(w) for w in rows])
+    weights = np.concatenate(
+        [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
+    )
+    found = [(shard.weights, log) for shard, log in logs.values() if len(log) == pushes]
+    for shard, (begin, end) in enumerate(cut(len(start), len(run._progress.state["shards"][0]))):
+        fits = [log for mine, log in found if mine.shape == (end - begin,) and (mine == weights[begin:end]).all()]
+        assert fits, f"shard {shard + 1} is what no shard with {pushes} pushes is"
+        (log,) = fits[:1]
+        keys = [key for key, _ in log]
+        assert len(set(keys)) == len(keys) == pushes
+        applied = start[begin:end].copy()
+        for _, gradient in log:
+            applied -= np.float32(0.01) * gradient
+        assert np.allclose(applied, weights[begin:end], rtol=0, atol=1e-6)
+    assert run._progress.state["shards"][0][:, 1].tolist() == [pushes] * len(run._progress.state["shards"][0])
+
+
+def killed(run, chance, kills, every):
+    """Lose a worker now and then, between any two messages, one after the other."""
+    left = [kills]
+    count = [chance.randrange(5, every)]
+
+    def maybe():
+        count[0] -= 1
+        lost = [worker for worker in run.cluster.workers if worker.lost]
+        if count[0] <= 0 and left[0] and not lost and run.calm():
+            left[0] -= 1
+            count[0] = chance.randrange(5, every)
+            worker = chance.choice(run.cluster.workers)
+            run.dead.append(worker.end)
+            worker.lost = True
+
+    for worker in run.cluster.workers:
+
+        async def ask(*arguments, worker=worker):
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            maybe()
+            found = await FakeWorker._ask(worker, *arguments)
+            maybe()
+            return found
+
+        worker._ask = ask
+    return left
+
+
+def have_copies(run):
+    """Whether each shard has a copy, so that any worker may be lost."""
+    ends = [worker.end for worker in run.cluster.workers if not worker.lost and worker.end not in run.dead]
+    shards = {number: shard for end in ends for number, shard in end.shards.items() if not shard.closed}
+    whole = len(ends) == run.cluster.N and all(end.owners.arranged == ends[0].owners.arranged for end in ends)
+    whole = whole and len(shards) == len(ends[0].owners.owners)
+    return whole and all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5])
+async def test_whoever_is_lost_between_any_two_messages_each_push_counts_once(seed, logs):
+    chance = random.Random(seed)
+    workers = chance.choice([2, 3, 4])
+    settings = {
+        "n_push": chance.choice([1, 2]),
+        "n_fetch": chance.choice([1, 3]),
+        "shards": chance.choice([None, 1, 6]),
+    }
+    run = run_of(workers, replicas=workers + chance.randrange(3), master_epochs=4, **settings, **PLAIN)
+    run.calm = lambda: have_copies(run)
+    left = killed(run, chance, 4, 60)
+    await run.train_model()
+    assert run.ledger.is_exact(4)
+    assert left[0] < 4
+    alone = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **PLAIN)
+    await alone.train_model()
+    check_each_push_counts_once(run, logs, pushes=int(alone._progress.state["shards"][0][0, 1]))
+    assert not [why for why in warned(run) if "are lost" in why]
+
+
+async def test_one_that_joins_takes_a_shard_and_nothing_is_sent_again(logs):
+    run = run_of(2, shards=4, master_epochs=6, **PLAIN)
+    second = run.cluster.workers.pop()
+    joined = []
+
+    def join(record):
+        if record.version == 2:
+            run.cluster.workers.append(second)
+        joined.append(len(run.cluster.workers[0].end.shards))
+
+    run.on_round = join
+    await run.train_model()
+    assert joined[0] == 4
+    assert joined[-1] == 2
+    assert [why for why in warned(run) if "which had fewer" in why]
+    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
+    assert run.ledger.is_exact(6)
+    places = sorted(push[6] for record in run.history for push in record.pushes)
+    assert places == list(range(len(places)))  # so it can be replayed
+
+
+async def test_one_that_takes_no_part_any_more_hands_its_shard_on_though_there_is_no_copy(logs, monkeypatch):
+    run, crews, ready = run_of(3, copies=0, master_epochs=6, **PLAIN), [], Crew.ready
+
+    async def caught(crew):
+        crews.append(crew)
+        await ready(crew)
+
+    monkeypatch.setattr(Crew, "ready", caught)
+
+    def out(record):
+        if record.version == 3:
+            crews[0].put_out(run.cluster.workers[1], ConnectError("it is left out"))
+
+    run.on_round = out
+    await run.train_model()
+    assert any("went from worker 2, which takes no part any more" in why for why in warned(run))
+    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
+    assert run.ledger.is_exact(6)
+
+
+@pytest.mark.parametrize(("copies", "both"), [(0, False), (1, True)], ids=["no copy", "with its copy"])
+async def test_a_shard_that_is_lost_goes_on_from_the_last_checkpoint_and_the_record_says_what_is_lost(
+    copies, both, tmp_path
+):
+    run = run_of(4, copies=copies, checkpoint=tmp_path, checkpoint_every=4, master_epochs=5, **PLAIN)
+
+    def lose(record):
+        if record.version == 7:
+            for worker in run.cluster.workers[1 : 2 + both]:
+                worker.lost = True
+
+    run.on_round = lose
+    history = await run.train_model()
+    assert run.ledger.is_exact(5)
+    said = [verdict for record in history for verdict in record.verdicts]
+    assert any("shard 2 of 4 was on worker 2" in one and "as it was after update 4" in one for one in said)
+    assert any("which is lost" in why and "are lost" in why for why in warned(run))
+    lost, received = run._progress.state["shards"][0][:, 1], run._progress.state["shards"][0][0, 1]
+    assert lost[1] < received or not any(" 0 pushes" not in one for one in said)
+
+
+async def test_without_a_checkpoint_two_neighbours_that_are_lost_end_the_run_with_one_sentence():
+    run = run_of(4, **PLAIN)
+
+    def lose(record):
+        if record.version == 3:
+            run.cluster.workers[1].lost = run.cluster.workers[2].lost = True
+
+    run.on_round = lose
+    with pytest.raises(
+        ClusterTooSmall, match=r"^shards? .* of 4 of the weights w.* lost.*; resume from the last checkpoint"
+    ):
+        await run.train_model()
+
+
+async def test_one_worker_alone_has_no_copies_and_asking_for_one_is_refused():
+    with pytest.raises(ConfigError, match="copies=1 of each shard and the shard itself need 2 workers, and there is 1"):
+        await run_of(1, copies=1).train_model()
+    for copies in (0, None):
+        run = run_of(1, copies=copies, master_epochs=1)
+        await run.train_model()
+        assert run.ledger.is_exact(1)
+
+
+async def test_with_two_copies_two_neighbours_may_be_lost(logs):
+    run = run_of(4, copies=2, master_epochs=5, **PLAIN)
+
+    def lose(record):
+        if record.version == 7:
+            run.cluster.workers[1].lost = run.cluster.workers[2].lost = True
+
+    run.on_round = lose
+    await run.train_model()
+    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
+    assert run._progress.state["shards"][0][0, 1] == 5 * 4 * 4
+    assert not any("are lost" in why for why in warned(run))
+
+
+# --- a shard and its copies ------------------------------------------------------------------------------------------------
+
+
+def facts(size=4, **more):
+    how = {"part": (0, size), "rule": "adagrad", "staleness": "inverse", "collects": 1, "every": 3}
+    return {**how, "weights": np.zeros(size, "f4"), "rest": NONE, **more}
+
+
+async def test_a_push_is_safe_when_the_copy_has_it_and_the_copy_goes_on_with_the_same_bits():
+    ends = {}
+
+    async def ask(worker, verb, *arguments):
+        await getattr(ends[worker], verb)(*arguments)
+
+    ends |= {number: End(number, ask) for number in (1, 2)}
+    await ends[1].own(1, 0, facts())
+    for end in ends.values():
+        await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
+    one, g = ends[1].shards[0], np.arange(4, dtype="f4")
+    for number in range(5):
+        await one.push(0, 1, 0, number, 0, g, NONE)
+    assert await one.safe(5) == 5
+    assert await ends[2].take_over(2, 0, [], whole=False) == [[2, 5]]
+    other = ends[2].shards[0]
+    for shard in (one, other):
+        await shard.push(0, 1, 0, 5, 2, g, NONE)
+    assert one.weights.tobytes() == other.weights.tobytes()
+    assert await other.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
+    with pytest.raises(AppMissing, match="shard 1 is another worker's by now"):  # it wakes up late
+        await ends[2].copy(1, 0, facts(received=9))
+    await asyncio.gather(*(end.close() for end in ends.values()))
+
+
+async def test_a_push_from_weights_that_were_undone_is_not_refused():
+    taken = Shard.made(facts(), 2, [[2, 0]])
+    assert await taken.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
+
+
+async def test_a_shard_that_was_handed_on_takes_nothing_any_more():
+    one = Shard.made(facts())
+    await one.close()
+    for asked in (one.fetch(0, 1), one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE), one.begin([0], 1, 0), one.safe(0)):
+        with pytest.raises(AppMissing, match="this shard is another worker's by now"):
+            await asked
