@@ -103,6 +103,11 @@ class Portion:
     def __len__(self) -> int:
         return self.samples
 
+    def __getitem__(self, part: slice) -> Self:
+        """Some of its samples, in the order of reading."""
+        begin, end, _ = part.indices(len(self))
+        return replace(self, begin=self.begin + begin, end=self.begin + max(begin, end))
+
     def of(self, again: tuple[int, ...]) -> Self:
         """The same samples in the order of a later pass."""
         return replace(self, again=again)
@@ -186,7 +191,7 @@ class Portion:
         """The numbers of its samples, counted through all files, in the order of reading: shape ``(samples,)``."""
         sizes = np.asarray(sizes, np.int64)
         firsts = np.cumsum(sizes) - sizes
-        return np.concatenate([firsts[files] + rows for files, rows in self.blocks(sizes)])
+        return np.concatenate([firsts[:0], *(firsts[files] + rows for files, rows in self.blocks(sizes))])
 
 
 Samples = Indices | Portion

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ddlf.roles.fragments import Own
 from ddlf.roles.task import Task
 
@@ -32,7 +30,7 @@ class Ahead:
     task: Task
     own: Own
     metrics: dict[str, float]
-    fed: list[np.ndarray[Any, Any]]
+    fed: list[Any]
 
     def is_of(self, task: Task) -> bool:
         """Whether these are the first steps that a task asks for, begun with what it is to begin with."""
@@ -43,7 +41,7 @@ class Ahead:
             and task.since == self.task.since
             and all(getattr(task, name) == getattr(self.task, name) for name in same)
             and [list(rates) for rates in task.rates] == [list(rates) for rates in self.task.rates]
-            and np.array_equal(task.indices, self.task.indices)
+            and task.digest() == self.task.digest()
         )
 
 

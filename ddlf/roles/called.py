@@ -23,7 +23,7 @@ class App(Protocol):
     model: Any
     x_train: Any
     y_train: Any
-    indices: np.ndarray[Any, Any]
+    indices: Any
     worker: Any
     replica: Any
 

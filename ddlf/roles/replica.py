@@ -305,8 +305,9 @@ class Replica:
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
-        if isinstance(task.indices, Portion):
-            return len(self._fed)
+        if isinstance(task.indices, Portion):  # with overlap the first steps and the others are two pieces of it
+            whole = task.overlap and sum(map(len, self._fed)) == task.epochs * len(task.indices)
+            return None if whole else len(self._fed)
         fed = np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
         return None if task.overlap and np.array_equal(fed, task.indices) else fed
 
@@ -322,7 +323,7 @@ class Replica:
             Keras's metrics of the last epoch.
         """
         indices = self.app.indices
-        if indices is not self._task.indices:
+        if indices is not self._task.indices and not isinstance(indices, Portion):  # with overlap it is a piece of it
             if isinstance(self._task.indices, Portion):
                 raise AppError(
                     "train has set self.indices, but train_data is read in the order that every slot's part has",

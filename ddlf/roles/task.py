@@ -103,7 +103,7 @@ class Task:
     wanted: tuple[int, ...] = ()
     alpha: float = 0.0
     overlap: int = 0
-    ahead: tuple[int, np.ndarray[Any, Any]] | None = None
+    ahead: tuple[int, Any] | None = None
 
     @property
     def since(self) -> int:
@@ -119,14 +119,19 @@ class Task:
     def to_message(self) -> dict[str, Any]:
         """As it travels."""
         message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        read = isinstance(self.indices, Portion)
-        return message | {"indices": self.indices.to_message()} if read else message
+        if isinstance(self.indices, Portion):
+            message["indices"] = self.indices.to_message()
+            if self.ahead is not None:
+                message["ahead"] = self.ahead[0], self.ahead[1].to_message()
+        return message
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
         """As it came."""
         if isinstance(message["indices"], dict):
             message = message | {"indices": Portion.from_message(message["indices"])}
+            if message["ahead"] is not None:
+                message["ahead"] = message["ahead"][0], Portion.from_message(message["ahead"][1])
         return cls(**message)
 
 

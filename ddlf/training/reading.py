@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.outer import Streaming
-from ddlf.algorithms.reading import MAX_GLOBAL, NEAR, SHUFFLE, Global
+from ddlf.algorithms.reading import MAX_GLOBAL, NEAR, SHUFFLE, Global, Portion
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 
@@ -53,6 +53,11 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         return
     rule = settings["shuffle"] = settings["shuffle"] or SHUFFLE.read("none" if data.in_order else USUAL)
     samples, whole, outer = data.manifest.samples, isinstance(rule, Global), settings["outer"]
+    if settings["on_bad"] == "skip" and isinstance(outer, Streaming) and outer.overlap:
+        raise ConfigError(
+            f"on_bad='skip' does not go with outer={str(outer)!r}: with overlap a round is read in two pieces",
+            hint="leave out overlap, or on_bad",
+        )
     if whole and samples > MAX_GLOBAL:
         raise ConfigError(
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
@@ -62,7 +67,6 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         ("shuffle", not (whole and data.manifest.hosts), "each worker has some of the files"),
         ("mode", settings["mode"] != "downpour", "replicas number the batches of arrays"),
         ("partition", str(settings["partition"]) == "equal", "it needs all labels at once"),
-        ("outer", not (isinstance(outer, Streaming) and outer.overlap), "it needs samples of two rounds at a time"),
         ("exchange", whole or settings["exchange"] != "gradient", "a slot has no equal batches of its files"),
         ("worker_steps", whole or settings["worker_steps"] is None, "round_samples is what cuts an epoch into rounds"),
         (
@@ -72,7 +76,7 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         ),
     ):
         if not fine:
-            more = "" if name in ("mode", "partition", "outer", "shuffle") else ", or use shuffle='global'"
+            more = "" if name in ("mode", "partition", "shuffle") else ", or use shuffle='global'"
             shown = settings[name] if name == "worker_steps" else repr(str(settings[name]))
             raise ConfigError(
                 f"{name}={shown} does not go with partition files that are read with shuffle={str(rule)!r}: {why}",
@@ -112,6 +116,7 @@ def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
     """
     if not reply.skipped:
         return ()
+    assert isinstance(reply.task.indices, Portion)  # what a worker says of others is refused
     version = reply.task.indices.version
     files = run.facts.files.at(version).manifest.files
     for number, _ in reply.skipped:
