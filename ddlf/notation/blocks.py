@@ -268,6 +268,10 @@ class Blocks(dict[str, Block]):
             wrong = not isinstance(value, Items) or not all(isinstance(plain(each), int) for each in value.values)
             if wrong:
                 self.problems.add(value.at, f"{key} must be {LIST}, such as [0, 1]")
+        elif key == "scales":
+            factors = plain(value) if isinstance(value, Items) else [0]
+            if not all(_suits(NUMBER, each) and 0 < each <= MAX_SIZE for each in factors):
+                self.problems.add(value.at, "scales must be a list of numbers above 0, such as [2, 2]")
         elif kind and not _suits(kind, plain(value)):
             self.problems.add(value.at, f"{key} must be {kind}")
         elif key == "lrm" and plain(value) <= 0:

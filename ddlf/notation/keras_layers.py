@@ -40,9 +40,14 @@ def shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape 
         before: The shape that goes in.
     """
     try:
-        return _shape_of(name, options, before)
+        shape = _shape_of(name, options, before)
+        return shape if shape is None or _are_sizes(shape) else None
     except (TypeError, ValueError, IndexError, KeyError, ArithmeticError):
         return None  # a value that Keras will refuse
+
+
+def _are_sizes(shape: Shape) -> bool:
+    return all(size is None or (isinstance(size, int) and size > 0) for size in shape)
 
 
 def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape | None:
@@ -100,7 +105,8 @@ def parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> l
         before: The shape that goes in.
     """
     try:
-        return _parameters_of(name, options, before)
+        found = _parameters_of(name, options, before)
+        return found if found is None or all(_are_sizes(shape) for _, shape in found) else None
     except (TypeError, ValueError, IndexError, KeyError):
         return None
 

@@ -59,7 +59,9 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
     graph = replace(
         graph, nodes=tuple(replace(node, shape=shape) for node, shape in zip(graph.nodes, shapes, strict=True))
     )
-    graph = with_parameters(typed(graph, problems), problems)
+    graph = typed(graph, problems)
+    problems.check()
+    graph = with_parameters(graph, problems)
     problems.check()
     return Model(file, graph, blocks.train, problems.warnings())
 

@@ -328,12 +328,13 @@ def _resample(node: Node, options: dict[str, Any], ins: list[Known], out: Known)
         return ins, out
     made = list(ins[0])
     axes = [_axis(each, len(made)) for each in options.get("axes", [1, 2])]
+    scales = _pair(options, "scales", 1, len(axes))
     for index, axis in enumerate(axes):
         size = made[axis]
         if "sizes" in options:
             made[axis] = _pair(options, "sizes", 1, len(axes))[index]
         elif size is not None:
-            made[axis] = int(size * options["scales"][index])
+            made[axis] = max(int(size * scales[index]), 1)
     return ins, tuple(made)
 
 

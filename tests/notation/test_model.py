@@ -177,6 +177,16 @@ def test_a_layer_that_only_keras_knows_leaves_the_count_open():
     assert read(one("own>Mine(units=3), Dense(units=8)", more="")).graph.parameters is None
 
 
+@pytest.mark.parametrize(
+    "layer",
+    ["Dense(units=many)", "LSTM(units=[2, 2])", "Conv2D(filters=0, kernel_size=1.5)", "Reshape(target_shape=3)"],
+)
+def test_values_that_keras_will_refuse_leave_shapes_and_counts_open(layer):
+    text = one(f"{layer}, Dense(units=8)", "[5, 4, 3]", "[5, 4, 8]", "")
+    assert read(text).graph.nodes[1].shape is None
+    assert read(text).graph.parameters is None
+
+
 @pytest.mark.parametrize("text", [DIGITS, SQUARE, HEADS, LM])
 def test_byte_order_marks_and_other_ends_of_lines_change_nothing(text):
     assert read(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()).graph == read(text).graph
