@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
     for way, rates in found.items():
         most = bound(way, options.workers, options.parameters, rate_of(options.rate))
         times = statistics.median(found["downpour"]) / statistics.median(rates) if "downpour" in found else 0.0
-        rows.append([way, f"{statistics.median(rates):.2f}", f"{most:.2f}", f"{times:.1f}x"])
+        rows.append([way, f"{statistics.median(rates):.2f}", f"{most:.2f}", f"{times:.1f}x" if times else "-"])
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "pushes": found}, indent=2) + "\n")
