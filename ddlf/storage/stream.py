@@ -24,6 +24,8 @@ SHARE = 10
 """A chunk is at most this part of the memory for data: those ahead, that which is trained on, and the copies of it on its way are half of it."""
 MOST_BYTES = 2**25
 """Of a chunk: more would make nothing faster."""
+FIRST_BATCHES = 8
+"""In the first chunk, so that training begins soon; each of the next ones has twice as many as the one before, up to those of a whole chunk."""
 LEAST_BATCHES = 8
 """So many batches have to fit into the memory for data."""
 USUAL = 2**30
@@ -89,6 +91,7 @@ class Stream:
                 hint=f"give at least {least} bytes, or make batches smaller",
             )
         self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
+        self._next = FIRST_BATCHES * batch_size
         rule = SHUFFLE.read(portion.shuffle)
         files = min(rule.files, len(self._sizes)) if isinstance(rule, Window) else 1
         window = sum(sorted(file.nbytes for file in data.manifest.files)[-files:])
@@ -167,8 +170,9 @@ class Stream:
                     whole, filled = self._empty(left), 0
 
     def _empty(self, left: int) -> Arrays:
-        columns = self._data.columns.items()
-        return {name: np.empty((min(self._chunk, left), *column.shape), column.dtype) for name, column in columns}
+        columns, length = self._data.columns.items(), min(self._next, self._chunk, left)
+        self._next *= 2
+        return {name: np.empty((length, *column.shape), column.dtype) for name, column in columns}
 
     @staticmethod
     def _length(rows: Arrays) -> int:

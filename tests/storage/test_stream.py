@@ -55,6 +55,12 @@ def test_nothing_is_read_but_what_is_wanted_and_a_little_ahead(place):
     stream.close()
 
 
+def test_the_first_chunks_are_small_so_that_training_begins_soon(place):
+    (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
+    lengths = [len(chunk["y"]) for chunk in Stream(ddlf.data.open(place), portion, 8, 10**9)]
+    assert lengths == [64, 128, 256, 512, 40]
+
+
 def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
     data = ddlf.data.open(place)
     one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
