@@ -188,7 +188,7 @@ def test_an_evaluation_of_files_is_that_of_arrays(place):
         ({"y": None, "w": np.ones(203)}, {}, "has a column w, but no y"),
         ({"x": None, "x[1]": np.arange(203)}, {}, "are no tree"),
         ({}, {"x_train": np.ones(3)}, "both train_data and x_train are set"),
-        ({}, {"train_data": "/shared/mnist"}, "must be a data set of partition files, got a str"),
+        ({}, {"train_data": "/shared/mnist"}, "a PyDataset or a tf.data pipeline, got a str"),
         ({"w": np.ones(203)}, {"class_weight": {0: 1.0}}, "both a column w of train_data and class_weight"),
     ],
 )
