@@ -153,37 +153,46 @@ class Arrivals:
         run, progress = self._run, self._run.progress
         number = progress.following(slot, progress.slot_rounds[slot])
         while number < len(progress.epochs):
-            if run.replay is not None and (slot, number) in run.replay.order.dropped:
-                worker = run.replay.order.dropped[slot, number]
-                self._drop(slot, number, worker)
-                why = "as in the run that is replayed"
-                run.crew.emit(UpdateRejected(round=number + 1, slot=slot + 1, worker=worker, why=why))
-                number = progress.following(slot, number + 1)
-                continue
-            while not run.stopping and not self._may_begin(slot, number):
-                await self._turned.wait()
-            if run.stopping or (run.replay is not None and run.replay.turn(slot, number) is None):
-                return
-            run.began[slot] = time.perf_counter()
-            run.crew.meet_new_workers()
-            self._grow()
-            if number >= max(self._begun):  # the first one looks for all
-                await go_over(run, self._first)
-            self._pace(number)
-            self._begun[slot] = number + 1
-            part = await run.part(slot, number)
-            run.tries[slot] = 0
-            reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
-            if slot in self._told:
-                await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
-            if run.stopping or reply.stopped:
-                return
-            handled = asyncio.get_running_loop().create_future()
-            self._news.put_nowait((reply, handled))
-            await handled
-            if slot in self._keeping:
-                await self._keeping.pop(slot)
+            if not self._left_out(slot, number):
+                while not run.stopping and not self._may_begin(slot, number):
+                    await self._turned.wait()
+                if run.stopping or (run.replay is not None and run.replay.turn(slot, number) is None):
+                    return
+                await self._round_begins(slot, number)
+                part = await run.part(slot, number)
+                run.tries[slot] = 0
+                reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
+                if slot in self._told:
+                    await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
+                if run.stopping or reply.stopped:
+                    return
+                handled = asyncio.get_running_loop().create_future()
+                self._news.put_nowait((reply, handled))
+                await handled
+                if slot in self._keeping:
+                    await self._keeping.pop(slot)
             number = progress.following(slot, number + 1)
+
+    def _left_out(self, slot: int, number: int) -> bool:
+        """Leave a round out that was, in the run that is replayed; False if it was not."""
+        run = self._run
+        if run.replay is None or (slot, number) not in run.replay.order.dropped:
+            return False
+        worker = run.replay.order.dropped[slot, number]
+        self._drop(slot, number, worker)
+        why = "as in the run that is replayed"
+        run.crew.emit(UpdateRejected(round=number + 1, slot=slot + 1, worker=worker, why=why))
+        return True
+
+    async def _round_begins(self, slot: int, number: int) -> None:
+        """Take in who has come since, and which files there are; the first slot of a round does so for all."""
+        self._run.began[slot] = time.perf_counter()
+        self._run.crew.meet_new_workers()
+        self._grow()
+        if number >= max(self._begun):
+            await go_over(self._run, self._first)
+        self._pace(number)
+        self._begun[slot] = number + 1
 
     def _may_begin(self, slot: int, number: int) -> bool:
         """Whether a slot is not too far ahead of the others; in a replay, whether the weights are there that it began with."""
