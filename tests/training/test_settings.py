@@ -176,6 +176,10 @@ WRONG = [
     (dict(n_push=1.5), "n_push must be a whole number of 1 or more, got 1.5"),
     (dict(push_rule="adagrat"), "unknown push rule 'adagrat', did you mean 'adagrad'?"),
     (dict(replicas=0), "replicas must be a whole number of 1 or more, or None for one in each slot, got 0"),
+    (
+        dict(copies=-1),
+        "copies must be a whole number of 0 or more, or None for one, where there is another worker, got -1",
+    ),
     (dict(shards=0), "shards must be a whole number of 1 or more, or None for one on each worker, got 0"),
     (dict(softsync=0), "softsync must be a whole number of 1 or more, or None for a step for each push, got 0"),
     (dict(warm_start=-1), "warm_start must be a whole number of 0 or more, or None for"),
@@ -311,6 +315,7 @@ USED_IN = {
     "push_rule": "training/serving.py",
     "replicas": "training/serving.py",
     "shards": "training/serving.py",
+    "copies": "training/serving.py",
     "softsync": "training/serving.py",
     "warm_start": "training/serving.py",
     "converge": "training/early.py",
