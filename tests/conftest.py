@@ -50,7 +50,10 @@ USE_KERAS = (
 )
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
 the second, and they begin with them."""
-LONG = ("tests/end_to_end/", "tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/", "tests/trials/")
+LONG = (
+    *("tests/benchmarks/", "tests/trials/", "tests/test_docs.py", "tests/test_readme.py", "tests/end_to_end/"),
+    *("tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/"),
+)
 """Begun before the others, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()
 

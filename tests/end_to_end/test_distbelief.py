@@ -29,7 +29,7 @@ def run(tmp_path, app, *options, code=0):
 
 
 def test_the_classic_demo_logs_what_many_replicas_read_and_update(tmp_path):
-    said = run(tmp_path, "xor.py", "--hidden", "2", "-p", "examples=900", "-p", "log_every=20", "--ui", "plain")
+    said = run(tmp_path, "xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
     assert "xor: 9 parameters" in said
     for what in ("layer 0 weights read", "layer 1 weights read", "layer 0 weights updated", "layer 1 weights updated"):
         assert len(set(re.findall(rf"{what} by model replica (\d+)", said))) > 12, what
@@ -45,7 +45,7 @@ def test_ways_to_train_stand_side_by_side_with_time_and_bytes(tmp_path):
         "-p",
         "ways=sync,default",
         "-p",
-        "samples=4000",
+        "samples=2400",
         "-p",
         "epochs=1",
         "-p",
@@ -56,8 +56,8 @@ def test_ways_to_train_stand_side_by_side_with_time_and_bytes(tmp_path):
         for row in re.findall(r"^(sync|default) +(\S+) +(\S+) +(\S+) +(\S+)%", said, re.M)
     }
     (_, master, workers, accuracy), (_, of_shards, between, learned) = rows["sync"], rows["default"]
-    assert accuracy > 40
-    assert learned > 40
+    assert accuracy > 25
+    assert learned > 25
     assert workers == 0 < between
     assert of_shards < between
     assert master == pytest.approx(4 * 79_510 * 4e-6, rel=0.1)  # out and back, of two workers
@@ -72,7 +72,7 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
         "-p",
         "ways=default",
         "-p",
-        "samples=1200",
+        "samples=480",
         "-p",
         "epochs=1",
         "-p",

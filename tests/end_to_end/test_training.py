@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -69,23 +70,28 @@ def accuracy(output: str) -> float:
 
 
 @pytest.mark.slow
-def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers):
+def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers, tmp_path):
+    part = tmp_path / "part"
+    part.mkdir()
+    with np.load(Path(environment["DDLF_DATA"]) / "mnist.npz") as whole:
+        np.savez(part / "mnist.npz", **{name: whole[name][:15_000] for name in whole})
+    environment["DDLF_DATA"] = str(part)
     config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"
     options = ("--config", config, "--batch-size", 64, "-p", "learning_rate=0.05", "--master-epochs", 1)
     first = run(environment, "run", app, *options)
     assert first.returncode == 0, first.stderr
-    assert accuracy(first.stdout) > 0.92
-    assert "60,000 samples of shape (60000, 28, 28, 1)" in first.stdout
+    assert accuracy(first.stdout) > 0.75
+    assert "15,000 samples of shape (15000, 28, 28, 1)" in first.stdout
     assert "loaded on 2 workers" in first.stdout
     rounds = re.findall(r"(\S+) MB out, (\S+) MB back", first.stdout)
-    # To two workers: 515,146 weights of 4 bytes and half of 60,000 indices of 2 bytes, each; back: the updates.
+    # To two workers: 515,146 weights of 4 bytes and half of 15,000 indices of 2 bytes, each; back: the updates.
     assert len(rounds) == 1
-    assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 60_000 * 2e-6, abs=0.02)
+    assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 15_000 * 2e-6, abs=0.02)
     assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
     second = run(environment, "run", app, *options, "--mode", "async")
     assert second.returncode == 0, second.stderr
-    assert accuracy(second.stdout) > 0.9
+    assert accuracy(second.stdout) > 0.7
     assert "already on all 2 workers, nothing loaded" in second.stdout
 
 
@@ -100,8 +106,8 @@ def test_the_demo_reaches_its_accuracy_saves_the_model_and_leaves_no_process(env
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment, number):
+def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment):
+    number = signal.SIGTERM  # Ctrl-C: tests/cli/test_stopping.py
     process = subprocess.Popen(
         (*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "100000"),
         env=environment,
@@ -141,7 +147,15 @@ def test_an_app_runs_as_a_script_too(environment):
 def test_workers_may_run_another_keras_backend_than_the_master_and_than_each_other(environment, start_workers):
     config = start_workers({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "tensorflow"})
     for backend in ("tensorflow", "jax"):
-        result = run({**environment, "KERAS_BACKEND": backend}, "run", "apps/digits_cnn.py", "--config", config)
+        result = run(
+            {**environment, "KERAS_BACKEND": backend},
+            "run",
+            "apps/digits_cnn.py",
+            "--config",
+            config,
+            "--master-epochs",
+            3,
+        )
         assert result.returncode == 0, result.stderr
-        assert accuracy(result.stdout) >= 0.95
+        assert accuracy(result.stdout) >= 0.8
         assert "on jax" in result.stdout

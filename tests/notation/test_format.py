@@ -104,7 +104,7 @@ def is_read_or_refused_with_its_places(text):
         assert all(line >= 1 and column >= 1 for line, column, _ in places)
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("texts", "check"),
     [

@@ -8,7 +8,7 @@ from tests.trials.deaths import deaths_in_process, deaths_of_processes
 
 
 def test_workers_in_this_process_that_die_at_any_moment_change_no_bit():
-    outcome = asyncio.run(deaths_in_process(runs=3, seed=1))
+    outcome = asyncio.run(deaths_in_process(runs=2, seed=1))
     assert outcome.problems == []
     assert outcome.killed
 
