@@ -114,7 +114,8 @@ def test_a_project_runs_as_it_stands(tmp_path, monkeypatch, name):
     monkeypatch.setenv("DDLF_DATA", str(tmp_path))
     command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
     more = ["--master-epochs", "1"] if name != "rpc" else []
-    ended = command("ddlf.cli.main", "run", "app.py", "--local", "1", *more, cwd=tmp_path / "lab")
+    workers = "2" if name == "rpc" else "1"  # that has arguments for two
+    ended = command("ddlf.cli.main", "run", "app.py", "--local", workers, *more, cwd=tmp_path / "lab")
     assert ended.returncode == 0, ended.stderr
     assert ("test  " if name != "rpc" else "hosted, by name:") in ended.stdout
     for script in set(new.TEMPLATES[name].files) - {"app.py"}:

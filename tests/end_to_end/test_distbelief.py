@@ -72,7 +72,7 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
         "-p",
         "ways=default",
         "-p",
-        "samples=480",
+        "samples=1200",
         "-p",
         "epochs=1",
         "-p",
