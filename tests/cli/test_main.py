@@ -85,7 +85,7 @@ def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port
     file, app = tmp_path / "cluster.yaml", tmp_path / "app.py"
     app.write_text("async def main(cluster): pass\n")
     file.write_text(
-        f"name: lab\nworkers: [{{name: pc03, host: 127.0.0.1, port: {free_port}}}]\nrun: {{connect_timeout_s: 0.1}}\n"
+        f"name: lab\nworkers: [{{name: pc03, host: 127.0.0.1, port: {free_port}}}]\nrun: {{connect_timeout_s: 1}}\n"
     )
     ended = ddlf("status", "-c", file)
     assert ended.stdout.startswith("  1  pc03                   unreachable: 127.0.0.1:")
