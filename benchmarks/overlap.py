@@ -18,37 +18,27 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from benchmarks.distbelief import started, workers_of
 from benchmarks.measure import table
 from benchmarks.network import Network
-from benchmarks.stand_in import Nothing, StandInRun
+from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
 from ddlf.algorithms.pushed import Cadence
-from ddlf.algorithms.rows import Rows
-from ddlf.roles import REPLICA
-from ddlf.roles.downpour import DownpourReplica, batches_of
-from ddlf.roles.metrics import NOTHING_COUNTED
+from ddlf.roles.downpour import batches_of
 from ddlf.roles.serving import record, shares
-from ddlf.roles.task import Reply, Task
+from ddlf.roles.task import Task
 from ddlf.tokens import new_token
-from ddlf.training import start
-from ddlf.training.crew import Crew
-from ddlf.training.reporting import hooked
 
 SLOWER = 3
 LEFT_OUT = 2
 """Cycles at either end, where not all replicas push."""
 
 
-class Paced(DownpourReplica):
+class Paced(PushingStandIn):
     """In the place of a worker's replicas: they push what was made once, after a while.
 
     Args:
@@ -59,10 +49,7 @@ class Paced(DownpourReplica):
     """
 
     def __init__(self, worker: Any, run: str, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        super().__init__(worker, Nothing(), run)
-        like = [np.broadcast_to(np.zeros((), np.float32), (size,)) for size in sizes]
-        self._stepper = SimpleNamespace(rows=Rows.of(like, [True] * len(sizes)))  # type: ignore[assignment]
-        self._gradient = np.full(sum(sizes), 1e-3, np.float32)
+        super().__init__(worker, run, sizes)
         self._seconds = seconds[worker.id - 1]
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -79,55 +66,21 @@ class Paced(DownpourReplica):
             ended.append(time.monotonic())
         await one.pushed()
         inner = ended[LEFT_OUT : len(ended) - LEFT_OUT]
-        return Reply(
-            task=asked,
-            update=None,
-            codec_error=0.0,
-            samples=len(asked.indices),
-            fed=None,
-            metrics={"loss": (inner[-1] - inner[0]) / (len(inner) - 1)},
-            counted=NOTHING_COUNTED,
-            compute_s=self._seconds * one.done,
-            wait_data_s=0.0,
-            files=(),
-            stopped=False,
-            state={},
-            pushed={**record(replicas), "refused": 0},
-        ).to_message()
-
-    async def stop(self) -> None:
-        """See ``Replica``."""
-
-    async def close(self) -> None:
-        """See ``Role``."""
+        loss = {"loss": (inner[-1] - inner[0]) / (len(inner) - 1)}
+        return nothing(asked, metrics=loss, pushed={**record(replicas), "refused": 0}).to_message()
 
 
 class PacedRun(StandInRun):
     """A run of them."""
 
     seconds: Sequence[float]
-    optimizer_state = "kept"
 
-    async def _train(self, mode: str, *given: int | None, fresh: bool) -> Any:
-        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
+    @property
+    def stand_in(self) -> tuple[Any, ...]:
+        """See ``StandInRun``."""
+        from benchmarks.overlap import Paced  # by a name that workers know, too
 
-
-@asynccontextmanager
-async def _crew_of(app: PacedRun, seed: int, *, run: str, **how: Any) -> AsyncIterator[tuple[Crew, int]]:
-    from benchmarks.overlap import Paced  # by a name that workers know, too
-
-    async def open_worker(worker: Any) -> None:
-        await worker.call((run, REPLICA), "open", Paced, run, app.sizes, app.seconds)
-
-    app._run, app._content = run, "made up"
-    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
-    async with Crew(app.cluster, open_worker, app._tell, backups=False) as crew, hooked(app, crew.end):
-        await crew.ready()
-        try:
-            yield crew, app.samples
-        finally:
-            closing = (worker.call((run, REPLICA), "close") for worker in app.cluster.workers)
-            await asyncio.gather(*closing, return_exceptions=True)
+        return Paced, self.sizes, self.seconds
 
 
 async def cycles(cluster: Cluster, parameters: int, steps: int, seconds: Sequence[float]) -> list[float]:

@@ -128,12 +128,11 @@ def made_up(seed: int, size: int) -> Any:
 
 def nothing(task: Task, **more: Any) -> Reply:
     """The reply of a replica that has computed nothing."""
-    how: dict[str, Any] = {"update": None, "codec_error": 0.0, **more}
+    how: dict[str, Any] = {"update": None, "codec_error": 0.0, "metrics": {"loss": 0.0}, **more}
     return Reply(
         task=task,
         samples=len(task.indices),
         fed=None,
-        metrics={"loss": 0.0},
         counted=NOTHING_COUNTED,
         compute_s=1e-3,
         wait_data_s=0.0,
@@ -163,8 +162,8 @@ class StandInRun(FakeRun):
         super().__init__(cluster, start=begin, slots=cluster.N, **settings)
 
     @property
-    def stand_in(self) -> tuple[Any, Any]:
-        """What is opened on workers, and what that is told."""
+    def stand_in(self) -> tuple[Any, ...]:
+        """What is opened on workers, and what that is told behind the run's name."""
         return (PushingStandIn if self.mode == "downpour" else StandIn), self.sizes
 
     def on_event(self, event: Any) -> None:
@@ -179,8 +178,8 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
     """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
 
     async def open_worker(worker: Any) -> None:
-        kind, told = app.stand_in
-        await worker.call((run, REPLICA), "open", kind, run, told)
+        kind, *told = app.stand_in
+        await worker.call((run, REPLICA), "open", kind, run, *told)
 
     app._run, app._content = run, "made up"
     app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
