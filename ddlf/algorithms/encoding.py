@@ -182,11 +182,31 @@ def _squared_norm(x: npt.NDArray[np.float64]) -> float:
     return float(np.einsum("i,i", flat, flat))
 
 
-def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
+def encode_parts(
+    codec: Codec, parts: Sequence[Tensor], whole_bytes: Sequence[int], lossless: Sequence[bool]
+) -> EncodedUpdate:
+    """Encode parts of tensors as ``encode_update`` has them in the whole, with a codec that works value by value.
+
+    A part with values beyond the codec's range travels raw, though not the rest of its tensor.
+
+    Args:
+        codec: One with ``by_value``.
+        parts: Flat, one of each tensor.
+        whole_bytes: Of each of these tensors.
+        lossless: Of each whether it must travel exactly.
+    """
+    payloads = [
+        _raw(part) if _travels_raw(codec, part, exact, size) else codec.pack(part)
+        for part, size, exact in zip(parts, whole_bytes, lossless, strict=True)
+    ]
+    return {"codec": codec.name, "payloads": payloads}
+
+
+def _travels_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int | None = None) -> bool:
     return (
         exact
         or tensor.dtype != np.float32
-        or tensor.nbytes < RAW_BELOW_BYTES
+        or (tensor.nbytes if whole_bytes is None else whole_bytes) < RAW_BELOW_BYTES
         or isinstance(codec, Float32)
         or not _in_range(codec, tensor)
     )

@@ -30,12 +30,14 @@ class Codec(Named, ABC):
         biased: Whether it needs error feedback. Then ``encode`` returns the error to pass in next time.
         goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; "" for none.
         largest: The largest magnitude that ``pack`` keeps.
+        by_value: Whether what becomes of a value depends on no other value.
     """
 
     __slots__ = ()
     biased: ClassVar[bool] = False
     goes_on: ClassVar[str] = ""
     largest: ClassVar[float] = float(np.finfo(np.float32).max)
+    by_value: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -17,6 +17,8 @@ from ddlf.errors import ConfigError
 class Float32(Codec):
     """Send the values as they are: exact, 4 bytes per value."""
 
+    by_value: ClassVar[bool] = True
+
     def pack(self, tensor: Float32s) -> Payload:
         return {"values": tensor.reshape(-1)}
 
@@ -80,6 +82,7 @@ class BFloat16(Codec):
     """
 
     largest: ClassVar[float] = float(np.uint32(0x7F7F0000).view(np.float32))
+    by_value: ClassVar[bool] = True
 
     def pack(self, tensor: Float32s) -> Payload:
         values = np.ascontiguousarray(tensor).reshape(-1)

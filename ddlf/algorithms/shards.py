@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer, State
@@ -195,7 +195,7 @@ def stepped(
     return outer.update(state, weights, merged, trainable)
 
 
-def fits(rule: Rule | OuterOptimizer) -> bool:
+def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
     """Whether a rule can be used on slices: it works value by value."""
     return bool(getattr(rule, "by_value", False))
 

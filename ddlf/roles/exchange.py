@@ -33,6 +33,17 @@ def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -
     return put(held, tensors, apply_delta([held[i] for i in tensors], message["encoded"]))
 
 
+def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
+    """Weights that are here, as ``read_weights`` takes them.
+
+    Args:
+        weights: The weights.
+        copy: Whether somebody may change what he is given.
+    """
+    payloads = [{"raw": w.copy() if copy else w} for w in weights]
+    return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
+
+
 def send_update(
     name: str,
     update: Weights,

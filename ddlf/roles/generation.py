@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ddlf.algorithms.check import Fault
-from ddlf.algorithms.shards import Slice, take
+from ddlf.algorithms.codec import CODEC, Codec
+from ddlf.algorithms.encoding import EncodedUpdate, decode_update, encode_parts, encode_update
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.shards import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import AppMissing
+from ddlf.errors import AppMissing, ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Plan:
         merge: The merge rule, as text.
         weighed: What it makes of the updates as wholes: a weight for each, and what their sum is divided by; empty if it merges value by value.
         outer: The outer optimizer, as text.
+        codec: How weights travel, as text.
         trainable: Whether each weight is trained.
         names: Paths of the weights.
         piece: Values in a piece.
@@ -48,13 +52,15 @@ class Plan:
     merge: str
     weighed: Sequence[float]
     outer: str
+    codec: str
     trainable: Sequence[bool]
     names: Sequence[str]
     piece: int
 
 
 State = list[list[np.ndarray[Any, Any]]]
-"""What the outer optimizer keeps of a slice: for each array that it keeps of a weight, the slice of all of them."""
+"""What the outer optimizer keeps of a slice: for each array that it keeps of a weight, the slice of all of them. Behind it the weights themselves,
+where they travel as a codec makes them."""
 
 
 @dataclass(slots=True)
@@ -62,14 +68,62 @@ class Generation:
     """Weights, and the state that belongs to them.
 
     Args:
-        weights: One array for each of the model's; of a generation that is being made, what is ready of them.
+        weights: One array for each of the model's, as slots begin with them; of a generation that is being made, what is ready of them.
         state: Slices of the outer optimizer's state that are kept here.
         ready: Of each piece whether it is there; empty of what came as a whole.
+        codec: How they travel; None for as they are, as from who has them from others.
+        trainable: Of each whether it is trained: others travel as they are.
+        made: Pieces that were encoded here.
     """
 
     weights: Weights
     state: list[tuple[Slice, State]] = field(default_factory=list)
     ready: dict[Slice, asyncio.Event] = field(default_factory=dict)
+    codec: Codec | None = None
+    trainable: Sequence[bool] = ()
+    made: dict[Slice, EncodedUpdate] = field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
+        """Weights and the outer optimizer's state that are here whole."""
+        weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
+        groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
+        if used is not None:
+            groups.append(weights)
+            encoded, _ = encode_update(used, weights, [not one for one in trainable])
+            weights = [np.asarray(array, order="C") for array in decode_update(encoded, weights)]
+        kept = [((0, size_of(weights)), groups)] if groups else []
+        return cls(weights, kept, codec=used, trainable=trainable)
+
+    def set(self, piece: Slice, values: Weights) -> None:
+        """Have new weights of a piece, as all will have them."""
+        if self.codec is not None:
+            encoded = self.made[piece] = self._encoded(piece, values)
+            values = decode_slice(encoded, self.weights, piece)
+        put(self.weights, piece, values)
+
+    def patched(self, places: Sequence[int], arrays: Weights) -> Generation:
+        """The same with other weights in some places, which are not trained."""
+        weights, changed = list(self.weights), [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in self.weights]
+        for place, array in zip(places, arrays, strict=True):
+            weights[place] = changed[place] = np.asarray(array, order="C")
+        state = [(part, list(groups)) for part, groups in self.state]
+        for part, groups in state if self.codec is not None else ():
+            new = take(changed, part)
+            at = [i for i, _, _ in overlapped(changed, part)]
+            groups[-1] = [new[k] if i in places else old for k, (i, old) in enumerate(zip(at, groups[-1], strict=True))]
+        return Generation(weights, state, codec=self.codec, trainable=self.trainable)
+
+    def sent(self, part: Slice) -> Weights | EncodedUpdate:
+        """A slice of the weights as it travels; it is there."""
+        values = take(self.weights, part)
+        return values if self.codec is None else self.made.get(part) or self._encoded(part, values)
+
+    def _encoded(self, part: Slice, values: Weights) -> EncodedUpdate:
+        assert self.codec is not None
+        places = [i for i, _, _ in overlapped(self.weights, part)]
+        sizes, exact = [self.weights[i].nbytes for i in places], [not self.trainable[i] for i in places]
+        return encode_parts(self.codec, values, sizes, exact)
 
     async def wait_for(self, part: Slice) -> None:
         """Wait until a slice is there."""
@@ -119,6 +173,30 @@ class Unreached(Exception):
     def __init__(self, worker: int, why: str, *, link: bool = False, by: int | None = None) -> None:
         super().__init__(why)
         self.worker, self.why, self.link, self.by = worker, why, link or by is not None, by
+
+
+def codec_of(text: str) -> Codec | None:
+    """The codec of weights; None where they travel as they are."""
+    return None if text == "float32" else CODEC.read(text)
+
+
+def room(plan: Plan, like: Weights) -> State:
+    """Room for what is kept of a slice."""
+    groups = getattr(OUTER.read(plan.outer), "kept", 0) + (codec_of(plan.codec) is not None)
+    return [[np.empty_like(view) for view in like] for _ in range(groups)]
+
+
+def write(worker: int, arrays: Weights, part: Slice, values: Any) -> None:
+    """Write what a worker sent.
+
+    Raises:
+        Unreached: It does not fit.
+    """
+    try:
+        encoded = isinstance(values, dict)
+        put(arrays, part, decode_slice(cast(EncodedUpdate, values), arrays, part) if encoded else values)
+    except (ConfigError, TypeError) as error:
+        raise Unreached(worker, f"it sent what does not fit: {error}") from error
 
 
 def moved(part: Slice, begin: int) -> Slice:

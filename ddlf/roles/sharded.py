@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
 from ddlf.roles.called import App
 from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
 from ddlf.roles.evaluation import end_reading, evaluate
-from ddlf.roles.generation import State
+from ddlf.roles.exchange import whole
+from ddlf.roles.generation import State, Unreached
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
@@ -44,6 +47,16 @@ class ShardedReplica(CallingReplica):
             task = (await self._end.copies.have(Task.from_message(task))).to_message()
         return await super().train(task)
 
+    async def measure(self, task: dict[str, Any]) -> Weights:
+        """See ``Replica``; the weights are those of a generation."""
+        weights = await self._end.bring(task["weights"]["generation"], task["weights"]["at"], self._model.like)
+        return await super().measure({**task, "weights": whole(weights)})
+
+    @concurrent
+    async def patch(self, generation: int, following: int, places: list[int], arrays: Weights) -> None:
+        """See ``ShardEnd``."""
+        await self._end.patch(generation, following, places, arrays)
+
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
         """See ``Replica``; also of a copy."""
@@ -51,9 +64,9 @@ class ShardedReplica(CallingReplica):
         return {name: left[name] for name in groups if name in left}
 
     @concurrent
-    async def hold(self, generation: int, weights: Weights, state: Weights) -> None:
+    async def hold(self, generation: int, weights: Weights, state: Weights, codec: str, trainable: list[bool]) -> None:
         """See ``ShardEnd``."""
-        await self._end.hold(generation, weights, state)
+        await self._end.hold(generation, weights, state, codec, trainable)
 
     @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +83,7 @@ class ShardedReplica(CallingReplica):
 
     @concurrent
     async def evaluate(
-        self, generation: int, part: str, batch_size: int, content: dict[str, str]
+        self, generation: int, part: str, batch_size: int, content: dict[str, str], exact: Sequence[Sequence[int]] = ()
     ) -> dict[str, float] | None:
         """Evaluate weights that are here, before or after a slot is trained.
 
@@ -79,13 +92,18 @@ class ShardedReplica(CallingReplica):
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
             content: Fingerprint of each attribute with data of that part, as the master has it.
+            exact: Where weights travel as a codec makes them, who has parts of them as they are; see ``ShardEnd.exact``.
 
         Returns:
-            The metrics; None if the data here is other data.
+            The metrics; None if the data here is other data, or not all of the weights can be had.
         """
         if not content or any(self._found.get(name) != one for name, one in content.items()):
             return None
-        weights, gone = self._end.weights(generation), False
+        try:
+            weights = await self._end.exact(generation, exact) if exact else self._end.weights(generation)
+        except Unreached:
+            return None
+        gone = False
         evaluating = asyncio.ensure_future(
             self._worker.compute(lambda: None if gone else evaluate(self.app, weights, part, batch_size))
         )
@@ -117,7 +135,7 @@ class ShardedReplica(CallingReplica):
         return await self._end.update(generation, slot, begin, end)
 
     @offered
-    async def values(self, generation: int, begin: int, end: int) -> Weights:
+    async def values(self, generation: int, begin: int, end: int) -> Weights | EncodedUpdate:
         """See ``ShardEnd``."""
         return await self._end.values(generation, begin, end)
 
@@ -142,9 +160,7 @@ class ShardedReplica(CallingReplica):
         """See ``Replica``; the update stays here, and the reply says what makes it unusable, if anything does."""
         if "generation" not in task.weights:
             return super().carry(task)
-        weights = self._end.weights(task.weights["generation"])
-        payloads = [{"raw": w.copy() if self._own else w} for w in weights]
-        whole = {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
-        reply = super().carry(dataclasses.replace(task, weights=whole))
+        weights = whole(self._end.weights(task.weights["generation"]), copy=self._own)
+        reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
         return dataclasses.replace(reply, update=self._end.sent(task, reply.update, names, copy=self._own))

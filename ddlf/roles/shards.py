@@ -37,14 +37,12 @@ from ddlf.algorithms.shards import (
     within,
 )
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import AppMissing, BadUpdate, ConfigError, DDLFError
+from ddlf.errors import AppMissing, BadUpdate, DDLFError
 from ddlf.roles.copies import Copies
-from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, moved, size_of
+from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, codec_of, moved, room, size_of, write
+from ddlf.roles.held import Held
 from ddlf.roles.task import KeptStates, Task
 from ddlf.roles.wholes import Pairs, Sent, all_of, decoded, limited, sums
-
-WAIT_S = 60.0
-"""How long another worker is waited for that has not heard of a plan yet."""
 
 Ask = Callable[..., Awaitable[Any]]
 """Asks another worker's end: its number, a verb, and the verb's own arguments."""
@@ -65,9 +63,7 @@ class ShardEnd:
     def __init__(self, me: int, ask: Ask, kept: KeptStates) -> None:
         self._me = me
         self._ask = ask
-        self._generations: dict[int, Generation] = {}
-        self._updates: dict[tuple[int, int], EncodedUpdate] = {}  # by generation and slot
-        self._news = asyncio.Condition()
+        self._held = Held()
         self.shard: tuple[int, int, int, int] | None = (
             None  # the slice stepped last: begin, end, of so many values, generation
         )
@@ -75,12 +71,12 @@ class ShardEnd:
 
     # -- what the master asks for -------------------------------------------------------------------------------------
 
-    async def hold(self, generation: int, weights: Weights, state: Weights) -> None:
-        """Hold weights and the outer optimizer's state, whole; others get them from here."""
-        weights, state = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, state))
-        groups = [state[i : i + len(weights)] for i in range(0, len(state), len(weights))]
-        kept = [((0, size_of(weights)), groups)] if groups else []
-        await self._hold({**self._generations, generation: Generation(weights, kept)})
+    async def hold(
+        self, generation: int, weights: Weights, state: Weights, codec: str, trainable: Sequence[bool]
+    ) -> None:
+        """Hold weights and the outer optimizer's state, whole; others get them from here, as the codec makes them."""
+        found = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
+        await self._held.hold({generation: found})
 
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Make the next weights, together with the other owners.
@@ -93,11 +89,12 @@ class ShardEnd:
             was asked for; ``bad``, if an update cannot be merged; ``weights``, if what comes of it cannot be used; nothing if the weights are here.
         """
         now = Plan(**plan)
-        base = self._generation(now.base)
+        base = self._held.generation(now.base)
         slices = cut(size_of(base.weights), len(now.owners))
-        new = Generation([np.empty(w.shape, w.dtype) for w in base.weights])
+        weights = [np.empty(w.shape, w.dtype) for w in base.weights]
+        new = Generation(weights, codec=codec_of(now.codec), trainable=now.trainable)
         new.ready = {piece: asyncio.Event() for part in slices for piece in pieces(part, now.piece)}
-        await self._hold({now.base: base, now.generation: new})
+        await self._held.only({now.base: base, now.generation: new})
         work: list[Coroutine[Any, Any, None]] = []
         for shard, (part, owner) in enumerate(zip(slices, now.owners, strict=True)):
             mine = owner == self._me
@@ -123,7 +120,7 @@ class ShardEnd:
             ``sums``: matrices to be added to those of the other owners. Or what was in the way, as ``merge`` says it.
         """
         now = Pairs(**asked)
-        base = self._generation(now.base)
+        base = self._held.generation(now.base)
         part = cut(size_of(base.weights), len(now.owners))[list(now.owners).index(self._me)]
         found: dict[str, Any] = {}
 
@@ -140,7 +137,7 @@ class ShardEnd:
         Raises:
             AppMissing: It is not here.
         """
-        encoded, like = self._sent(generation, slot), self._generation(generation).weights
+        encoded, like = self._held.sent(generation, slot), self._held.generation(generation).weights
 
         def computed() -> list[float]:
             update = scaled(decode_update(encoded, like), factor)
@@ -151,7 +148,12 @@ class ShardEnd:
     # -- what a round needs -------------------------------------------------------------------------------------------
 
     async def have(self, generation: int, at: Sequence[int], like: Weights) -> None:
-        """Have the weights of a generation here, and forget those before it.
+        """Have the weights of a generation here, and forget those before it; see ``bring``."""
+        await self.bring(generation, at, like)
+        await self._held.only_since(generation)
+
+    async def bring(self, generation: int, at: Sequence[int], like: Weights) -> Weights:
+        """Have the weights of a generation here, whole.
 
         Args:
             generation: Which.
@@ -161,7 +163,7 @@ class ShardEnd:
         Raises:
             AppMissing: Nobody gives them.
         """
-        if generation not in self._generations:
+        if generation not in self._held.generations:
             found = Generation([np.empty(w.shape, w.dtype) for w in like])
             found.ready = {piece: asyncio.Event() for piece in pieces((0, size_of(like)), PIECE)}
             why = "nobody has them"
@@ -173,9 +175,17 @@ class ShardEnd:
                     why = f"worker {worker}: {error.why}"
             else:
                 raise AppMissing(f"the weights of this round cannot be had: {why}")
-            self._generations[generation] = found
-        await self._hold({n: one for n, one in self._generations.items() if n >= generation})
-        self._updates = {key: update for key, update in self._updates.items() if key[0] >= generation}
+            await self._held.hold({generation: found})
+        return self.weights(generation)
+
+    async def patch(self, generation: int, following: int, places: Sequence[int], arrays: Weights) -> None:
+        """Have the weights of a generation with others in some places, which are not trained, as those of another one.
+
+        Raises:
+            AppMissing: They are not here.
+        """
+        found = self._held.generation(generation).patched(places, arrays)
+        await self._held.hold({following: found})
 
     def weights(self, generation: int) -> Weights:
         """The weights of a generation that are here, whole. Nobody may change them.
@@ -183,7 +193,7 @@ class ShardEnd:
         Raises:
             AppMissing: They are not.
         """
-        return self._generation(generation).weights
+        return self._held.generation(generation).weights
 
     def sent(
         self, task: Task, update: EncodedUpdate, names: Sequence[str], *, copy: bool = False
@@ -206,7 +216,7 @@ class ShardEnd:
                 **update,
                 "payloads": [{name: np.array(a) for name, a in one.items()} for one in update["payloads"]],
             }
-        self._updates[generation, task.slot] = update
+        self._held.updates[generation, task.slot] = update
         found = fault(decode_update(update, like), len(task.indices), like, names)
         return None if found is None else dataclasses.asdict(found)
 
@@ -218,17 +228,19 @@ class ShardEnd:
         Raises:
             AppMissing: It is not here.
         """
-        return dict(take_encoded(self._sent(generation, slot), self._generation(generation).weights, (begin, end)))
+        return dict(
+            take_encoded(self._held.sent(generation, slot), self._held.generation(generation).weights, (begin, end))
+        )
 
-    async def values(self, generation: int, begin: int, end: int) -> Weights:
-        """A slice of weights, when they are there.
+    async def values(self, generation: int, begin: int, end: int) -> Weights | EncodedUpdate:
+        """A slice of weights, when they are there, as they travel.
 
         Raises:
             AppMissing: They are not to be expected here.
         """
-        found = await self._expected(generation)
+        found = await self._held.expected(generation)
         await found.wait_for((begin, end))
-        return take(found.weights, (begin, end))
+        return found.sent((begin, end))
 
     async def kept(self, generation: int, begin: int, end: int) -> State:
         """What the outer optimizer keeps of a slice, when it is there.
@@ -236,7 +248,7 @@ class ShardEnd:
         Raises:
             AppMissing: It is not to be expected here.
         """
-        found = await self._expected(generation)
+        found = await self._held.expected(generation)
         await found.wait_for((begin, end))
         return found.state_of((begin, end))
 
@@ -244,9 +256,7 @@ class ShardEnd:
 
     async def _make(self, plan: Plan, base: Generation, new: Generation, part: Slice) -> None:
         """Merge and step a slice, piece by piece."""
-        outer = OUTER.read(plan.outer)
-        like = take(base.weights, part)
-        state: State = [[np.empty_like(view) for view in like] for _ in range(getattr(outer, "kept", 0))]
+        outer, state = OUTER.read(plan.outer), room(plan, take(base.weights, part))
         new.state.append((part, state))
 
         async def one(piece: Slice) -> None:
@@ -258,7 +268,8 @@ class ShardEnd:
             new.ready[piece].set()
 
         def step(piece: Slice, updates: Sequence[EncodedUpdate], old: State) -> None:
-            weights, places = take(base.weights, piece), [i for i, _, _ in overlapped(base.weights, piece)]
+            weights = take(base.weights, piece) if new.codec is None else old.pop()
+            places = [i for i, _, _ in overlapped(base.weights, piece)]
             samples = [samples for _, _, samples, _ in plan.updates]
             merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
             after, values = stepped(
@@ -272,7 +283,8 @@ class ShardEnd:
             )
             if (found := fault(values, 1, values, [plan.names[i] for i in places])) is not None:
                 raise Unfit(found)
-            put(new.weights, piece, values)
+            new.set(piece, values)
+            after = after if new.codec is None else [*after, *values]
             for i, group in enumerate(state):
                 put(group, moved(piece, part[0]), after[i * len(places) : (i + 1) * len(places)])
 
@@ -283,22 +295,19 @@ class ShardEnd:
 
         async def one(piece: Slice) -> None:
             values = await self._asked(owner, "values", generation, *piece)
-            _put(owner, new.weights, piece, values)
+            write(owner, new.weights, piece, values)
             new.ready[piece].set()
 
         await limited(one, pieces(part, length))
 
     async def _copy(self, owner: int, plan: Plan, new: Generation, part: Slice) -> None:
         """Keep what the outer optimizer keeps of another worker's slice."""
-        like = take(new.weights, part)
-        state: State = [
-            [np.empty_like(view) for view in like] for _ in range(getattr(OUTER.read(plan.outer), "kept", 0))
-        ]
+        state = room(plan, take(new.weights, part))
 
         async def one(piece: Slice) -> None:
             groups = await self._asked(owner, "kept", plan.generation, *piece)
             for group, values in zip(state, groups, strict=True):
-                _put(owner, group, moved(piece, part[0]), values)
+                write(owner, group, moved(piece, part[0]), values)
 
         await limited(one, pieces(part, plan.piece))
         new.state.append((part, state))
@@ -312,13 +321,32 @@ class ShardEnd:
         """The outer optimizer's state of a piece before this round, of those who have parts of it."""
         if not groups:
             return []
-        like = take(self._generation(plan.base).weights, piece)
+        like = take(self._held.generation(plan.base).weights, piece)
         state: State = [[np.empty_like(view) for view in like] for _ in range(groups)]
         for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
             found = await self._asked(worker, "kept", plan.base, *part)
             for group, values in zip(state, found, strict=True):
-                _put(worker, group, moved(part, piece[0]), values)
+                write(worker, group, moved(part, piece[0]), values)
         return state
+
+    async def exact(self, generation: int, parts: Sequence[Sequence[int]]) -> Weights:
+        """The weights of a generation as they are stepped, of those who have parts of them.
+
+        Args:
+            generation: Which.
+            parts: As ``Plan.state``.
+
+        Raises:
+            Unreached: They do not give them.
+        """
+        weights = [np.empty(w.shape, w.dtype) for w in self.weights(generation)]
+        for part, worker in within((0, size_of(weights)), [((begin, end), one) for begin, end, one in parts]):
+
+            async def one(piece: Slice, worker: int = worker) -> None:
+                write(worker, weights, piece, (await self._asked(worker, "kept", generation, *piece))[-1])
+
+            await limited(one, pieces(part))
+        return weights
 
     async def answer(self, verb: str, *arguments: Any) -> Any:
         """What this worker answers to another one."""
@@ -349,45 +377,3 @@ class ShardEnd:
         except Unfit as error:
             return {"weights": dataclasses.asdict(error.fault)}
         return {}
-
-    # -- what is here ---------------------------------------------------------------------------------------------------
-
-    def _sent(self, generation: int, slot: int) -> EncodedUpdate:
-        found = self._updates.get((generation, slot))
-        if found is None:
-            raise AppMissing(f"there is no update of slot {slot + 1} here")
-        return found
-
-    def _generation(self, number: int) -> Generation:
-        try:
-            return self._generations[number]
-        except KeyError:
-            raise AppMissing("the weights of this round are not here") from None
-
-    async def _expected(self, number: int) -> Generation:
-        """A generation, also one whose plan this worker has not heard of yet; but one that has nothing has come anew, and is in no plan."""
-        if not self._generations:
-            raise AppMissing("the weights of this round are not here")
-        try:
-            async with asyncio.timeout(WAIT_S), self._news:
-                await self._news.wait_for(lambda: max(self._generations, default=-1) >= number)
-        except TimeoutError:
-            raise AppMissing(f"it has not begun with the weights of this round in {WAIT_S:g} s") from None
-        return self._generation(number)
-
-    async def _hold(self, generations: dict[int, Generation]) -> None:
-        async with self._news:
-            self._generations = generations
-            self._news.notify_all()
-
-
-def _put(worker: int, arrays: Weights, part: Slice, values: Any) -> None:
-    """Write what a worker sent.
-
-    Raises:
-        Unreached: It does not fit.
-    """
-    try:
-        put(arrays, part, values)
-    except (ConfigError, TypeError) as error:
-        raise Unreached(worker, f"it sent what does not fit: {error}") from error

@@ -188,7 +188,7 @@ class FakeWorker:
         self.kept, self.around = KeptStates(), Around(self._ask)
         downpour = app.mode == "downpour"
         self.end: Any = End(self.id, self.around.ask) if downpour else ShardEnd(self.id, self.around.ask, self.kept)
-        self._app = app
+        self._app, self._like = app, list(app.start.values())
 
     @property
     def connected(self) -> bool:
@@ -216,7 +216,7 @@ class FakeWorker:
             return None
         if verb == "go_around":
             return self.around.go_around(*arguments)
-        if verb in ("hold", "merge", "values", "kept", "lengths", "compare", *VERBS):
+        if verb in ("hold", "merge", "patch", "values", "kept", "lengths", "compare", *VERBS):
             self.asked.append((verb, *arguments))
             answer = await getattr(self.end, verb)(*arguments)
             if self.lost:
@@ -225,11 +225,13 @@ class FakeWorker:
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":
-            return self.measure(task, read_weights(task.weights, None, list(self._app.start.values())))
+            if "generation" in task.weights:
+                return self.measure(task, await self.end.bring(**task.weights, like=self._like))
+            return self.measure(task, read_weights(task.weights, None, self._like))
         if self._app.mode == "downpour":
             return await carried_until_lost(self, self._app, task)
         if "generation" in task.weights:
-            await self.end.have(task.weights["generation"], task.weights["at"], list(self._app.start.values()))
+            await self.end.have(**task.weights, like=self._like)
             task = await self.end.copies.have(task)
         reply = self.train(task)
         if self.turns is not None:
@@ -250,12 +252,8 @@ class FakeWorker:
     def train(self, task: Task) -> Reply:
         """One round of one slot."""
         before = self.kept.begin(task)
-        sharded = "generation" in task.weights
-        weights = (
-            self.end.weights(task.weights["generation"])
-            if sharded
-            else read_weights(task.weights, before.get(HELD), list(self._app.start.values()))
-        )
+        told, sharded = task.weights, "generation" in task.weights
+        weights = self.end.weights(told["generation"]) if sharded else read_weights(told, before.get(HELD), self._like)
         exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
         own, momentum = before.get(OWN), before.get(OPTIMIZER)
         first, rest = parts(task, own)
@@ -298,7 +296,7 @@ class FakeWorker:
         found = np.mean(self.samples_of(task)) / self._app.samples + np.abs(np.mean(weights[0]))
         return [
             np.asarray(weights[place] + self._app.learning_rate * found, weights[place].dtype)
-            for place in moving(self._app.model)
+            for place in moving(vars(self._app)["model"])
         ]
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:

@@ -132,18 +132,31 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
         return
     whole = "looks at updates or tensors as wholes, and with exchange='sharded' workers have slices of them"
     brings = "brings as much as the model to the master in each round, which exchange='sharded' is to spare"
-    outer, rules = settings["outer"], [OUTER.read(name) for name in OUTER.names]
-    steps_values = fits(outer) and type(outer) in map(type, rules)  # and not an own one, which no worker knows
+    outer, rules, weights = settings["outer"], [OUTER.read(name) for name in OUTER.names], settings["weights_codec"]
+    own = "is not one of DDLF's, and workers step their slices by its name"
+    fragments = "has slots keep weights of their own, and with exchange='sharded' all begin a round with the same"
+    unknown = whole if type(outer) in map(type, rules) else own
+    steps_values = fits(outer) and unknown is whole
     for name, fine, why, instead in (
-        ("outer", steps_values, whole, "a rule that steps each value by itself, such as 'nesterov' or 'fedadam'"),
-        ("weights_codec", str(settings["weights_codec"]) == "float32", "is of weights from the master", "'float32'"),
-        ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
         (
-            "batchnorm",
-            settings["batchnorm"] != "recalibrated",
-            "needs the weights on the master in each round",
-            "'averaged' or 'local'",
+            "outer",
+            steps_values,
+            fragments if isinstance(outer, Streaming) else unknown,
+            "a rule that steps each value by itself, such as 'nesterov' or 'fedadam'",
         ),
+        (
+            "weights_codec",
+            not weights.delta,
+            "is of differences to what the master has sent before, and with exchange='sharded' it sends no weights",
+            "'bfloat16' or 'float32'",
+        ),
+        (
+            "weights_codec",
+            fits(weights.codec),
+            "has one unit for a whole tensor, and with exchange='sharded' workers have slices of them",
+            "'bfloat16' or 'float32'",
+        ),
+        ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
         ("optimizer_state", settings["optimizer_state"] != "averaged", brings, "'stays' or 'fresh'"),
     ):
         if not fine:

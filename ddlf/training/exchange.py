@@ -197,6 +197,7 @@ class Exchange:
 
     async def measure(self, task: Task, worker: ProxyWorker) -> Weights:
         """Have moving statistics computed anew with a task's weights, as ``whole`` made them, over its samples."""
+        await self.weights_out.reach(worker)
         return list(await worker.call(self._role, "measure", task.to_message()))
 
     def whole(self, weights: Weights) -> dict[str, Any]:

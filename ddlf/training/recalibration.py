@@ -38,25 +38,43 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     places = run.facts.statistics
     if not places:
         return weights
-    begin, whole = time.perf_counter(), run.exchange.whole(weights)
-    tasks = [dataclasses.replace(r.task, weights=whole, state=None, shared={}, control=None) for r in replies]
+    new = list(weights)
+    old = [weights[place] for place in places]
+    for place, array in zip(
+        places, await statistics(run, run.exchange.whole(weights), old, replies, merge), strict=True
+    ):
+        new[place] = array
+    return new
+
+
+async def statistics(run: Run, weights: dict[str, Any], old: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:
+    """Moving statistics of weights.
+
+    Args:
+        run: The run.
+        weights: The weights, as tasks say which.
+        old: Moving statistics in them.
+        replies, merge: As of ``recalibrated``.
+
+    Raises:
+        BadUpdate: Statistics cannot be used.
+    """
+    begin = time.perf_counter()
+    tasks = [dataclasses.replace(r.task, weights=weights, state=None, shared={}, control=None) for r in replies]
     carrying = [asyncio.ensure_future(_carried(run, task)) for task in tasks]
     try:
         found: list[Weights] = await asyncio.gather(*carrying)
     except BaseException:
         await end_all(carrying)
         raise
-    old, names = [weights[place] for place in places], [run.facts.names[place] for place in places]
+    names = [run.facts.names[place] for place in run.facts.statistics]
     into = merge.start(len(found), old, names)
     for place, (reply, mine) in enumerate(zip(replies, found, strict=True)):
         if wrong := fault(mine, reply.samples, old, names):
             raise wrong.error(reply.slot + 1, f"worker {reply.worker}")
         into.add(place, [w - one for w, one in zip(old, mine, strict=True)], reply.samples, checked=True)
-    new = list(weights)
-    for place, moved in zip(places, into.result(), strict=True):
-        new[place] = np.asarray(weights[place] - moved, weights[place].dtype)
     run.arrived += time.perf_counter() - begin  # it was no merging
-    return new
+    return [np.asarray(w - moved, w.dtype) for w, moved in zip(old, into.result(), strict=True)]
 
 
 async def _carried(run: Run, task: Task) -> Any:

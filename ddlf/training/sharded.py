@@ -25,7 +25,7 @@ import numpy as np
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.algorithms.robust import WholeRule
-from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, put, within
+from ddlf.algorithms.shards import PIECE, Slice, cut, decode_slice, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, DDLFError
@@ -33,6 +33,7 @@ from ddlf.events import Warned
 from ddlf.roles.generation import Plan
 from ddlf.roles.task import Reply
 from ddlf.training.evaluation import to_its_end
+from ddlf.training.recalibration import statistics
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Elsewhere, Round
 from ddlf.training.run import Run
@@ -84,6 +85,10 @@ class Sharded:
         self._size = sum(w.size for w in run.weights)
         self._together = Together(run, there, self._like)
         self._kept = len(run.state["outer"]) // max(len(self._like), 1)
+        self._coded = (
+            there.codec != "float32"
+        )  # then the weights are behind the state, and what all have is made of them
+        self._kept += self._coded
         self._generations = itertools.count(1)
         self._now = Place(0)
         self._here: tuple[int, Weights, Weights] = (0, run.weights, run.state["outer"])  # generation, weights, state
@@ -105,7 +110,8 @@ class Sharded:
             raise self._gone()
         for member, proxy in list(alive.items())[:HOLDERS]:
             try:
-                await proxy.call(self._there.role, "hold", generation, weights, state)
+                how = self._there.codec, self._run.facts.trainable
+                await proxy.call(self._there.role, "hold", generation, weights, state, *how)
             except LOSS:
                 continue  # the crew will hear of it
             more = [((0, self._size), member)] if self._kept else []
@@ -136,13 +142,14 @@ class Sharded:
                 generation=next(self._generations),
                 updates=[(reply.slot, reply.worker, reply.samples, reply.factor) for reply in replies],
                 owners=[number for number, _ in owners],
-                state=[(*part, number) for part, (number, _) in self._parts(self._now, self._there.members()) or ()],
+                state=self._holding(self._now),
                 copies=len(owners) > 1 and self._kept > 0,
                 left=self._copied(replies, owners),
                 groups=list(self._run.exchange.states.copied),
                 merge=str(self._merge),
                 weighed=weights,
                 outer=str(self._outer),
+                codec=self._there.codec,
                 trainable=self._run.facts.trainable,
                 names=self._run.facts.names,
                 piece=min(PIECE, max(LEAST, self._size // (len(owners) * PIECES))),
@@ -168,7 +175,10 @@ class Sharded:
             looks: Whether they are to be here, too.
         """
         weights: Weights = Elsewhere(
-            partial(self._there.evaluated, place.at, place.generation), partial(self._weights_of, place)
+            partial(
+                self._there.evaluated, place.at, place.generation, exact=self._holding(place) if self._coded else ()
+            ),
+            partial(self._weights_of, place),
         )
         if looks:
             weights, state = await self._brought(place)
@@ -188,6 +198,32 @@ class Sharded:
                 self._here = next(self._generations), changed, self._run.state["outer"]
                 self._move(Place(self._here[0]))
             self._home = snapshot(self._run.progress)
+
+    async def recalibrated(self, place: Place, replies: list[Reply]) -> Place:
+        """Have moving statistics of weights that were merged computed anew; these alone come to the master and go out again.
+
+        Args:
+            place: Where the weights are.
+            replies: What they came of.
+
+        Returns:
+            Where they are with these statistics.
+        """
+        places, role = self._run.facts.statistics, self._there.role
+        old = [np.empty(self._like[one].shape, self._like[one].dtype) for one in places]
+        ends = np.cumsum([w.size for w in self._like]).tolist()
+        for array, one in zip(old, places, strict=True):
+            await self._read(place, (ends[one] - array.size, ends[one]), array)
+        weights = {"generation": place.generation, "at": [number for number, _ in place.at]}
+        new = await statistics(self._run, weights, old, replies, self._merge)
+        following, alive = next(self._generations), self._there.members()
+        patch = place.generation, following, list(places), new
+        calls = {one: alive[one].call(role, "patch", *patch) for one in place.at if one in alive}
+        found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        if others := [one for one in found if isinstance(one, BaseException) and not isinstance(one, LOSS)]:
+            raise others[0]
+        at = [one for one, error in zip(calls, found, strict=True) if error is None]
+        return Place(following, at, [(part, one) for part, one in place.state if one in at])
 
     async def settle(self) -> None:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
@@ -218,6 +254,10 @@ class Sharded:
         following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
         return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
+    def _holding(self, place: Place) -> list[tuple[int, int, int]]:
+        """Who has which slice of the state, as workers are told."""
+        return [(*part, number) for part, (number, _) in self._parts(place, self._there.members()) or ()]
+
     def _parts(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
         """Who of those that are there has which slice of the state; None if a part of it is lost."""
         if not self._kept:
@@ -236,10 +276,24 @@ class Sharded:
     async def _weights_of(self, place: Place) -> Weights:
         return (await self._brought(place, state=False))[0]
 
+    async def _read(self, place: Place, part: Slice, into: np.ndarray[Any, Any]) -> None:
+        """Read a tensor that is not trained."""
+        there = self._there.members()
+        for member in place.at:
+            if member in there:
+                try:
+                    found = await there[member].call(self._there.role, "values", place.generation, *part)
+                except LOSS:
+                    continue
+                values = decode_slice(found, self._like, part) if self._coded else found
+                return put([into], (0, into.size), values)
+        raise self._gone()
+
     async def _brought(self, place: Place, *, state: bool = True) -> tuple[Weights, Weights]:
         """Weights and state, from those who have them."""
         weights = [np.empty(w.shape, w.dtype) for w in self._like]
-        groups = [[np.empty(w.shape, w.dtype) for w in self._like] for _ in range(self._kept * state)]
+        needed = self._kept if state or self._coded else 0
+        groups = [[np.empty(w.shape, w.dtype) for w in self._like] for _ in range(needed)]
         alive = self._there.members()
 
         async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
@@ -254,18 +308,23 @@ class Sharded:
 
         while True:
             holders = [one for one in place.at if one in alive][: self._size]
-            parts = self._parts(place, alive) if state else []
+            parts = self._parts(place, alive) if needed else []
             if not holders or parts is None:
                 raise self._gone()
-            work = [
-                get("values", part, one, lambda found: [(weights, found)])
-                for part, one in zip(cut(self._size, len(holders)), holders, strict=True)
-            ]
+            work = (
+                []
+                if self._coded
+                else [
+                    get("values", part, one, lambda found: [(weights, found)])
+                    for part, one in zip(cut(self._size, len(holders)), holders, strict=True)
+                ]
+            )
             work += [get("kept", part, one, lambda found: [*zip(groups, found, strict=True)]) for part, one in parts]
             found = await asyncio.gather(*work, return_exceptions=True)
             errors = [one for one in found if isinstance(one, BaseException)]
             if not errors:
-                return weights, [array for group in groups for array in group]
+                now = groups.pop() if self._coded else weights
+                return now, [array for group in groups for array in group]
             if others := [one for one in errors if not isinstance(one, LOSS)]:
                 raise others[0]
 
@@ -277,6 +336,8 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
     try:
         async for round in run.rounds(balance):
             replies, place = await shards.merged(await run.all(round.tasks))
+            if run.facts.statistics:
+                place = await shards.recalibrated(place, replies)
             await shards.committed(place, replies, looks=_looks(run, round))
     finally:
         await there.links.close()

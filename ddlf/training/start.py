@@ -326,7 +326,7 @@ async def _run(
     exact = [not flag for flag in trainable]
     weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)
     if settings["exchange"] == "sharded":
-        weights_out = WeightsThere(app._run, crew, app.cluster, exact)
+        weights_out = WeightsThere(app._run, crew, app.cluster, exact, str(settings["weights_codec"]))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     downpour = settings["mode"] == "downpour"
     if downpour:

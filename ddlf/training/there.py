@@ -30,6 +30,7 @@ class WeightsThere:
         crew: Workers.
         cluster: The cluster that they are of.
         lossless: As of ``WeightsOut``.
+        codec: How weights travel from worker to worker, as text.
 
     Attributes:
         role: How its replicas are called on the workers.
@@ -43,12 +44,14 @@ class WeightsThere:
     differences = False
     stays = True
 
-    def __init__(self, run: str, crew: Crew, cluster: Cluster, lossless: Sequence[bool]) -> None:
+    def __init__(
+        self, run: str, crew: Crew, cluster: Cluster, lossless: Sequence[bool], codec: str = "float32"
+    ) -> None:
         self._run = run
         self.role = run, REPLICA
         self._crew = crew
         self._cluster = cluster
-        self.lossless = lossless
+        self.lossless, self.codec = lossless, codec
         self.held: dict[int, Weights] = {}
         self.generation = 0
         self.at: Sequence[Member] = ()
@@ -89,7 +92,13 @@ class WeightsThere:
         raise NotImplementedError
 
     async def evaluated(
-        self, at: Sequence[Member], generation: int, app: Any, part: str, batch_size: int = EVALUATION_BATCH
+        self,
+        at: Sequence[Member],
+        generation: int,
+        app: Any,
+        part: str,
+        batch_size: int = EVALUATION_BATCH,
+        exact: Sequence[Sequence[int]] = (),
     ) -> dict[str, float] | None:
         """Have a worker evaluate weights, to the bits that this side would come to.
 
@@ -99,6 +108,7 @@ class WeightsThere:
             app: The user's ``IApp``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
+            exact: Where weights travel as the codec makes them, who has parts of them as they are.
 
         Returns:
             The metrics; None if workers have other data of that part, or compute with fewer bits than this side: then it is to be done here.
@@ -112,9 +122,8 @@ class WeightsThere:
         for member in at:
             if member in there:
                 try:
-                    found: dict[str, float] | None = await there[member].call(
-                        self.role, "evaluate", generation, part, batch_size, self._content[which]
-                    )
+                    asked = generation, part, batch_size, self._content[which], *([list(exact)] if exact else [])
+                    found: dict[str, float] | None = await there[member].call(self.role, "evaluate", *asked)
                     return found
                 except LOSS:
                     continue  # the crew will hear of it

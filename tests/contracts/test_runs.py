@@ -105,6 +105,11 @@ ROWS = {
     "sharded, few bytes": (("sync",), {"exchange": "sharded", "merge": "median", "codec": "int8", "outer": "fedadam"}),
     "sharded, wholes": (("sync",), {"exchange": "sharded", "merge": "geometric", "update_policy": "reject"}),
     "sharded, places": (("sync",), {"exchange": "sharded", "codec": "topk:0.05"}),
+    "sharded, recalibrated": (
+        ("sync",),
+        {"exchange": "sharded", "batchnorm": "recalibrated", "norms": frozenset(["norm/variance", "dense/bias"])},
+    ),
+    "sharded, bfloat16": (("sync",), {"exchange": "sharded", "weights_codec": "bfloat16", "outer": "fedadam"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}

@@ -418,14 +418,16 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
 
 
 @pytest.mark.slow
-async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch):
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
     here = []
     monkeypatch.setattr(
         "ddlf.training.evaluation.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)
     )
     found, tested_here = [], []
     for exchange in ("star", "sharded"):
-        trained = app(cluster, Validated, exchange=exchange, slots=2, master_epochs=3, evaluate_every=1)
+        how = {"exchange": exchange, "weights_codec": codec, "width": WIDE}
+        trained = app(cluster, Validated, slots=2, master_epochs=3, evaluate_every=1, **how)
         await trained.train_sync()
         found.append([(record.metrics, record.test) for record in trained.history])
         tested_here.append(len(here))

@@ -94,9 +94,13 @@ def when_opened(run, number, do):
         {"merge": "clipped:0.9", "slots": 5},
         {"update_policy": "clip", "merge": "geometric", "slots": 4},
         {"batchnorm": "local", "norms": ("norm/variance", "dense/bias"), "slots": 5},
+        {"batchnorm": "recalibrated", "norms": ("norm/variance", "dense/bias"), "slots": 5},
+        {"batchnorm": "recalibrated", "norms": ("norm/variance",), "weights_codec": "bfloat16", "outer": "nesterov"},
         {"codec": "int4-block:7", "slots": 5},
         {"codec": "topk:0.1", "slots": 5},
         {"codec": "powersgd", "slots": 5},
+        {"weights_codec": "bfloat16", "slots": 8},
+        {"weights_codec": "bfloat16", "outer": "fedadam", "codec": "int8", "merge": "geometric", "slots": 5},
         {"outer": "fedadagrad", "balance": "speed", "worker_steps": 2, "local_rule": "fedprox:0.1", "slots": 4},
     ],
     ids=str,
@@ -163,13 +167,17 @@ async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.algorithms.pairs.BLOCK", 70)
     settings = {"outer": "nesterov", "merge": "geometric", "codec": "int8-block:9"}
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
+    settings["weights_codec"] = "bfloat16"
+    assert bits(await trained(**settings)) == bits(await trained("star", **settings))
 
 
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("before", "after"), [("star", "sharded"), ("sharded", "star")])
-async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, tmp_path):
-    whole = await trained("star", outer="nesterov")
-    await trained(before, outer="nesterov", master_epochs=1, checkpoint=tmp_path)
-    assert bits(await trained(after, outer="nesterov", checkpoint=tmp_path, resume="auto")) == bits(whole)
+async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, codec, tmp_path):
+    settings = {"outer": "nesterov", "weights_codec": codec}
+    whole = await trained("star", **settings)
+    await trained(before, **settings, master_epochs=1, checkpoint=tmp_path)
+    assert bits(await trained(after, **settings, checkpoint=tmp_path, resume="auto")) == bits(whole)
 
 
 async def test_trained_twice_in_a_row_it_is_the_same_bits():
@@ -187,6 +195,38 @@ async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
     assert [begin for begin, *_ in shards] == [0, *(end for _, end, *_ in shards[:-1])]
     assert [shard[2:] for shard in shards] == [(size, ROUNDS)] * 3
     assert shards[-1][1] == size
+
+
+async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test_sees_them_as_they_are_stepped():
+    """Two bytes for each value of a large tensor that is trained; what a worker evaluates are the weights that the run comes to."""
+    run = run_of(weights_codec="bfloat16", outer="nesterov", workers=3)
+    sizes, found = [], []
+    for worker in run.cluster.workers:
+
+        async def ask(other, verb, *arguments, own=worker):
+            answer = await FakeWorker._ask(own, other, verb, *arguments)
+            if verb == "values" and arguments[2] <= START["dense/kernel"].size:
+                sizes.append(loads(dumps(answer))["payloads"][0]["values"].nbytes / (arguments[2] - arguments[1]))
+            return answer
+
+        when_opened(run, worker.id, lambda worker, ask=ask: setattr(worker.around, "_call", ask))
+
+    async def looked(record):
+        weights = run._progress.weights
+        if isinstance(weights, Elsewhere):
+            exact = weights.evaluated.keywords["exact"]
+            end = run.cluster.workers[0].end
+            found.append((await end.exact(weights.evaluated.args[1], exact), await weights.brought()))
+
+    run.on_round = looked
+    await run.train_model()
+    assert len(sizes) > ROUNDS
+    assert set(sizes) == {2.0}
+    for number, pair in enumerate(found, 1):
+        star = await trained("star", weights_codec="bfloat16", outer="nesterov", master_epochs=number)
+        for weights in pair:
+            assert [w.tobytes() for w in weights] == [w.tobytes() for w in star.model.get_weights()]
+    assert len(found) == ROUNDS - 1
 
 
 # --- what goes through the master ---------------------------------------------------------------------------------------
@@ -292,14 +332,19 @@ async def test_callbacks_that_look_at_metrics_alone_bring_no_weights_to_the_mast
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["update", "values", "kept", "merge"])
+@pytest.mark.parametrize("verb", ["update", "values", "kept", "merge", "patch"])
 @pytest.mark.parametrize("number", [1, 2, 4])
-async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(verb, number):
-    """Without a checkpoint: the others have the weights, and a copy of its part of the state."""
-    run = run_of(outer="fedadam", workers=4)
+@pytest.mark.parametrize(
+    "settings",
+    [{"outer": "fedadam"}, {"weights_codec": "bfloat16", "batchnorm": "recalibrated", "norms": ("norm/variance",)}],
+    ids=["state", "codec"],
+)
+async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(verb, number, settings):
+    """Without a checkpoint: the others have the weights, and a copy of its part of the state, and of weights that have not travelled as they are."""
+    run = run_of(workers=4, **settings)
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number))
     await run.train_model()
-    assert bits(run) == bits(await trained("star", outer="fedadam"))
+    assert bits(run) == bits(await trained("star", **settings))
 
 
 async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit():
@@ -467,15 +512,15 @@ async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"outer": "streaming"}, "outer='streaming"),
-        ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* looks at"),
+        ({"outer": "streaming"}, "outer='streaming.*' has slots keep weights of their own"),
+        ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* is not one of DDLF's, and workers step their slices by"),
         (
             {"weights_codec": "float16"},
-            "weights_codec='float16' is of weights from the master; use 'float32', or exchange='star'",
+            "weights_codec='float16' has one unit for a whole tensor.*; use 'bfloat16' or 'float32', or exchange='star'",
         ),
-        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of weights from the master"),
+        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of differences to what the master has sent"),
+        ({"weights_codec": "delta:bfloat16"}, "weights_codec='delta:bfloat16' is of differences"),
         ({"local_rule": "scaffold"}, "local_rule='scaffold.*' brings as much as the model to the master in each round"),
-        ({"batchnorm": "recalibrated"}, "batchnorm='recalibrated' needs the weights on the master in each round"),
         ({"optimizer_state": "averaged"}, "optimizer_state='averaged' brings as much"),
         ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
     ],
