@@ -60,12 +60,12 @@ class Endless:
         self.samples = samples
         self.columns = {"x": Column("uint8", (PIXELS, PIXELS, 3)), "y": Column("int64", ())}
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``. A few hundred different ones are enough: nothing here depends on what is in them."""
         few = np.empty(AT_ONCE, row_type(self.columns))
         few["x"], few["y"] = pictures(0, AT_ONCE)
         at_once = min(at_once, AT_ONCE)
-        for begin in range(0, self.samples, at_once):
+        for begin in range(first, self.samples, at_once):
             yield few[: min(at_once, self.samples - begin)]
 
 

@@ -20,7 +20,7 @@ from ddlf.storage.again import Placed
 from ddlf.storage.again import repartition as rewritten
 from ddlf.storage.manifest import Manifest
 from ddlf.storage.place import Folder, Place, open_place
-from ddlf.storage.sources import Source, open_source
+from ddlf.storage.sources import Source, open_source, state_of
 from ddlf.storage.split import sizes_of
 from ddlf.storage.split import split as written
 from ddlf.storage.spread import send as spread
@@ -58,6 +58,7 @@ def split(options: argparse.Namespace) -> int:
     if hosts and not (options.files or options.file_samples or options.file_bytes):
         sizes = sizes_of(source.samples, 1, files=min(-(-len(sizes) // hosts) * hosts, source.samples))
     began = time.monotonic()
+    how = (options.columns, options.part, options.label, options.image_size, options.ragged)
     with _line() as moved:
         made = written(
             source,
@@ -67,7 +68,9 @@ def split(options: argparse.Namespace) -> int:
             stratify=options.stratify,
             seed=options.seed or 0,
             memory=_cap(options),
+            state=state_of(options.source, *how),
             moved=moved,
+            say=_say,
         )
     _print(place, made)
     print(f"took      {time.monotonic() - began:.1f} s")
@@ -133,7 +136,7 @@ def repartition(options: argparse.Namespace) -> int:
     sizes = _sizes(source, options)
     began = time.monotonic()
     with _line() as moved:
-        made = rewritten(place, source, sizes, memory=_cap(options), moved=moved)
+        made = rewritten(place, source, sizes, memory=_cap(options), moved=moved, say=_say)
     if options.remove_old:
         place.retire(source.manifest)
     _print(place, made)
@@ -235,6 +238,13 @@ def _print(place: Place, found: Manifest) -> None:
     print(f"files     {len(found.files):,} of {each} samples")
     if found.hosts:
         print(f"machines  {found.hosts:,}, each of which has some of them")
+
+
+def _say(what: str, text: str) -> None:
+    if sys.stderr.isatty():  # a line that says how far it is may be there
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+    print(f"{what:<9} {text}", flush=True)
 
 
 @contextlib.contextmanager

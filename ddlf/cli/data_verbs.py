@@ -29,8 +29,8 @@ def add(verbs: Verbs) -> None:
         "data:split",
         "write a source as partition files",
         "Write arrays (.npz, .npy, a folder of .npy), a table (.csv, .parquet), samples (.tar, .tfrecord) or images (a folder for each class) into a "
-        "new folder as partition files with a manifest. The samples are mixed as a whole, however large the source is. What is broken off leaves "
-        "nothing that could be read; the same command begins anew.",
+        "new folder as partition files with a manifest. The samples are mixed as a whole, however large the source is. What is broken off is "
+        "no data set; the same command goes on with it, anew if the source or an option is another one.",
         "ddlf data split mnist.npz /shared/mnist                       # x_train, y_train as x, y",
         "ddlf data split mnist.npz /shared/mnist-test --part test",
         "ddlf data split photos /shared/photos --image-size 64x64 --files 12",
@@ -83,7 +83,8 @@ def add(verbs: Verbs) -> None:
         "data:repartition",
         "write a data set into other files",
         "Write the samples of a data set into more or fewer partition files, in the same order, as its next version. The version before stays the "
-        "one that there is until all is written, and its files stay for whoever reads them, until the next time.",
+        "one that there is until all is written, and its files stay for whoever reads them, until the next time. What is "
+        "broken off goes on with the same command.",
         "ddlf data repartition /shared/mnist --files 7",
         "ddlf data repartition s3://bucket/photos --file-bytes 32MB --remove-old",
     )

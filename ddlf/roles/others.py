@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,10 @@ class Others:
         if not self._closed.done():
             waiting, self._closed = self._closed, Future()
             waiting.set_result(None)
+
+    def ending(self) -> Callable[[], bool]:
+        """Says whether what is begun now is to end."""
+        return self._closed.done
 
     def read(self, name: str, nbytes: int) -> Any:
         """All bytes of a file.

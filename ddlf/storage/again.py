@@ -30,11 +30,13 @@ class Placed:
         self.samples = self.manifest.samples
         self.classes: Sequence[str] = self.manifest.classes
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
         for file in self.manifest.files:
+            if file.first + file.samples <= first:
+                continue
             arrays = self._place.mapped(file, self.columns)
-            for start in range(0, file.samples, at_once):
+            for start in range(max(first - file.first, 0), file.samples, at_once):
                 rows = np.empty(min(at_once, file.samples - start), row_type(self.columns))
                 for name, array in arrays.items():
                     if not self.columns[name].ragged:
@@ -52,6 +54,7 @@ def repartition(
     *,
     memory: int = 10**9,
     moved: Callable[[str, int, int], None] = lambda what, done, of: None,
+    say: Callable[[str, str], None] = lambda what, text: None,
 ) -> Manifest:
     """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
 
@@ -63,6 +66,7 @@ def repartition(
         sizes: Samples of each file.
         memory: Bytes to work in.
         moved: Is told what is done, and how many samples of how many.
+        say: Is told a word and a sentence about what an earlier call left, or what this one leaves.
 
     Raises:
         ConfigError: The memory is not enough for one file, or the files have these sizes already.
@@ -70,4 +74,5 @@ def repartition(
     """
     if list(sizes) == source.manifest.sizes.tolist():
         raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")
-    return split(source, place, sizes, shuffle=False, memory=memory, moved=moved, after=source.manifest)
+    before, state = source.manifest, source.manifest.content
+    return split(source, place, sizes, shuffle=False, memory=memory, state=state, moved=moved, say=say, after=before)

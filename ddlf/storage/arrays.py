@@ -111,14 +111,15 @@ class Arrays:
             )
         return shape, kind
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
         with contextlib.ExitStack() as stack:
             opened = {}
             for new, old in self._names.items():
                 file = opened[new] = stack.enter_context(self._open[old]())
                 opened[new] = (file, _header(file)[2])
-            for start in range(0, self.samples, at_once):
+                file.seek(first * prod(self.columns[new].shape) * opened[new][1].itemsize, os.SEEK_CUR)
+            for start in range(first, self.samples, at_once):
                 rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
                 for name, (file, kind) in opened.items():
                     shape = (len(rows), *self.columns[name].shape)

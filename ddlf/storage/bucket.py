@@ -8,8 +8,8 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,10 +25,13 @@ from ddlf.storage.cache import Cache
 from ddlf.storage.explained import explained
 from ddlf.storage.files import COPY, Arrays, Bytes, columns_of, mapped_columns
 from ddlf.storage.manifest import Column, Manifest, PartitionFile
-from ddlf.storage.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_room, check_version
+from ddlf.storage.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_version
 from ddlf.storage.store import Gone, Store
+from ddlf.storage.unfinished import Unfinished
 
 VERSION = re.compile(r"v\d{4,9}")
+KEY = "key"
+"""In the folder here: what the name in the store has that was put there from it."""
 
 
 class Bucket:
@@ -47,7 +50,11 @@ class Bucket:
     def __init__(self, url: str, cache: Cache | None = None, store: Any = None) -> None:
         self._store = store or Store(url)
         self._cache = cache or Cache()
+        self._work = self._cache.folder / "unfinished" / hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        self._seen, self._key = "", ""
         self._checked: set[str] = set()
+        self._newest: Manifest | None = None
+        self._beside: frozenset[str] | None = None
 
     def __str__(self) -> str:
         return str(self._store)
@@ -69,13 +76,19 @@ class Bucket:
                 f"in {self} is no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
             ) from None
         if version in (0, found.version):
-            return found
+            return self._kept(found)
         name = manifest.name_of(version)
         try:
-            return self._manifest(name)
+            return self._kept(self._manifest(name))
         except Gone:
             check_kept(name, version, found.version, [], self)
             raise
+
+    def _kept(self, found: Manifest) -> Manifest:
+        """The same. Its files are those that are read from now on, each as often as any other."""
+        if found != self._newest:
+            self._newest, self._beside = found, None
+        return found
 
     def _manifest(self, name: str) -> Manifest:
         data = self._store.read(name, 10**6)
@@ -94,7 +107,7 @@ class Bucket:
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """See ``Place``. Without room in the cache it is in memory."""
-        path = self._near(file)
+        path = self._near(file, mapped=True)
         if path is None:
             return self.load(file, columns)
         if file.sha256 not in self._checked:
@@ -140,11 +153,17 @@ class Bucket:
             )
         return data
 
-    def _near(self, file: PartitionFile) -> Path | None:
-        """The file in the cache; its bytes are still to be compared."""
+    def _near(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
+        """The file in the cache; its bytes are still to be compared. Those that are mapped have to be there for a while, whatever goes."""
+        if self._beside is None:
+            self._beside = frozenset(each.sha256 for each in self._newest.files) if self._newest else frozenset()
         try:
             return self._cache.path(
-                file.sha256, file.nbytes, lambda path: self._store.fetch(file.name, file.nbytes, path)
+                file.sha256,
+                file.nbytes,
+                lambda path: self._store.fetch(file.name, file.nbytes, path),
+                beside=() if mapped else self._beside,
+                ends=self._store.ending(),
             )
         except Gone:
             raise DatasetDamaged(f"{self._said(file)} is missing", hint=COPY) from None
@@ -152,73 +171,138 @@ class Bucket:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self, *, after: int = 0) -> Iterator[None]:
-        """See ``Place``. Who writes is named in a file of the store; one that was killed leaves it there."""
+    def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
+        """See ``Place``. Who writes is named in a file of the store, which one that was killed leaves there: it is known again by its folder here."""
         self._check_version(after)
         if not after and [name for name in self._store.names() if name != LOCK and not VERSION.fullmatch(name)]:
             raise DatasetError(f"{self} is not empty, and nothing is overwritten", hint="name another place")
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        mine = json.dumps(who | {"key": secrets.token_hex(8)}).encode()
+        with explained(self._work, "write to"):
+            self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._alone():
+                left = Unfinished(self._work, plan)
+                try:
+                    with self._named():
+                        self._seen = self._store.mark(manifest.NAME) if after else ""
+                        self._check_version(after)
+                        self._tidy(after + 1 if left.goes_on else 0)
+                        left.begin()
+                        try:
+                            yield left
+                        except BaseException as error:
+                            if not left.lasts(error) and self._is_mine():
+                                self._tidy()
+                            raise
+                except BaseException as error:
+                    if not left.lasts(error):
+                        shutil.rmtree(self._work)
+                    raise
+                shutil.rmtree(self._work)  # last: without it a name in the store would be nobody's
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one on this machine."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self._work.with_suffix(".lock"), timeout=0)
         try:
-            self._store.write(LOCK, mine, new=True)
-        except FileExistsError:
-            try:
-                other = json.loads(self._store.read(LOCK, 1000))
-                name = f"{other['host']} since {other['since']}"
-            except (Gone, ValueError, KeyError, TypeError):
-                name = "somebody"
-            raise DatasetError(
-                f"{name} writes to {self}", hint=f"wait; if it was broken off, remove {self}/{LOCK} and run this again"
-            ) from None
+            lock.acquire()
+        except Timeout:
+            raise self._busy() from None
         try:
-            kept = self._check_version(after)
-            self._tidy(kept)
-            try:
-                yield
-            except BaseException:
-                self._tidy(kept)
-                raise
+            yield
         finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have the name of this process in the store, where nobody else's is."""
+        path = self._work / KEY
+        if not path.exists():
+            path.write_text(secrets.token_hex(8))
+        self._key = path.read_text()
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        try:
+            self._store.write(LOCK, json.dumps(who | {"key": self._key}).encode(), new=True)
+        except FileExistsError:
+            if not self._is_mine():  # else it is of a process that was killed here
+                raise self._busy() from None
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(DatasetError):  # who cannot reach the store is known again
+                self._unname()
+            raise
+        self._unname()
+
+    def _unname(self) -> None:
+        if self._is_mine():
             self._store.remove(LOCK)
 
-    def _check_version(self, after: int) -> Manifest | None:
-        """What is there, if that is of this version."""
+    def _is_mine(self) -> bool:
+        return self._writer().get("key") == self._key
+
+    def _writer(self) -> dict[str, Any]:
+        """Who writes to the store, as far as that is known."""
+        try:
+            found = json.loads(self._store.read(LOCK, 1000))
+        except (Gone, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _check_mine(self) -> None:
+        """Refuse to write where somebody else does by now, who removed the name of this one."""
+        if not self._is_mine():
+            raise self._changed()
+
+    def _changed(self) -> DatasetError:
+        return DatasetError(f"somebody else has changed {self} meanwhile", hint="look at it, and run this again")
+
+    def _busy(self) -> DatasetError:
+        other = self._writer()
+        name = f"{other['host']} since {other['since']}" if {"host", "since"} <= set(other) else "somebody"
+        return DatasetError(
+            f"{name} writes to {self}", hint=f"wait; if it was broken off, remove {self}/{LOCK} and run this again"
+        )
+
+    def _check_version(self, after: int) -> None:
+        """Refuse what is not there in this version."""
         found = self.manifest() if after or manifest.NAME in self._store.names() else None
         check_version(found, after, self)
-        return found
 
-    def _tidy(self, kept: Manifest | None) -> None:
-        folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
-        for name in self._store.names():
+    def _tidy(self, making: int = 0) -> None:
+        """Remove all but the version that there is, and what is there of the one that is being made; 0 for none."""
+        names = self._store.names()
+        kept = self.manifest().files if manifest.NAME in names else []
+        folders = {file.name.partition("/")[0] for file in kept} | ({f"v{making:04}"} if making else set())
+        for name in names:
             if (VERSION.fullmatch(name) and name not in folders) or manifest.BEFORE.fullmatch(name):
                 self._store.remove(name)
 
     @contextlib.contextmanager
-    def scratch(self, need: int) -> Iterator[Path]:
-        """See ``Place``."""
-        where = Path(tempfile.gettempdir())
-        with explained(where, "write to", need=need):
-            check_room(where, need)
-            with tempfile.TemporaryDirectory(prefix="ddlf-") as folder:
-                yield Path(folder)
-
-    @contextlib.contextmanager
     def new(self, name: str) -> Iterator[Path]:
         """See ``Place.new``."""
-        with self.scratch(0) as folder:
-            path = folder / "file"
-            yield path
-            self._store.put(path, name)
+        path = self._work / "file"
+        yield path
+        self._check_mine()
+        self._store.put(path, name)
+        path.unlink()
+
+    def mark(self, name: str) -> str:
+        """See ``Place``."""
+        return self._store.mark(name)
 
     def commit(self, new: Manifest) -> None:
-        """See ``Place.commit``. The first manifest of a place is written only where there is none; a store that can do so sees to it."""
+        """See ``Place.commit``. A store that can do so writes the first manifest only where there is none, a later one only over the one before."""
+        self._check_mine()
         if new.version > 1:
             before = self.manifest()
             self._store.write(manifest.name_of(before.version), before.spelled())
         try:
-            self._store.write(manifest.NAME, new.spelled(), new=new.version == 1)
+            self._store.write(manifest.NAME, new.spelled(), new=new.version == 1, over=self._seen)
         except FileExistsError:
-            raise DatasetError(f"in {self} is a data set by now", hint="name another place") from None
+            # It may have been this one, whose answer was lost on the way.
+            if self._store.read(manifest.NAME, 10**6) != new.spelled():
+                raise self._changed() from None
 
     def retire(self, before: Manifest) -> None:
         """See ``Place``."""

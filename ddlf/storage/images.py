@@ -62,9 +62,9 @@ class Images:
             most = max(file.stat().st_size for file, _ in self._files)
             self.columns["x"] = Column("uint8", (most,), ragged=True)
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
-        for start in range(0, self.samples, at_once):
+        for start in range(first, self.samples, at_once):
             files = self._files[start : start + at_once]
             rows = np.empty(len(files), row_type(self.columns))
             decoded = on_all_cores(lambda each: self._make(each[0], str(each[0])), files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -15,8 +16,12 @@ from ddlf.storage.files import Arrays
 from ddlf.storage.manifest import Column, Manifest
 from ddlf.storage.place import Place, open_place
 
+log = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
 Decode = Callable[[dict[str, Any]], dict[str, Array]]
+SOME = 64
+"""Samples that are decoded at a time where nobody takes them."""
 
 
 class DataSet(Mapping[str, Array]):
@@ -125,12 +130,20 @@ class DataSet(Mapping[str, Array]):
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
-        """What is trained on; the first sample says what ``decode`` makes."""
+        """What is trained on; the first sample that ``decode`` can use says what it makes."""
         if self._decode is None:
             return self.manifest.columns
-        number = self.first
-        first = self._decoded(number, self.mapped(number), 0)
-        return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
+        number, why = self.first, None
+        arrays = self.mapped(number)
+        for row in range(self.manifest.files[number].samples):
+            try:
+                first = self._decoded(number, arrays, row)
+            except DatasetError as error:
+                why = why or error
+                continue
+            return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
+        assert why is not None
+        raise why
 
     @property
     def row_bytes(self) -> int:
@@ -196,7 +209,7 @@ class DataSet(Mapping[str, Array]):
         return self._arrays[name]
 
     def damaged(self, number: int) -> str:
-        """Why a partition file, from 0, cannot be used; empty if it is whole. Each is looked at once.
+        """Why a partition file, from 0, cannot be used, it or a sample that ``decode`` fails with; empty if it can. Each is looked at once.
 
         Raises:
             DatasetError: Nobody knows: it cannot be read.
@@ -204,11 +217,26 @@ class DataSet(Mapping[str, Array]):
         if number not in self._damaged:
             why = ""
             try:
-                self.mapped(number)
+                arrays = self.mapped(number)
             except DatasetDamaged as error:
                 why = error.message
+            else:
+                why = self._undecoded(number, arrays)
+            if why:
+                log.warning("%s: its file is left out", why)
             self._damaged[number] = why
         return self._damaged[number]
+
+    def _undecoded(self, number: int, arrays: Arrays) -> str:
+        """Why ``decode`` cannot use a sample of a file; empty if it can use all."""
+        if self._decode is not None:
+            rows = np.arange(self.manifest.files[number].samples)
+            for begin in range(0, len(rows), SOME):
+                try:
+                    self.taken(number, arrays, rows[begin : begin + SOME])
+                except DatasetError as error:
+                    return error.message
+        return ""
 
     def interrupt(self) -> None:
         """Have a thread that waits for the place get an error. What is asked for later is done."""

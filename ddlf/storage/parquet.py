@@ -89,9 +89,9 @@ class Parquet:
         except ValueError as error:
             raise DatasetError(f"{path}: {error}", hint="name others with --columns") from None
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
-        for piece in self._pieces(min(at_once, MOST_ROWS)):
+        for piece in self._pieces(min(at_once, MOST_ROWS), first):
             rows = np.empty(len(next(iter(piece.values()))), row_type(self.columns))
             for name, array in piece.items():
                 column = self.columns[name]
@@ -114,17 +114,22 @@ class Parquet:
         except (self._arrow.ArrowException, OSError) as error:
             raise DatasetError(f"{file} is no Parquet file that can be read ({error})", hint="copy it again") from None
 
-    def _pieces(self, at_once: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    def _pieces(self, at_once: int, first: int = 0) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         for file in self._files:
             with self._opened(file) as opened:
+                if opened.metadata.num_rows <= first:
+                    first -= opened.metadata.num_rows
+                    continue
                 done = 0
                 try:
-                    for batch in opened.iter_batches(at_once, columns=list(self._names.values())):
-                        yield {
-                            name: self._array(batch.column(old), old, f"{file}, from row {done:,}")
-                            for name, old in self._names.items()
-                        }
-                        done += len(batch)
+                    for whole in opened.iter_batches(at_once, columns=list(self._names.values())):
+                        batch, begin = whole.slice(min(first, len(whole))), done + first
+                        done, first = done + len(whole), max(first - len(whole), 0)
+                        if len(batch):
+                            yield {
+                                name: self._array(batch.column(old), old, f"{file}, from row {begin:,}")
+                                for name, old in self._names.items()
+                            }
                 except (self._arrow.ArrowException, OSError) as error:
                     if isinstance(error, DatasetError):
                         raise

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,11 +21,14 @@ from ddlf.storage import manifest
 from ddlf.storage.explained import explained
 from ddlf.storage.files import COPY, Arrays, columns_of, mapped_columns
 from ddlf.storage.manifest import Column, Manifest, PartitionFile
+from ddlf.storage.unfinished import Unfinished
 
 LOCK = ".ddlf-data.lock"
 """Beside the manifest; only in folders that ``ddlf data`` has made, so it also says whose leftovers may be removed."""
 READ_BYTES = 2**20
 MAX_MANIFEST_BYTES = 2**30
+WORK = "v0000"
+"""Beside the versions: what is only needed while one is made."""
 FREE_BYTES = 32 * 10**6
 """Left on a disk that is written to."""
 
@@ -80,25 +82,27 @@ class Place(Protocol):
     def interrupt(self) -> None:
         """End what another thread waits for here, with an error. What is asked for later is done."""
 
-    def writing(self, *, after: int = 0) -> contextlib.AbstractContextManager[None]:
-        """Be the only one who makes a data set here. What is half made is removed, whether now or by whoever begins next.
+    def writing(
+        self, *, after: int = 0, plan: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractContextManager[Unfinished]:
+        """Be the only one who makes a data set here. What is half made stays if it has a plan, until somebody comes with another; else it is removed.
 
         Args:
             after: Version of the data set that there is; 0 if there must be none.
+            plan: See ``Unfinished``.
+
+        Returns:
+            What is there of the same plan, in a folder on this machine.
 
         Raises:
             DatasetError: The place holds something else, somebody else writes there, or it cannot be written.
         """
 
-    def scratch(self, need: int) -> contextlib.AbstractContextManager[Path]:
-        """A folder on this machine while a version is made.
-
-        Args:
-            need: Bytes that will be written, there and into the version together.
-        """
-
     def new(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """A path on this machine to write a partition file of this name to; it is at the place, for good, when this is left."""
+
+    def mark(self, name: str) -> str:
+        """Of a file as it is at the place: another text when it was written to since. Empty where nobody can say."""
 
     def commit(self, new: Manifest) -> None:
         """Make a version the one that there is, in one step, when all of its files are there. The manifest of the one before is kept beside it."""
@@ -158,9 +162,11 @@ class Folder:
             if not self.path.is_dir():
                 raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
             if not os.path.lexists(path):
-                broken = (self.path / LOCK).exists()
-                what = "a data set that was not finished" if broken else "no data set: there is no manifest.json"
-                raise DatasetError(f"in {self.path} is {what}", hint="make it with: ddlf data split")
+                if (self.path / LOCK).exists():
+                    what, hint = "a data set that was not finished", "run the same ddlf data split again: it goes on"
+                else:
+                    what, hint = "no data set: there is no manifest.json", "make it with: ddlf data split"
+                raise DatasetError(f"in {self.path} is {what}", hint=hint)
             if (file := self._plain(path)) > MAX_MANIFEST_BYTES:
                 raise DatasetError(f"{path} has {size(file)}, which no manifest has", hint="bring it back from a copy")
             return manifest.read(path.read_bytes(), str(path))
@@ -231,7 +237,7 @@ class Folder:
         return [path for path in there if str(path.relative_to(self.path)) not in named]
 
     @contextlib.contextmanager
-    def writing(self, *, after: int = 0) -> Iterator[None]:
+    def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
         """See ``Place``."""
         from filelock import FileLock, Timeout
 
@@ -246,27 +252,36 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(self.path / LOCK, timeout=0):
-                    there = self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
-                    check_version(there, after, self)
-                    self._tidy(there)
+                    check_version(self._there(after), after, self)
+                    left = Unfinished(self.path / WORK, plan)
+                    self._tidy(after + 1 if left.goes_on else 0)
                     try:
-                        yield
-                    except BaseException:
-                        self._tidy(there)
+                        left.begin()
+                        yield left
+                    except BaseException as error:
+                        if not left.lasts(error):
+                            self._tidy()
                         raise
+                    shutil.rmtree(left.folder)
             except Timeout:
                 raise DatasetError(
                     f"somebody else writes to {self.path} just now", hint="wait, or name another folder"
                 ) from None
             except BaseException:
-                if made:  # nothing is left where nothing was
+                if made and os.listdir(self.path) == [LOCK]:  # nothing is left where nothing was
                     (self.path / LOCK).unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
                         self.path.rmdir()
                 raise
 
-    def _tidy(self, kept: Manifest | None) -> None:
+    def _there(self, after: int) -> Manifest | None:
+        return self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
+
+    def _tidy(self, making: int = 0) -> None:
+        """Remove all but the version that there is, and what is there of the one that is being made; 0 for none."""
+        kept = self._there(0)
         folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
+        folders |= {WORK, f"v{making:04}"} if making else set()
         for path in self.path.glob("v[0-9][0-9][0-9][0-9]*"):
             if path.name not in folders:
                 shutil.rmtree(path)
@@ -274,12 +289,9 @@ class Folder:
             if path.name.startswith(f".{manifest.NAME}-") or manifest.BEFORE.fullmatch(path.name):
                 path.unlink()
 
-    @contextlib.contextmanager
-    def scratch(self, need: int) -> Iterator[Path]:
-        """See ``Place``. It is in this folder, since data of this size fits nowhere else for sure."""
-        check_room(self.path, need)
-        with tempfile.TemporaryDirectory(prefix="v0000-", dir=self.path) as folder:
-            yield Path(folder)
+    def mark(self, name: str) -> str:
+        """See ``Place``; nothing but its bytes says what a file is."""
+        return ""
 
     @contextlib.contextmanager
     def new(self, name: str) -> Iterator[Path]:

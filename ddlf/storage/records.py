@@ -69,14 +69,14 @@ class Records:
         except ValueError as error:
             raise DatasetError(f"{self._first}: {error}", hint="name others with --columns") from None
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
-        records = self._read()
-        for start in range(0, self.samples, at_once):
+        records = itertools.islice(self._read(), first, None)
+        for start in range(first, self.samples, at_once):
             rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
-            for first in range(0, len(rows), AT_ONCE):
-                part = list(itertools.islice(records, min(AT_ONCE, len(rows) - first)))
-                for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), first):
+            for done in range(0, len(rows), AT_ONCE):
+                part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
+                for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), done):
                     for name, array in arrays.items():
                         put(rows, name, number, array)
             yield rows

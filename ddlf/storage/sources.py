@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +31,8 @@ class Source(Protocol):
     samples: int
     classes: Sequence[str]
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
-        """All samples in order, as structured arrays of at most so many."""
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """All samples in order but the first so many, as structured arrays of at most ``at_once``."""
 
 
 def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
@@ -162,6 +164,22 @@ def open_source(
         f"{path} is of no kind that is known",
         hint="name a .npz, .npy, .csv, .parquet, .tar or .tfrecord file, or a folder",
     )
+
+
+def state_of(path: Path, *options: str) -> str:
+    """What there is at a path, by names, sizes and times, and how it is read: 16 hex digits, others when a file was written to since.
+
+    Raises:
+        DatasetError: It cannot be looked at.
+    """
+    total = hashlib.sha256(repr((str(path.resolve()), options)).encode())
+    with explained(path, "read"):
+        folders = os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]
+        for folder, _, names in sorted(folders):
+            for name in sorted(names):
+                found = os.stat(os.path.join(folder, name), follow_symlinks=True)
+                total.update(f"{folder}/{name} {found.st_size} {found.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()[:16]
 
 
 def _kind(path: Path) -> tuple[str, list[Path]]:

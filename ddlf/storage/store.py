@@ -27,6 +27,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 STALL_S = 30.0
 """How long nothing may come of what is fetched. What does not come by pieces has so long for each ``STALL_BYTES``, too."""
 STALL_BYTES = 10**6
+ONE_PUT = 2**32
+"""Bytes that are put at once at least: a condition is looked at for what comes in one piece."""
 DRIVERS = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -87,6 +89,10 @@ class Store:
             waiting, self._closed = self._closed, threading.Event()
             waiting.set()
 
+    def ending(self) -> Callable[[], bool]:
+        """Says whether what is begun now is to end."""
+        return self._closed.is_set
+
     def read(self, name: str, nbytes: int) -> bytes:
         """All bytes of a file.
 
@@ -132,26 +138,38 @@ class Store:
 
         self._tried(f"read {self._said(name)}", once)
 
-    def write(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def mark(self, name: str) -> str:
+        """Another text when a file was written to since; empty where it is not there, or nobody can say."""
+        path = self._path(name)
+        try:
+            found = self._tried(f"look at {self._said(name)}", lambda: self._done("info", STALL_S, path))
+        except Gone:
+            return ""
+        return str(found.get("ETag") or "")
+
+    def write(self, name: str, data: bytes, *, new: bool = False, over: str = "") -> None:
         """Write a file, whole or not at all where the store can do that, as buckets can.
 
         Args:
             name: Below the URL.
             data: All of it.
             new: Whether it must not be there yet.
+            over: ``mark`` of what is there, which alone is to be replaced; looked at by S3, the only store whose driver passes that on.
 
         Raises:
-            FileExistsError: It is there, and should not be.
+            FileExistsError: It is there and should not be, or something else is there by now.
             DatasetError: It cannot be written.
         """
         limit = STALL_S * (1 + len(data) / STALL_BYTES)
         path = self._path(name)
         self._made(path)
         more: dict[str, Any] = {"mode": "create"} if new else {}
+        if over and "s3" in self._fs.protocol:
+            more = {"IfMatch": over, "chunksize": ONE_PUT}
         try:
             self._tried(f"write {self._said(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
         except DatasetError as error:
-            if new and "condition" in str(error).lower():  # as buckets say it
+            if more and "condition" in str(error).lower():  # as buckets say it
                 raise FileExistsError(name) from None
             raise
 
@@ -228,15 +246,12 @@ class Store:
                 before_sleep=tell,
                 reraise=True,
             )(once)
-        except (DatasetError, _Disk):
-            raise
-        except FileExistsError:
+        except (DatasetError, FileExistsError, _Disk):
             raise
         except FileNotFoundError as error:
             if "bucket does not exist" in str(error):
-                raise DatasetError(
-                    f"cannot {doing}: {_reason(error)}", hint="make the bucket, or name another"
-                ) from error
+                said = f"cannot {doing}: {_reason(error)}"
+                raise DatasetError(said, hint="make the bucket, or name another") from error
             raise Gone from error
         except Exception as error:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error
@@ -255,9 +270,8 @@ class Store:
             raise DatasetError(f"{self} was closed", hint="open it again")
         if not getattr(self._fs, "async_impl", False):
             return getattr(self._fs, verb)(*args, **more)
-        future = asyncio.run_coroutine_threadsafe(
-            _limited(self, closed, verb, limit, args, came, most, more), self._fs.loop
-        )
+        limited = _limited(self, closed, verb, limit, args, came, most, more)
+        future = asyncio.run_coroutine_threadsafe(limited, self._fs.loop)
         try:
             return future.result()
         except BaseException:
@@ -320,17 +334,15 @@ def _known() -> Any:
 def _opened(url: str, scheme: str) -> tuple[Any, str]:
     fsspec = _known()
     if scheme not in fsspec.available_protocols():
-        raise DatasetError(
-            f"no driver is known for {scheme}://", hint="use s3://, gs://, abfs://, https:// or a folder"
-        )
+        known = "use s3://, gs://, abfs://, https:// or a folder"
+        raise DatasetError(f"no driver is known for {scheme}://", hint=known)
     try:
         # Lists are of what is there now, and a store of this process is nobody else's.
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError:
         wanted = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
-        raise DatasetError(
-            f"{scheme}:// needs {wanted}, which is not installed here", hint=f"pip install {wanted}"
-        ) from None
+        said = f"{scheme}:// needs {wanted}, which is not installed here"
+        raise DatasetError(said, hint=f"pip install {wanted}") from None
     except ValueError as error:
         raise ConfigError(f"{url} cannot be used ({error})", hint="write it as s3://bucket/folder") from None
     return fs, root.rstrip("/")

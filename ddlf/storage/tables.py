@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -71,12 +72,11 @@ class Table:
         except (csv.Error, UnicodeDecodeError) as error:
             raise DatasetError(f"{self._path} is no CSV file in UTF-8 ({error})", hint="save it as one") from None
 
-    def rows(self, at_once: int) -> Iterator[Rows]:
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""
-        lines = self._lines()
-        next(lines)
+        lines = itertools.islice(self._lines(), 1 + first, None)
         number_of = {name: number for number, name in enumerate(self.classes)}
-        for start in range(0, self.samples, at_once):
+        for start in range(first, self.samples, at_once):
             rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
             for row, (number, line) in zip(range(len(rows)), lines, strict=False):
                 try:

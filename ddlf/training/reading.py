@@ -124,6 +124,6 @@ def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
             run.left_out.add((version, number))
             file = files[number]
             ids = f"{file.first:,} to {file.first + file.samples - 1:,}"
-            why = f"{file.name} is damaged or missing, and left out (on_bad='skip'): samples {ids}; the ledger is not exact"
+            why = f"{file.name} cannot be used, and is left out (on_bad='skip'): samples {ids}; the ledger is not exact"
             run.crew.emit(Warned(about="data", why=why))
     return ([number for number, _ in reply.skipped],)

@@ -59,3 +59,23 @@ def test_a_file_gives_its_columns_and_is_checked_before_a_sample_of_it_is_used(p
     path.write_bytes(data)  # in the middle of a run
     with pytest.raises(DatasetError, match=r"\.safetensors is damaged"):
         read(found.files[-1], found.columns)
+
+
+def test_a_file_with_a_sample_that_decode_fails_with_is_named_with_it_and_the_others_are_whole(place, caplog):
+    def decode(sample):
+        if sample["y"] in (0, 9):
+            raise ValueError("torn")
+        return {"x": sample["x"][:2], "y": sample["y"]}
+
+    data = ddlf.data.open(place, decode=decode)
+    assert data.columns["x"].shape == (2,)  # as the first sample that can be used
+    said = [data.damaged(number) for number in range(len(data.manifest.files)) for _ in range(2)][::2]
+    assert ["decode cannot use sample 0 (row 0 of" in said[0], "ValueError: torn" in said[0]] == [True, True]
+    assert [why.partition(" (")[0] for why in said[1:]] == ["decode cannot use sample 9", ""][: len(said) - 1]
+    assert [record.message for record in caplog.records] == [f"{why}: its file is left out" for why in said if why]
+
+    def none(sample):
+        raise ValueError("torn")
+
+    with pytest.raises(DatasetError, match="decode cannot use sample 0 "):
+        list(ddlf.data.open(place, decode=none))

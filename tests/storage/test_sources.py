@@ -130,3 +130,14 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path):
             for _ in open_source(path, **options).rows(2):
                 pass
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4])
+def test_every_source_can_begin_behind_the_first_samples(tmp_path, first):
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(10).reshape(5, 2), y=np.arange(5))
+    np.save(tmp_path / "b.npy", np.arange(5))
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n3,4\n\n5,6\n7,8\n9,10\n")
+    for name in ("a.npz", "b.npy", "c.csv"):
+        source = open_source(tmp_path / name)
+        whole = np.concatenate(list(source.rows(2)))
+        assert np.array_equal(np.concatenate(list(source.rows(2, first))), whole[first:])

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import ddlf.data
 from ddlf.algorithms.reading import portions
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.storage import store
+from ddlf.storage.again import Placed, repartition
 from ddlf.storage.bucket import Bucket
 from ddlf.storage.cache import CAP, Cache
 from ddlf.storage.place import LOCK, Folder, open_place
@@ -264,6 +266,104 @@ def test_the_cap_is_kept_and_what_was_used_longest_ago_goes(tmp_path):
     assert not part.exists()
     assert not get(0)
     assert get(1)
+
+
+def test_of_a_data_set_larger_than_the_cache_a_part_stays_and_the_rest_is_not_written(served, tmp_path, caplog):
+    whole = open_place(served.url).manifest()
+    chance = np.random.default_rng(0)
+    for way, kept in (("load", 2), ("mapped", None)):
+        folder = tmp_path / way
+        place = Bucket(served.url, Cache(folder, 2 * whole.files[0].nbytes + 10))
+        found, hits = place.manifest(), []
+        for _ in range(3):
+            before = sum(served.served.values())
+            for number in chance.permutation(4):
+                file = found.files[number]
+                assert len(getattr(place, way)(file, found.columns)["x"]) == 5
+                assert sum(1 for path in folder.iterdir() if path.is_file()) <= 2
+            hits.append(4 - (sum(served.served.values()) - before))
+        assert kept is None or hits == [0, kept, kept]
+    assert not caplog.records
+
+
+def test_files_of_another_data_set_make_room_and_a_cap_that_is_smaller_by_now_is_kept(served, tmp_path):
+    folder, place = tmp_path / "c", open_place(served.url)
+    found = place.manifest()
+    each = found.files[0].nbytes
+    other = Cache(folder, 3 * each)
+    for number in range(3):
+        other.path(f"{number:064x}", each, lambda path: path.write_bytes(bytes(each)))
+    read(Bucket(served.url, Cache(folder, 3 * each)))
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {file.sha256 for file in found.files[:3]}
+    read(Bucket(served.url, Cache(folder, 2 * each)))
+    assert sum(path.is_file() for path in folder.iterdir()) == 2
+
+
+def test_who_waits_for_another_process_to_fetch_is_let_go(served, tmp_path):
+    folder, place = tmp_path / "c", Bucket(served.url, Cache(tmp_path / "c", 10**6))
+    found, errors = place.manifest(), []
+    folder.joinpath("locks").mkdir(parents=True)
+
+    def wait():
+        try:
+            place.load(found.files[0], found.columns)
+        except DatasetError as error:
+            errors.append(str(error))
+
+    with FileLock(folder / "locks" / found.files[0].sha256[:2]):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        place.close()
+        waiting.join(20)
+    assert "was ended" in errors[0] or "was closed" in errors[0]
+
+
+class Conditional(store.Store):
+    """A store that looks at the condition of a later manifest, as S3 does; something may happen before, and its answer be lost."""
+
+    def happens(self):
+        """Nothing, unless a test says what."""
+
+    loses = False
+
+    def mark(self, name):
+        return hashlib.sha256(self.read(name, 10**6)).hexdigest()
+
+    def write(self, name, data, *, new=False, over=""):
+        if over:
+            self.happens()
+        if over and over != self.mark(name):
+            raise FileExistsError(name)
+        super().write(name, data, new=new)
+        if over and self.loses:  # it was asked again, and then there was this one
+            raise FileExistsError(name)
+
+
+@pytest.mark.parametrize("moment", ["while it writes", "at its end"])
+def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(source, url, tmp_path, moment):
+    place, late = (Bucket(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
+    split(source, place, [5] * 4)
+    before = read(place)
+
+    def other():  # the name in the store was removed, by hand or since the store does not see to it
+        fsspec.filesystem("memory").rm(f"{url}/{LOCK}")
+        repartition(late, Placed(late), [10] * 2)
+
+    def moved(what, done, of):
+        if moment == "while it writes" and what == "writing" and done == 12:
+            other()
+
+    if moment == "at its end":
+        place._store.happens = other
+    with pytest.raises(DatasetError, match="somebody else has changed"):
+        repartition(place, Placed(place), [4] * 5, moved=moved)
+    found = place.manifest()
+    assert found.sizes.tolist() == [10, 10]
+    assert not list(damage(place, found))
+    place._store.happens = lambda: None
+    place._store.loses = True
+    assert repartition(place, Placed(place), [20]) == place.manifest()
+    assert all(np.array_equal(array, before[name]) for name, array in read(place).items())
 
 
 def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path, monkeypatch, caplog):

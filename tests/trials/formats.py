@@ -1,0 +1,230 @@
+"""One data set in every format and every store, on workers that are killed and that join: one result.
+
+    python -m tests.trials.formats [--formats npz,npy,parquet,tar,tfrecord,placed] [--stores folder,http,s3] [--kills 20] [--joins 2] [--seed 0]
+
+``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a web server. From each format the same samples
+are split into 7 partition files. Of each store three slots train on those of each format for 5 epochs, with Adam and dropout, in rounds within an
+epoch; executors are killed at random moments, and workers join. To be seen: the manifest is the same from every format, hashes of the files among
+them, also when a repartition into 5 files and back came between; the SHA-256 of weights and optimizers is that of an undisturbed run on a folder; and
+at each end of an epoch every sample was trained on as often as there were epochs. Exit code 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import random
+import signal
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlf.data
+from ddlf import Cluster
+from ddlf.events import Event, SlotStarted
+from ddlf.record import RoundRecord
+from ddlf.storage.again import Placed, repartition
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import sizes_of, split
+from ddlf.testing import FaultyStore
+from tests.training.models import Blobs, blobs
+from tests.trials.stores import FaultyBucket
+from tests.trials.workers import Workers
+
+SAMPLES, FILES, SLOTS, EPOCHS = 203, 7, 3, 5
+ROUNDS = 3
+"""Of an epoch."""
+FORMATS = ("npz", "npy", "parquet", "tar", "tfrecord", "placed")
+STORES = ("folder", "http", "s3")
+
+
+class Stored(Blobs):
+    """Points in partition files, and everything that has a state.
+
+    Attributes:
+        place: Where they are.
+    """
+
+    place = ""
+    slots = SLOTS
+    shuffle = "window:3"
+    round_samples = 70
+    optimizer = "adam"
+    dropout = 0.3
+
+    async def load_dataset(self) -> None:
+        """Open them."""
+        self.train_data = ddlf.data.open(self.place)
+
+
+# -- formats --------------------------------------------------------------------------------------------------------------
+
+
+def written(kind: str, folder: Path) -> Path:
+    """The points in a format, and where they are."""
+    x, y = blobs(SAMPLES)
+    path = folder / f"points.{kind}"
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+    elif kind == "npy":
+        path.mkdir()
+        np.save(path / "x.npy", x)
+        np.save(path / "y.npy", y)
+    elif kind == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"x": list(x), "y": list(y)}), path)
+    elif kind == "tar":
+        with tarfile.open(path, "w") as archive:
+            for number in range(SAMPLES):
+                for name, array in (("x", x[number]), ("y", y[number])):
+                    data = io.BytesIO()
+                    np.save(data, array)
+                    head = tarfile.TarInfo(f"{number:05}.{name}.npy")
+                    head.size = data.tell()
+                    data.seek(0)
+                    archive.addfile(head, data)
+    else:  # what DDLF writes itself: made of partition files in another number and order of files
+        other = Folder(folder / f"{kind}-before")
+        np.savez(folder / f"{kind}.npz", x=x, y=y)
+        found = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
+        if kind == "placed":
+            return other.path
+        from ddlf.storage.verify import export
+
+        export(other, found, path)
+    return path
+
+
+def made(kind: str, folder: Path) -> Path:
+    """A data set of the points in a format, which was once in 5 files meanwhile."""
+    place = Folder(folder / kind)
+    split(open_source(written(kind, folder)), place, sizes_of(SAMPLES, 1, files=FILES), seed=1)
+    for files in (5, FILES):
+        repartition(place, Placed(place), sizes_of(SAMPLES, 1, files=files))
+    return place.path
+
+
+@contextlib.contextmanager
+def served(store: str, folder: Path) -> Any:
+    """The address of a folder in a store."""
+    if store == "folder":
+        yield str(folder)
+        return
+    serving: Any = FaultyBucket(folder) if store == "s3" else FaultyStore(folder)
+    try:
+        yield serving.url
+    finally:
+        serving.close()
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+def digest(app: Stored) -> str:
+    """SHA-256 of the weights and of all slots' optimizers."""
+    total = hashlib.sha256()
+    for array in [*app.model.get_weights(), *(array for state in app.optimizers for array in state)]:
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int, chance: random.Random) -> str:
+    """Train on the first workers, which the others join later; executors are killed meanwhile. Returns the digest.
+
+    Raises:
+        AssertionError: The ledger was not exact at the end of an epoch, or fewer were killed.
+    """
+    killed, tasks, per_round = 0, set[asyncio.Task[Any]](), dict[int, int]()
+    async with Cluster(["127.0.0.1"] * SLOTS, list(ports[:SLOTS]), token_file=workers.token_file) as cluster:
+        app = Stored(cluster)
+        app.place = place
+
+        async def kill(worker: int, delay_s: float) -> None:
+            nonlocal killed
+            await asyncio.sleep(delay_s)
+            if killed < kills:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(cluster.workers[worker - 1].facts["pid"], signal.SIGKILL)
+                    killed += 1
+
+        def follow(event: Event) -> None:
+            # Not three in a round: a slot that ends three executors is given up, as the fault of the slot itself.
+            if not isinstance(event, SlotStarted) or per_round.get(event.round, 0) >= 2:
+                return
+            if chance.random() < 2 * kills / (SLOTS * ROUNDS * EPOCHS):
+                per_round[event.round] = per_round.get(event.round, 0) + 1
+                task = asyncio.get_running_loop().create_task(kill(event.worker, chance.uniform(0, 0.05)))
+                tasks.add(task)
+
+        async def on_round(record: RoundRecord) -> None:
+            if record.round % ROUNDS == 0:
+                assert app.ledger.is_exact(record.round // ROUNDS), f"the ledger behind round {record.round}"
+            if record.round in (2, 5) and (later := ports[SLOTS + len(cluster.workers) - SLOTS :]):
+                await cluster.add("127.0.0.1", later[0])
+
+        app.subscribe(follow)
+        app.on_round = on_round  # type: ignore[method-assign, assignment]
+        await app.train_sync(master_epochs=EPOCHS)
+        for task in tasks:
+            task.cancel()
+        assert app.ledger.is_exact(EPOCHS)
+        assert killed >= min(kills, 1), "nothing was killed"
+        assert len(cluster.workers) == len(ports)
+        print(f"          {killed} executors were killed, {len(ports) - SLOTS} workers joined", flush=True)
+        return digest(app)
+
+
+async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joins: int, seed: int = 0) -> bool:
+    """Make and train all, and print what came of it; returns whether all is as it should be."""
+    chance, fine, contents, whole = random.Random(seed), True, set[str](), ""
+
+    async def one(kind: str, store: str, kills: int, joins: int) -> None:
+        nonlocal fine, whole
+        os.environ["DDLF_CACHE"] = str(folder / f"cache-{kind}-{store}")
+        with served(store, places[kind]) as address, Workers() as workers:
+            ports = [workers.start("--quiet")[1] for _ in range(SLOTS + joins)]
+            found = await trained(workers, ports, address, kills, chance)
+        whole = whole or found
+        fine = fine and found == whole
+        print(f"{kind:<9} {store:<7} {found[:16]}{'' if found == whole else '  DIFFERS'}", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = {kind: made(kind, folder) for kind in formats}
+        for kind, path in places.items():
+            contents.add(Folder(path).manifest().content)
+            print(f"{kind:<9} {Folder(path).manifest().content}", flush=True)
+        await one(formats[0], "folder", 0, 0)
+        for kind in formats:
+            for store in stores:
+                await one(kind, store, kills, joins)
+    return fine and len(contents) == 1
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--stores", default=",".join(STORES))
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--joins", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    given = arguments().parse_args()
+    every = given.formats.split(","), given.stores.split(",")
+    sys.exit(not asyncio.run(compare(*every, given.kills, given.joins, given.seed)))
