@@ -183,15 +183,16 @@ class Stream:
         if self._whole:
             numbers = list(range(len(self._sizes)))
         sizes = [file.nbytes for file in self._data.manifest.files]
-        found, left, kept = dict(self._open), self._room - sum(sizes[number] for number in numbers), list[int]()
-        for number in reversed(found):
+        left, kept = self._room - sum(sizes[number] for number in numbers), list[int]()
+        for number in reversed(self._open):
             if number not in numbers:
                 left -= sizes[number]
                 if left < 0 or not (self._loads and self._data.on_disk):
                     break
                 kept.append(number)
-        again = (number for number in numbers if number in found)
-        self._open = {number: found[number] for number in (*reversed(kept), *again)}
+        again = [number for number in numbers if number in self._open]
+        # Those that are let go are gone before the next are read: both would be twice as many as there is room for.
+        self._open = {number: self._open[number] for number in (*reversed(kept), *again)}
         for number in numbers:
             if self._closed.done():
                 return

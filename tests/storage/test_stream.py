@@ -162,11 +162,13 @@ def test_a_memory_that_no_batches_fit_into_is_refused_with_what_would_do(place):
         Stream(ddlf.data.open(place), portion, 32, 1000)
 
 
-@pytest.mark.parametrize(("shuffle", "memory"), [("window:8", 2**20), ("window:8", 2**21), ("none", 2**20)])
+@pytest.mark.parametrize(
+    ("shuffle", "memory"), [("window:8", 2**20), ("window:8", 2**21), ("window:2", 2**21), ("none", 2**20)]
+)
 def test_a_data_set_of_ten_times_the_memory_is_read_within_it(tmp_path, shuffle, memory):
     samples = 10 * memory // 768
     np.savez(tmp_path / "a.npz", x=np.zeros((samples, 16, 16, 3), np.uint8))
-    files = 40
+    files = 44  # two of which have room in half of the memory
     sizes = [samples // files + (number < samples % files) for number in range(files)]
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes, shuffle=False)
     data = ddlf.data.open(tmp_path / "place")
