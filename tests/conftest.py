@@ -45,7 +45,12 @@ USE_KERAS = (
     ),
     (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
-        *("tests/testing/test_in_process.py", "tests/testing/test_plan.py", "tests/cli/test_dry_run.py"),
+        *(
+            "tests/models/",
+            "tests/testing/test_in_process.py",
+            "tests/testing/test_plan.py",
+            "tests/cli/test_dry_run.py",
+        ),
     ),
 )
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of

@@ -1,4 +1,4 @@
-"""``ddlf model``: models that are text. Nothing is connected, and Keras is not imported."""
+"""``ddlf model``: models that are text. Nothing is connected, and Keras is imported to convert one only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddlf.cli.output import native_output_to_log
 from ddlf.errors import ConfigError, NotationError
 from ddlf.notation.graph import Node, distances
 from ddlf.notation.model import Model, load, read_bytes
@@ -86,6 +87,32 @@ def show(options: argparse.Namespace) -> int:
         loss = f", loss {head.loss}" if head.loss else ""
         print(f"output    {head.name}: {node.dtype} {shown(node.shape)} of {head.node + 1}{loss}")
     print(f"model     {_sum(model)}")
+    return 0
+
+
+def convert(options: argparse.Namespace) -> int:
+    """Make a model of Keras of a text; returns the exit code."""
+    target: Path = options.target
+    if target.suffix != ".keras":
+        raise ConfigError(f"{target} does not end in .keras", hint=f"write {target.with_suffix('.keras')}")
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="name a new file, or delete it first")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or name another")
+    model = load(options.file)
+    _warn(model)
+    with native_output_to_log():
+        from ddlf.models.build import build
+
+        made = build(model)
+    beside = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        made.save(beside)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
+    print(f"wrote     {target}: {made.count_params():,} parameters")
     return 0
 
 

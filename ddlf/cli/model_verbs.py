@@ -15,8 +15,8 @@ def add(verbs: Verbs) -> None:
     """Add the verb."""
     model = verbs.add_parser(
         "model",
-        help="show, check and format models that are text",
-        description="Models as text. Keras is not needed, and nothing in a text is run.",
+        help="show, check, format and convert models that are text",
+        description="Models as text. Nothing in a text is run; Keras is needed to convert one only.",
         epilog=examples_of("ddlf model show model.nnm", "ddlf model check *.nnm", "ddlf model format model.nnm"),
     )
     actions = model.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
@@ -58,7 +58,18 @@ def add(verbs: Verbs) -> None:
     format_.add_argument(
         "--check", action="store_true", help="write nothing; the exit code is 1 if a text has another form"
     )
-    for action in (show, check, format_):
+
+    convert = verb(
+        actions,
+        "convert",
+        "model:convert",
+        "make a model of Keras of a text",
+        "Make a model of Keras of a text, with its first weights, and save it. It is not compiled.",
+        "ddlf model convert model.nnm model.keras",
+    )
+    convert.add_argument("file", type=Path, metavar="FILE", help="text of a model")
+    convert.add_argument("target", type=Path, metavar="TARGET", help="new file, which ends in .keras")
+    for action in (show, check, format_, convert):
         action.add_argument(
             "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
         )

@@ -30,7 +30,7 @@ def with_parameters(graph: Graph, problems: Problems) -> Graph:
             dtype = node.dtype if node.written or node.dtype in WHOLE_NUMBERS else "float32"
             parameter = Parameter(f"{base}{used[base]}", shape, "float32" if node.operator not in OPERATORS else dtype)
             count += parameter.count or 0
-            if parameter.count is None and not unknown:
+            if parameter.count is None and not unknown and node.operator in OPERATORS:  # Keras knows of its own
                 what = (
                     f"{parameter.name} has shape {shown(shape)}"
                     if shape
@@ -79,8 +79,13 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
         gates = 4 if node.operator.startswith("lstm") else 3
         wide = None if last is None else gates * last
         return list(zip(names, [(wide, into), (wide, last), (wide,), (wide,)], strict=False))
+    if node.operator == "layerNormalization" and before is not None:
+        fitting = [axis for axis in options.get("axes", [-1]) if -len(before) <= axis < len(before)]
+        return [
+            (name, tuple(before[axis] for axis in sorted(axis % len(before) for axis in fitting))) for name in names
+        ]
     if kind in ("binary", "same", "norm") and rank_known and before is not None:
-        first = kind == "norm" and node.operator != "layerNormalization" and options.get("layout", "nchw") == "nchw"
+        first = kind == "norm" and options.get("layout", "nchw") == "nchw"
         axis = options.get("axis", 0 if first else -1)
         fits = bool(before) and -len(before) <= axis < len(before)
         return [(name, ((before[axis],) if fits else ())) for name in names]

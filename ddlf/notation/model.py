@@ -24,12 +24,14 @@ class Model:
 
     Attributes:
         file: Name of the file.
+        text: The text itself.
         graph: What it computes: pruned, with shapes, types, casts and parameters.
         train: What its block ``train`` says, by key.
         warnings: What is allowed, and probably not meant.
     """
 
     file: str
+    text: str
     graph: Graph
     train: dict[str, Statement]
     warnings: tuple[Problem, ...]
@@ -63,7 +65,7 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
     problems.check()
     graph = with_parameters(graph, problems)
     problems.check()
-    return Model(file, graph, blocks.train, problems.warnings())
+    return Model(file, text, graph, blocks.train, problems.warnings())
 
 
 def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:

@@ -57,7 +57,7 @@ _ROWS = (
     ("same", 0, 0, "", "cast logicalNot"),
     ("same", 1, 1, "", "prelu"),
     ("same", 2, 2, "", "quantizeLinear dequantizeLinear"),
-    ("norm", 0, 4, "axis epsilon", "batchNormalization"),
+    ("norm", 2, 4, "axis epsilon", "batchNormalization"),
     ("norm", 0, 2, "epsilon layout", "instanceNormalization"),
     ("norm", 0, 2, "axes epsilon", "layerNormalization"),
     ("binary", 1, 1, "to", "add sub mul div max min pow"),

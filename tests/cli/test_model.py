@@ -75,3 +75,19 @@ def test_format_leaves_a_file_that_cannot_be_read_as_it_is(model, tmp_path):
     assert "a.nnm:1:15: '[' is not closed" in err
     assert (tmp_path / "a.nnm").read_text() == "a:input shape=[8\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a.nnm"]
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("a.h5", "a.h5 does not end in .keras; write a.keras"),
+        ("there.keras", "there.keras exists"),
+        ("no/a.keras", "there is no folder no"),
+    ],
+)
+def test_convert_refuses_a_target_before_keras_is_imported(model, tmp_path, target, sentence):
+    (tmp_path / "there.keras").write_text("mine")
+    _, err, code = model("convert", "a.nnm", target, a=DIGITS)
+    assert code == 2
+    assert sentence in err
+    assert (tmp_path / "there.keras").read_text() == "mine"

@@ -21,7 +21,7 @@ _shtab_ddlf_commands() {
     doctor:'look for what is wrong here and on the workers'
     env:'print what a bug report needs'
     logs:'what workers wrote in a run'
-    model:'show, check and format models that are text'
+    model:'show, check, format and convert models that are text'
     new:'write a small project to begin with'
     report:'what a run came to, as a page and a table'
     run:'run an app on a cluster'
@@ -56,6 +56,7 @@ _shtab_ddlf_data_commands() {
 _shtab_ddlf_model_commands() {
   local _commands=(
     check:'say what is wrong'
+    convert:'make a model of Keras of a text'
     format:'write texts in their one form'
     show:'layers, shapes and parameters'
   )
@@ -500,6 +501,16 @@ _shtab_ddlf_model_check_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_model_check_defaults_added=0
 
+_shtab_ddlf_model_convert_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":text of a model:_files"
+  ":new file, which ends in .keras:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_convert_defaults_added=0
+
 _shtab_ddlf_model_format_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--check[write nothing\; the exit code is 1 if a text has another form]"
@@ -830,6 +841,7 @@ _shtab_ddlf_model() {
       curcontext="${curcontext%:*:*}:_shtab_ddlf_model-$line[1]:"
       case $line[1] in
         check) _arguments -C -s $_shtab_ddlf_model_check_options ;;
+        convert) _arguments -C -s $_shtab_ddlf_model_convert_options ;;
         format) _arguments -C -s $_shtab_ddlf_model_format_options ;;
         show) _arguments -C -s $_shtab_ddlf_model_show_options ;;
       esac
