@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, settings
 from ddlf import tokens
 from ddlf.cluster.cluster import Cluster
 from ddlf.tokens import new_token
+from tests import unasked
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
 
@@ -69,6 +70,8 @@ settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Thousands of tests are made, and Keras is imported: objects that stay, at all of which Python would look again and again.
+    gc.set_threshold(700, 20, 100)
     # What a shell has put into the background ignores it, and so does all that it starts; tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,6 +154,9 @@ def own_folders() -> Iterator[Path]:
         for name in ("CONFIG", "STATE", "CACHE", "DATA"):
             (root / name.lower()).mkdir()
             patch.setenv(f"XDG_{name}_HOME", str(root / name.lower()))
+        (root / "site-packages").mkdir()  # no module of the user, who would have it sent to workers
+        shutil.copy(unasked.__file__, root / "site-packages" / "sitecustomize.py")
+        patch.setenv("PYTHONPATH", str(root / "site-packages"), prepend=os.pathsep)
         (root / "tmp").mkdir()
         patch.setenv("TMPDIR", str(root / "tmp"))
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))

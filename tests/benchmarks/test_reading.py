@@ -1,13 +1,14 @@
 """What is measured of partition files, in its shortest form: orders of batches, and a reader in a process of its own."""
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from benchmarks import reading, windows
 
 
 def test_rank_correlation_is_that_of_scipy():
     values = np.random.default_rng(0).integers(0, 4, 100) + np.arange(100) // 30
+    from scipy.stats import spearmanr  # its import takes a second of every process that collects this file
+
     assert abs(windows.correlation(values) - spearmanr(values, np.arange(100))[0]) < 1e-12
 
 

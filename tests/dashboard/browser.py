@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.async_api import Browser, Page, async_playwright
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -18,6 +19,8 @@ FLAGS = (
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """A browser of its own."""
+    from playwright.async_api import async_playwright  # its import takes long in every process that collects the tests
+
     path = shutil.which("chromium")
     assert path, "install it: apt-get install chromium"
     async with async_playwright() as playwright:

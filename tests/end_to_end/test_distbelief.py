@@ -1,5 +1,6 @@
 """The demos of the parameter server in their shortest form, as a user starts them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ def run(tmp_path, app, *options, code=0):
     command = [sys.executable, ROOT / "apps" / app, "--local", "2", *options]
     ended = subprocess.run(
         command,
-        env={**own, "DDLF_DATA": str(data), "PATH": "/usr/bin:/bin"},
+        env={**os.environ, **own, "DDLF_DATA": str(data)},
         cwd=tmp_path,
         text=True,
         capture_output=True,

@@ -5,11 +5,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-from jupyter_client.manager import start_new_kernel
-from nbclient import NotebookClient
 
 from tests.patience import PATIENCE_S
 
@@ -32,6 +29,8 @@ class Cells:
     """A kernel, cell by cell."""
 
     def __init__(self, folder):
+        from jupyter_client.manager import start_new_kernel  # which every process that collects the tests would import
+
         self.manager, self.client = start_new_kernel(cwd=str(folder))
 
     def begin(self, code):
@@ -165,6 +164,9 @@ def test_an_interrupt_ends_training_and_the_next_cell_goes_on_from_there(cell):
 
 
 def test_the_notebook_of_the_documentation_runs(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(ROOT / "docs/notebook.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are those of whoever runs it"
     client = NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(tmp_path)}})

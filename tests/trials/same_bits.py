@@ -247,7 +247,8 @@ def run(
     tree: Path, keras: Sequence[str] = (*KERAS,), numpy: Sequence[str] = (*NUMPY,), workers: int = 2
 ) -> dict[str, Facts]:
     """These trainings, in a process with the code of a tree."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
+    paths = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     wanted = json.dumps({"keras": keras, "numpy": numpy, "workers": workers})
     done = subprocess.run(
