@@ -243,7 +243,9 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch):
         doctor, bench, first, *other_runs = on_the_cluster
         assert "pc03" in run(tmp_path, *doctor)
         assert run(tmp_path, *bench).count("MB/s") == 6
-        assert "round 1/1" in run(tmp_path, *first, "--master-epochs", "2")
+        trained = run(tmp_path, *first, "--master-epochs", "2")
+        assert "round 1/1" in trained
+        assert "test  " in trained
         assert (tmp_path / "model.keras").exists()
         # One training shows that the page is right; that the others could begin takes no minute to see.
         for command in [*other_runs, *written("docs/howto/troubles.md", tmp_path)]:

@@ -54,7 +54,9 @@ def test_the_map_prints_what_the_comment_says(tmp_path, environment):
 
 @pytest.mark.slow
 def test_the_app_trains(tmp_path, environment):
-    result = run(tmp_path, environment, block("class App"), "--local", "2", "--master-epochs", "2")
+    options = ("--local", "2", "--master-epochs", "2", "-p", "batch_size=64")
+    result = run(tmp_path, environment, block("class App"), *options)
     assert result.returncode == 0, result.stderr
     assert "round 2/2" in result.stdout
-    assert "test " in result.stdout
+    assert "batch 64 per worker x 2 workers, seed 0" in result.stdout
+    assert 0 < float(re.search(r"^test .*accuracy (\S+)", result.stdout, re.M)[1]) <= 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.app import IApp
+from ddlf.cli import main
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import _slots, resolve_cluster
@@ -39,6 +40,28 @@ def app(tmp_path):
 
     run.write = write
     return run
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """What ``ddlf run`` says that refuses, with exit code 2 and before anything starts: no process is needed to see it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("ddlf.cli.run._will_train_here", lambda path, options: False)  # which is for time alone
+    before = set(sys.modules)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main.main(["run", *arguments])
+        out, err = capfd.readouterr()
+        assert out == ""
+        return err
+
+    yield run
+    assert not {"keras", "tensorflow"} & ({*sys.modules} - before)
+    for name in {*sys.modules} - before:  # the next test's modules of these names are others
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 def options(*parameters, **given):
@@ -96,12 +119,11 @@ def test_modules_beside_the_app_can_be_imported(app):
         ("notes.txt", "'notes.txt' is no Python file; give the .py file of an app"),
     ],
 )
-def test_a_file_that_cannot_be_run_is_exit_code_2(tmp_path, name, sentence):
+def test_a_file_that_cannot_be_run_is_exit_code_2(refused, tmp_path, name, sentence):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "app.py").write_text("")
-    ended = command("ddlf.cli.main", "run", name, "--local", "1", cwd=tmp_path)
-    assert (ended.returncode, ended.stderr) == (2, f"error  {sentence}\n")
+    assert refused(name, "--local", "1") == f"error  {sentence}\n"
 
 
 # -- options ------------------------------------------------------------------------------------------------------------
@@ -172,10 +194,9 @@ def test_parameters_of_a_function_are_its_arguments():
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "1025", "x", "1e9"])
-def test_a_number_of_workers_that_cannot_be_is_exit_code_2(app, count):
-    ended = app("async def main(cluster): pass\n", "--local", count)
-    assert ended.returncode == 2
-    assert "argument --local: " in ended.stderr
+def test_a_number_of_workers_that_cannot_be_is_exit_code_2(app, refused, count):
+    app.write("async def main(cluster): pass\n")
+    assert "argument --local: " in refused("app.py", "--local", count)
 
 
 # -- running ------------------------------------------------------------------------------------------------------------
@@ -616,10 +637,9 @@ def test_what_a_file_gives_to_ddlf_main_is_what_is_meant(app):
         (["--wait", "5", "--token-file", "x"], "--token-file, --wait has no effect with --local"),
     ],
 )
-def test_options_that_would_have_no_effect_are_refused_by_name(app, arguments, sentence):
-    ended = app("async def main(cluster): pass\n", "--local", "1", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"error  {sentence}")
+def test_options_that_would_have_no_effect_are_refused_by_name(app, refused, arguments, sentence):
+    app.write("async def main(cluster): pass\n")
+    assert refused("app.py", "--local", "1", *arguments).startswith(f"error  {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -634,10 +654,9 @@ def test_options_that_would_have_no_effect_are_refused_by_name(app, arguments, s
         (["--local", "1", "--takeover"], "--takeover has no effect here: the workers are new ones, and there are no"),
     ],
 )
-def test_options_that_need_another_one_are_refused_without_it(app, arguments, sentence):
-    ended = app("import ddlf\nclass App(ddlf.IApp): pass\n", *arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"error  {sentence}")
+def test_options_that_need_another_one_are_refused_without_it(app, refused, arguments, sentence):
+    app.write("import ddlf\nclass App(ddlf.IApp): pass\n")
+    assert refused("app.py", *arguments).startswith(f"error  {sentence}")
 
 
 def test_a_parameter_without_a_value_is_asked_for(app):
@@ -668,17 +687,16 @@ def test_a_script_that_needs_no_cluster_of_ours_runs_once(app, call):
 
 
 @pytest.mark.parametrize("call", ["asyncio.run(main())", "ddlf.run(main())", ""])
-def test_options_that_such_a_script_cannot_know_of_are_refused_before_it_runs(app, call):
-    ended = app(ALONE.format(call=call), "--local", "3", "-p", "a=1")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("error  --local, -p has no effect")
-    assert len(ended.stderr.splitlines()) == 1
+def test_options_that_such_a_script_cannot_know_of_are_refused_before_it_runs(app, refused, call):
+    app.write(ALONE.format(call=call))
+    said = refused("app.py", "--local", "3", "-p", "a=1")
+    assert said.startswith("error  --local, -p has no effect")
+    assert len(said.splitlines()) == 1
 
 
-def test_a_near_file_is_offered(app, tmp_path):
+def test_a_near_file_is_offered(app, refused):
     app.write(ADD)
-    ended = command("ddlf.cli.main", "run", "ap.py", cwd=tmp_path)
-    assert (ended.returncode, ended.stderr) == (2, "error  there is no file 'ap.py'; did you mean 'app.py'?\n")
+    assert refused("ap.py") == "error  there is no file 'ap.py'; did you mean 'app.py'?\n"
 
 
 def test_an_unknown_parameter_of_an_app_lists_its_own_attributes_only():

@@ -56,7 +56,7 @@ def app_of(kind, cluster, **settings):
 
 async def test_counts_are_exact_and_5_replays_are_the_same_bits_of_one_replica_in_each_slot_and_of_several(tmp_path):
     async with Cluster.local(2) as cluster:
-        for replicas in (None, 5):
+        for replicas in (None, 3):
             app = app_of(Pushing, cluster, replicas=replicas, checkpoint=tmp_path / str(replicas))
             await app.train_model()
             assert app.ledger.is_exact(1)
@@ -70,16 +70,16 @@ async def test_counts_are_exact_and_5_replays_are_the_same_bits_of_one_replica_i
 
 
 async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():
-    async with Cluster.local(4) as cluster:
-        plain = app_of(Pushing, cluster, slots=4, master_epochs=6, norm=False)
+    async with Cluster.local(3) as cluster:
+        plain = app_of(Pushing, cluster, slots=3, master_epochs=6, norm=False)
         await plain.train_model()
         wanted = (await plain.evaluate_model())["accuracy"]
-        app, told = app_of(Bad, cluster, slots=4, master_epochs=6), []
+        app, told = app_of(Bad, cluster, slots=3, master_epochs=6), []
         app.subscribe(told.append)
 
         async def kill(record):
             if record.version == 6:
-                os.kill((await cluster.workers[3].status())["executor_pid"], signal.SIGKILL)
+                os.kill((await cluster.workers[2].status())["executor_pid"], signal.SIGKILL)
 
         app.on_round = kill
         await app.train_model()
@@ -87,7 +87,7 @@ async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_
         assert sum(record.recomputed for record in app.history) == 1
         assert any("NaN" in verdict for record in app.history for verdict in record.verdicts)
         moved = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
-        assert moved[0].startswith("shard 4 of 4 was on worker 4, which is lost")
+        assert moved[0].startswith("shard 3 of 3 was on worker 3, which is lost")
         assert moved[0].endswith("worker 1 goes on with its copy")
         assert not any("are lost" in verdict for record in app.history for verdict in record.verdicts)
 
@@ -100,12 +100,12 @@ async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_
                 self.epochs = [*(self.epochs or []), self.model.get_weights()]
 
         seen, early = Seen(), keras.callbacks.EarlyStopping("loss", 10.0, patience=2, restore_best_weights=True)
-        stopped = app_of(Pushing, cluster, slots=4, master_epochs=30, norm=False, callbacks=[seen, early])
+        stopped = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False, callbacks=[seen, early])
         await stopped.train_model()
         assert len(seen.epochs) == 3
         assert digest(stopped.model.get_weights()) == digest(seen.epochs[0])
 
-        asked = app_of(Pushing, cluster, slots=4, master_epochs=30, norm=False)
+        asked = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False)
         asked.on_round = lambda record: record.version == 5 and asked.stop_training()
         await asked.train_model()
         assert 5 <= len(asked.history) < 30

@@ -60,7 +60,7 @@ async def test_an_app_that_raises_on_one_worker_ends_training_with_its_error(two
 @pytest.mark.slow
 async def test_five_of_five_replays_of_a_run_that_lost_a_worker_end_with_the_same_bits(tmp_path):
     settings = dict(mode="async", optimizer="adam", dropout=0.3, master_epochs=5)
-    async with local_cluster(3) as cluster:
+    async with local_cluster(2) as cluster:
         recorded = app(cluster, **settings, out=tmp_path)
         async with FaultPlan().kill(worker=2, at_round=2).on(recorded) as injection:
             await recorded.train_model()

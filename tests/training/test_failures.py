@@ -80,16 +80,15 @@ async def undisturbed(cluster, **options):
     return trained
 
 
-@pytest.mark.parametrize("codec", ["float32", "float16"])
-async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers, codec):
+async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers):
     options = {"app_class": Quick, "width": WIDE, "master_epochs": 4}
     exact = await undisturbed(two_workers, **options)
-    options.update(codec=codec, weights_codec="delta:float16")
+    options.update(codec="float16", weights_codec="delta:float16")
     plain = await undisturbed(two_workers, **options)
     assert not equal(plain.model.get_weights(), exact.model.get_weights()), (
         "float16 is lossy, or this test shows nothing"
     )
-    assert all((record.error > 0) == (codec == "float16") for record in plain.history)
+    assert all(record.error > 0 for record in plain.history)
     async with in_process_cluster(2) as cluster:
         killed = with_faults(app(cluster, **options), {(3, 2): cluster.machine(2).kill})
         await killed.train_model()

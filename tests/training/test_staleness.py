@@ -8,7 +8,7 @@ from ddlf import Cluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
-SEEDS, REPLICAS, RATE, EPOCHS = 20, 8, 30, 300
+SEEDS, REPLICAS, RATE, EPOCHS = 20, 8, 30, 200
 INPUTS = np.array([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1.0]])
 TARGETS = np.array([0.0, 1, 1, 0])
 

@@ -2,7 +2,7 @@
 
 from tests.trials.same_bits import ROOT, compared, run
 
-KERAS = ("sync, 3 slots", "sync, int8, resumed")
+KERAS = ("sync, int8, resumed",)
 NUMPY = (
     "sync, int8",
     "sync, nesterov outside",
