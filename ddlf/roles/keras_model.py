@@ -12,6 +12,7 @@ from ddlf.roles.describe import describe_optimizer
 from ddlf.roles.gradient import Gradients
 from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
+from ddlf.roles.quick_step import quick_step
 from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.roles.task import Task
 
@@ -54,6 +55,7 @@ class KerasModel:
         self._app = app
         model = app.model
         self._steps = model.steps_per_execution
+        self._by_steps = False  # whether something happens between calls of the compiled step, in each round
         trained = {id(weight) for weight in model.trainable_weights}
         self.lossless = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = model.get_weights()
@@ -78,7 +80,8 @@ class KerasModel:
         """Have so many batches in one call of the compiled step, if the backend can; return how many it has."""
         import keras
 
-        self._steps = steps if keras.backend.backend() == "tensorflow" else 1
+        self._by_steps = keras.backend.backend() == "tensorflow"
+        self._steps = steps if self._by_steps else 1
         return int(self._steps)
 
     def facts(self) -> dict[str, Any]:
@@ -170,6 +173,8 @@ class KerasModel:
 
         model, callbacks = self._app.model, list(callbacks)
         use_fast_steps(model, callbacks, self._steps)
+        if self._by_steps and model.train_function is None:
+            model.train_function = quick_step(model)
         with no_final_averages(model):
             history = model.fit(
                 data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ddlf.algorithms.shards import Slice
@@ -59,10 +59,14 @@ class Owners:
     epochs: Sequence[int] = ()
     parts: Sequence[tuple[Slice, Slice]] = ()
     _news: asyncio.Future[None] | None = None
+    _asking: dict[asyncio.Task[Any], tuple[int, int]] = field(default_factory=dict)
 
     def arrange(self, owners: Sequence[int], epochs: Sequence[int]) -> None:
         """Hear who owns what from now on."""
         self.owners, self.epochs = list(owners), list(epochs)
+        for asking, (shard, epoch) in self._asking.items():
+            if self.epochs[shard] != epoch:
+                asking.cancel()
         if self._news is not None:
             self._news.set_result(None)
             self._news = None
@@ -123,16 +127,19 @@ class Owners:
         """What a worker answers, unless the shard becomes another one's meanwhile: one that is silent is not waited for."""
         if owner == self.me:
             return await getattr(shard_of(self.mine, epoch, shard), verb)(*arguments)
+        if self.epochs[shard] != epoch:
+            raise Moved
         asking = asyncio.ensure_future(self.ask(owner, "shard", epoch, shard, verb, *arguments))
+        self._asking[asking] = shard, epoch
         try:
-            while not asking.done():
-                if self.epochs[shard] != epoch:
-                    raise Moved
-                await asyncio.wait({asking, self._arranging()}, return_when=asyncio.FIRST_COMPLETED)
-            return asking.result()
+            return await asking
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if self.epochs[shard] == epoch or (asker is not None and asker.cancelling()):
+                raise
+            raise Moved from None  # it was ended by what the master has said
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            del self._asking[asking]
 
     async def _pause(self) -> None:
         """Wait a moment, or until the master says who owns what."""

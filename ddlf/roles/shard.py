@@ -270,12 +270,8 @@ class Shard:
                 )
                 self._alive(replica, life)
             tau, before = self.version - read, self.received
-            stepping = asyncio.ensure_future(self._stepped(gradient, rest, tau))
             try:
-                await asyncio.shield(stepping)
-            except asyncio.CancelledError:  # who sent it is gone; it counts all the same, and for the whole shard
-                await asyncio.wait([stepping])
-                raise
+                await self._stepped(gradient, rest, tau)
             finally:
                 self.received += 1
                 self.last[replica] = Last(life, round, number, before, tau)
@@ -354,10 +350,15 @@ class Shard:
         return self._encoded[1]
 
     async def _stepped(self, *push: Any) -> None:
-        if self.weights.size > INLINE:
-            await asyncio.to_thread(self._step, *push)
-        else:
+        if self.weights.size <= INLINE:
             self._step(*push)
+            return
+        stepping = asyncio.ensure_future(asyncio.to_thread(self._step, *push))
+        try:
+            await asyncio.shield(stepping)
+        except asyncio.CancelledError:  # who sent it is gone; it counts all the same, and for the whole shard
+            await asyncio.wait([stepping])
+            raise
 
     def _step(self, gradient: Row, rest: Row, tau: int) -> None:
         if self._lent:  # what somebody is being sent does not change

@@ -14,6 +14,7 @@ import numpy as np
 
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.errors import AppError, ConfigError
+from ddlf.roles.quick_step import SMALL
 
 
 class Stepper:
@@ -31,6 +32,8 @@ class Stepper:
     """
 
     def __init__(self, model: Any) -> None:
+        import keras
+
         check_optimizer(model.optimizer)
         trained = {id(weight) for weight in model.trainable_weights}
         self.rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
@@ -42,6 +45,9 @@ class Stepper:
         self._trained = _Variables(variables)
         self._rest = _Variables([model.weights[place] for place in self.rows.rest])
         self._unpushed = _Variables([kept[id(weight)] for weight in variables])
+        self._zeros: list[Any] = []
+        if self.rows.sizes[0] <= SMALL and keras.backend.backend() == "tensorflow":  # a large model needs the memory
+            self._zeros = [keras.ops.convert_to_tensor(array) for array in self._zero()]
 
     def begin(self, steps: int) -> None:
         """Begin with no gradient, after so many steps before."""
@@ -64,8 +70,13 @@ class Stepper:
 
     def take_up(self, unpushed: Row | None) -> None:
         """Go on with this sum of gradients; None for none."""
-        zero = np.zeros(self.rows.sizes[0], np.float32) if unpushed is None else unpushed
-        self._unpushed.set(self.rows.arrays(zero, self.rows.trained))
+        if unpushed is None:
+            self._unpushed.set(self._zeros or self._zero())
+        else:
+            self._unpushed.set(self.rows.arrays(unpushed, self.rows.trained))
+
+    def _zero(self) -> list[Any]:
+        return self.rows.arrays(np.zeros(self.rows.sizes[0], np.float32), self.rows.trained)
 
     def weights(self) -> Row:
         """The values that are trained."""
