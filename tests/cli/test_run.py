@@ -400,10 +400,12 @@ def test_the_apps_run_with_python_and_with_ddlf_run(how, name, more, expected, t
 
 # -- interrupting -------------------------------------------------------------------------------------------------------
 
+# Apps here sleep for a short time again and again: Python handles a signal that comes just before a sleep after it.
 IMPORTING = """
 import time
 print("now", flush=True)
-time.sleep(3600)
+while True:
+    time.sleep(0.1)
 async def main(cluster): pass
 """
 CONNECTED = """
@@ -457,7 +459,7 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
 def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
     path = app.write(
         "import time\n"
-        "try:\n    print('now', flush=True)\n    time.sleep(3600)\n"
+        "try:\n    print('now', flush=True)\n    while True:\n        time.sleep(0.1)\n"
         f"except KeyboardInterrupt:\n    {reaction}\n"
         "async def main(cluster):\n    print('it went on', flush=True)\n"
     )
@@ -478,7 +480,8 @@ import time
 class Slow:
     def __del__(self):
         print("now", flush=True)
-        time.sleep(3600)
+        while True:
+            time.sleep(0.1)
 Slow()
 async def main(cluster):
     print("it went on", flush=True)
