@@ -116,7 +116,10 @@ def open_source(
         ConfigError: An option has no use with this source.
     """
     if not path.exists():
-        raise DatasetError(f"there is no {path}", hint="name a .npz, .npy or .csv file, or a folder")
+        hint = "name a .npz, .npy or .csv file, or a folder"
+        if ":/" in str(path):
+            hint = "a source is on this machine; a data set at a URL gets other files by: ddlf data repartition"
+        raise DatasetError(f"there is no {path}", hint=hint)
     kind, files = _kind(path)
     encoded = (".parquet", ".tar", ".tfrecord")
     of = {

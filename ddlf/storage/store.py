@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ddlf.errors import ConfigError, DatasetError
+from ddlf.storage.drivers import first_line, known, opened
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,22 +29,6 @@ STALL_S = 30.0
 STALL_BYTES = 10**6
 ONE_PUT = 2**32
 """Bytes that are put at once at least: a condition is looked at for what comes in one piece."""
-DRIVERS = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "hdfs": "pyarrow",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "sftp": "paramiko",
-    "ssh": "paramiko",
-    "smb": "smbprotocol",
-}
-"""What has to be installed for a URL's scheme."""
 
 
 class Gone(Exception):
@@ -73,7 +57,7 @@ class Store:
             )
         if found.query or found.fragment:
             raise ConfigError(f"{self.url.partition('?')[0]} has a ? or # behind it", hint="name the folder alone")
-        self._fs, self._root = _opened(self.url, found.scheme)
+        self._fs, self._root = opened(self.url, found.scheme)
         self._closed = threading.Event()
 
     def __str__(self) -> str:
@@ -106,8 +90,7 @@ class Store:
         """
         limit = STALL_S * (1 + nbytes / STALL_BYTES)
         path = self._path(name)
-        data = self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path))
-        return bytes(data)
+        return bytes(self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path)))
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """Bring a file to a disk of this machine, whole; its bytes are not compared with anything.
@@ -125,7 +108,7 @@ class Store:
         path = self._path(name)
 
         def once() -> None:
-            came = _known().callbacks.Callback()  # counts the bytes that come
+            came = known().callbacks.Callback()  # counts the bytes that come
             try:
                 self._done("get_file", STALL_S, path, str(target), came=came, most=nbytes, callback=came)
             except OSError as error:
@@ -322,52 +305,25 @@ def _check_disk(target: Path, error: OSError) -> None:
         raise _Disk(error.errno, error.strerror) from error
 
 
-@functools.cache
-def _known() -> Any:
-    try:
-        import fsspec
-    except ImportError:
-        raise DatasetError("data at a URL needs fsspec, which is not installed", hint="pip install fsspec") from None
-    return fsspec
-
-
-def _opened(url: str, scheme: str) -> tuple[Any, str]:
-    fsspec = _known()
-    if scheme not in fsspec.available_protocols():
-        known = "use s3://, gs://, abfs://, https:// or a folder"
-        raise DatasetError(f"no driver is known for {scheme}://", hint=known)
-    try:
-        # Lists are of what is there now, and a store of this process is nobody else's.
-        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except ImportError:
-        wanted = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
-        said = f"{scheme}:// needs {wanted}, which is not installed here"
-        raise DatasetError(said, hint=f"pip install {wanted}") from None
-    except ValueError as error:
-        raise ConfigError(f"{url} cannot be used ({error})", hint="write it as s3://bucket/folder") from None
-    return fs, root.rstrip("/")
-
-
 def _reason(error: BaseException | None) -> str:
     """What a driver says, without what is around it."""
     status = getattr(error, "status", None)
     if status is not None:
         return f"the store answered {status} {getattr(error, 'message', '')}".rstrip()
     if isinstance(error, PermissionError):
-        return f"no permission ({_first_line(error)})"
-    return _first_line(error) or type(error).__name__
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]
+        return f"no permission ({first_line(error)})"
+    return first_line(error) or type(error).__name__
 
 
 def _hint(error: BaseException) -> str:
     text = f"{type(error).__name__} {error}"
-    if "TimeTooSkewed" in text or "time too skewed" in text.lower() or "difference between the request time" in text:
+    if any(
+        said in text.lower() for said in ("timetooskewed", "time too skewed", "difference between the request time")
+    ):
         return "set this machine's clock"
     if isinstance(error, PermissionError) or "Credential" in text or getattr(error, "status", 0) in (401, 403):
-        return "give this machine credentials that may do so, as its driver wants them"
+        clock = ", and look at its clock" if "Forbidden" in text else ""  # often all that is said
+        return f"give this machine credentials that may do so, as its driver wants them{clock}"
     if isinstance(error, NotImplementedError) or getattr(error, "status", 0) in (405, 501):
         return "this store can only be read; write to another one"
     return "look at the store and at the way to it, then run it again"

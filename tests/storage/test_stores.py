@@ -410,6 +410,22 @@ def test_a_url_that_cannot_be_used_is_refused_and_no_secret_is_shown(place, erro
     assert "secret" not in str(raised.value)
 
 
+def test_a_driver_that_cannot_begin_says_why_in_one_sentence(monkeypatch):
+    def begin(*args, **more):
+        raise OSError("Unable to load libjvm\nand much more")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", begin)
+    with pytest.raises(
+        DatasetError, match=r"hdfs:// cannot be used: Unable to load libjvm; install what its driver needs$"
+    ):
+        open_place("hdfs://host/data")
+
+
+def test_a_store_that_says_nothing_but_no_may_mean_the_clock():
+    assert store._hint(PermissionError("Forbidden")).endswith("look at its clock")
+    assert store._hint(PermissionError("RequestTimeTooSkewed")) == "set this machine's clock"
+
+
 def test_a_web_server_can_only_be_read(served, source):
     with pytest.raises(DatasetError, match=r"cannot write .*only be read"):
         split(source, open_place(served.url + "/new"), [20])

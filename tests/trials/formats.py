@@ -190,26 +190,34 @@ async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joi
     """Make and train all, and print what came of it; returns whether all is as it should be."""
     chance, fine, contents, whole = random.Random(seed), True, set[str](), ""
 
-    async def one(kind: str, store: str, kills: int, joins: int) -> None:
+    async def one(kind: str, store: str, kills: int, joins: int, shared: Workers) -> None:
         nonlocal fine, whole
-        os.environ["DDLF_CACHE"] = str(folder / f"cache-{kind}-{store}")
-        with served(store, places[kind]) as address, Workers() as workers:
-            ports = [workers.start("--quiet")[1] for _ in range(SLOTS + joins)]
-            found = await trained(workers, ports, address, kills, chance)
+        os.environ["DDLF_CACHE"], os.environ["DDLF_CACHE_SIZE"] = str(folder / f"cache-{kind}"), "1GB"
+        with (
+            served(store, places[kind]) as address,
+            Workers()
+            if store == "s3"
+            else contextlib.nullcontext(shared) as workers,  # its address is in their environment
+        ):
+            while len(ports.setdefault(workers, [])) < SLOTS + joins:
+                ports[workers].append(workers.start("--quiet")[1])
+            found = await trained(workers, ports[workers][: SLOTS + joins], address, kills, chance)
         whole = whole or found
         fine = fine and found == whole
         print(f"{kind:<9} {store:<7} {found[:16]}{'' if found == whole else '  DIFFERS'}", flush=True)
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, Workers() as shared:
+        folder, ports = Path(name), dict[Workers, list[int]]()
+        os.environ["DDLF_CACHE_SIZE"] = "0"
+        ports[shared] = [shared.start("--quiet")[1] for _ in range(SLOTS)]
         places = {kind: made(kind, folder) for kind in formats}
         for kind, path in places.items():
             contents.add(Folder(path).manifest().content)
             print(f"{kind:<9} {Folder(path).manifest().content}", flush=True)
-        await one(formats[0], "folder", 0, 0)
+        await one(formats[0], "folder", 0, 0, shared)
         for kind in formats:
             for store in stores:
-                await one(kind, store, kills, joins)
+                await one(kind, store, kills, joins, shared)
     return fine and len(contents) == 1
 
 

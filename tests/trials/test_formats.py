@@ -2,17 +2,17 @@
 
 import pytest
 
+from ddlf.storage.place import Folder
 from tests.trials.formats import FORMATS, compare, made
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_format_gives_the_same_files(tmp_path):
-    from ddlf.storage.place import Folder
-
     assert len({Folder(made(kind, tmp_path)).manifest().content for kind in FORMATS}) == 1
 
 
 async def test_kills_and_joins_change_no_bit_of_what_is_trained_from_a_store(monkeypatch):
-    monkeypatch.setenv("DDLF_CACHE", "")
+    for name in ("DDLF_CACHE", "DDLF_CACHE_SIZE"):
+        monkeypatch.setenv(name, "")
     assert await compare(["tar"], ["http"], kills=3, joins=1, seed=1)

@@ -1,0 +1,121 @@
+"""Reading a data set of a web server through a cache that holds a fifth of it: what of it is fetched, and what that costs the processor.
+
+    python -m benchmarks.cached [--mb 63] [--files 12] [--epochs 5] [--repeats 5] [--part 0.2]
+
+The server is a process of its own on this machine, so next to nothing is gained by a hit; nothing is trained. In turns:
+
+- ``none``: no cache
+- ``part``: a cache of that part of the data
+- ``oldest``: the same, whose file that was used longest ago goes, whatever it is of, as in most caches
+
+``fetched`` are the files of all epochs that came from the server, of files times epochs. CPU seconds are those of the reading process, kernel
+included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Spread, table, turns
+from ddlf.algorithms.reading import portions
+from ddlf.storage.bucket import Bucket
+from ddlf.storage.cache import Cache
+from ddlf.storage.opened import DataSet
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import sizes_of, split
+from ddlf.storage.store import Store
+from ddlf.storage.stream import Stream
+
+CASES = ("none", "part", "oldest")
+ROW = 784
+SERVE = "import sys; from ddlf.testing import FaultyStore; print(FaultyStore(sys.argv[1]).url, flush=True); sys.stdin.read()"
+
+
+class Counted(Store):
+    """A store that counts what is asked of it."""
+
+    asked = 0
+
+    def read(self, name: str, nbytes: int) -> bytes:
+        """See ``Store``."""
+        self.asked += name.endswith(".safetensors")
+        return super().read(name, nbytes)
+
+    def fetch(self, name: str, nbytes: int, target: Path) -> None:
+        """See ``Store``."""
+        self.asked += 1
+        super().fetch(name, nbytes, target)
+
+
+class Oldest(Cache):
+    """A cache of which what was used longest ago goes."""
+
+    def path(self, *args: Any, **more: Any) -> Path | None:
+        """See ``Cache``."""
+        return super().path(*args, **more | {"beside": ()})
+
+
+def read(url: str, case: str, folder: Path, part: float, epochs: int) -> tuple[float, float, int, int]:
+    """Read all epochs; returns CPU seconds, seconds, files that were fetched, and the most bytes that the cache held."""
+    store = Counted(url)
+    place = Bucket(url, store=store)
+    nbytes = place.manifest().nbytes
+    cap = 0 if case == "none" else int(nbytes * part)
+    place = Bucket(url, (Oldest if case == "oldest" else Cache)(folder, cap), store)
+    data = DataSet(url)
+    data._place, held = place, 0
+    place.manifest()
+    begin, used = time.perf_counter(), time.process_time()
+    for epoch in range(epochs):
+        (portion,) = portions(data.manifest.sizes, [data.manifest.samples], "window:1", seed=0, epoch=epoch)
+        # Memory for the window of one file and little more: nothing stays in it from epoch to epoch.
+        samples = sum(len(chunk["x"]) for chunk in Stream(data, portion, 64, 3 * data.manifest.files[0].nbytes))
+        assert samples == data.manifest.samples
+        held = max(held, sum(file.stat().st_size for file in folder.glob("*") if file.is_file()))
+    return time.process_time() - used, time.perf_counter() - begin, store.asked, held
+
+
+def main() -> None:
+    """Read the command line and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, default=63)
+    parser.add_argument("--files", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--part", type=float, default=0.2)
+    options = parser.parse_args()
+    results: dict[str, list[tuple[float, float, int, int]]] = {case: [] for case in CASES}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["DDLF_CACHE"] = str(folder / "cache")
+        samples = options.mb * 10**6 // ROW
+        np.save(folder / "x.npy", np.random.default_rng(0).integers(0, 256, (samples, ROW), np.uint8))
+        split(open_source(folder / "x.npy"), Folder(folder / "place"), sizes_of(samples, ROW, files=options.files))
+        command = [sys.executable, "-c", SERVE, str(folder / "place")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            for repeat, case in turns(CASES, options.repeats):
+                cache = folder / f"cache-{repeat}-{case}"
+                results[case].append(read(url, case, cache, options.part, options.epochs))
+            server.communicate("")
+    rows = [["cache", "CPU s", "s", "fetched", "most MB in it"]]
+    for case, runs in results.items():
+        cpu, took, asked, held = zip(*runs, strict=True)
+        of = f"{Spread.of(asked).median:.0f} of {options.files * options.epochs}"
+        rows.append([case, Spread.of(cpu).text(), Spread.of(took).text(), of, f"{max(held) / 1e6:.1f}"])
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
