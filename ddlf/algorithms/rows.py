@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import Slice, cut
+from ddlf.algorithms.shards import Slice, cut, overlapped
 from ddlf.algorithms.weights import Tensor, Weights, is_float
 
 Row = np.ndarray[Any, Any]
@@ -67,6 +67,25 @@ class Rows:
         for i in places:
             end = begin + self.like[i].size
             found.append(row[begin:end].reshape(self.like[i].shape).astype(self.like[i].dtype, copy=False))
+            begin = end
+        return found
+
+    def slices(self, part: Slice, row: Row, places: Sequence[int]) -> list[tuple[int, int, Tensor]]:
+        """A slice of a row as slices of weights.
+
+        Args:
+            part: Which of the row.
+            row: Its values.
+            places: Of the row's weights.
+
+        Returns:
+            Of each weight that it overlaps its number, the first of its values in it, and these, flat, in its type.
+        """
+        found, begin = [], 0
+        for place, low, high in overlapped([self.like[i] for i in places], part):
+            end = begin + high - low
+            i = places[place]
+            found.append((i, low, row[begin:end].astype(self.like[i].dtype, copy=False)))
             begin = end
         return found
 

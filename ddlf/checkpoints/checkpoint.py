@@ -7,6 +7,7 @@ Layout::
     DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
                      weights.safetensors       one file for each group of arrays
                      slots_optimizer.safetensors
+                     slice_0001.safetensors    parts of arrays, by whoever has them (ddlf.checkpoints.slices)
     DIR/round-000012.replaced/                 the one before of the same round, for moments only
     DIR/.writing-..., DIR/.removing-...        not complete: left by a writer that was killed, removed by the next one
 
@@ -26,20 +27,20 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ddlf.checkpoints import journal, tensors
+from ddlf.checkpoints import journal, slices, tensors
 from ddlf.checkpoints.contents import (
-    FORMAT,
     MANIFEST,
     REPLACED,
     ROUND,
     Checkpoint,
+    Entry,
     File,
-    Manifest,
+    bytes_in,
     check,
     is_checkpoint,
+    manifest_of,
     read_files,
     read_manifest,
 )
@@ -48,30 +49,10 @@ from ddlf.checkpoints.journal import JOURNAL, Extent, Journal
 from ddlf.checkpoints.ownership import Ownership
 from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from ddlf.record import RoundRecord
-from ddlf.version import __version__
 
 WRITING, REMOVING = ".writing-", ".removing-"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One line in the listing of a folder.
-
-    Args:
-        name: Name of the checkpoint's folder.
-        round: Number; None for leftovers.
-        bytes: Bytes of all its files.
-        complete: Whether every byte is as it was written.
-        problem: What is wrong; empty when complete.
-    """
-
-    name: str
-    round: int | None
-    bytes: int
-    complete: bool
-    problem: str = ""
 
 
 class CheckpointFolder:
@@ -135,6 +116,22 @@ class CheckpointFolder:
                 os.replace(self.journal.file, f"{self.journal.file}.damaged")
             self.journal.go_on_after(checkpoint.extent)
 
+    def begin(self, number: int, training: str) -> slices.Slices:
+        """Begin a checkpoint after a round, of which others write slices; ``save`` completes it.
+
+        Raises:
+            CheckpointError: There is no place for it.
+            LeaseError: The job was taken over by another master.
+        """
+        name = f"round-{number:06d}"
+        temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
+        with explained(self.path, "write a checkpoint in"):
+            self._ownership.check()
+            temporary.mkdir(mode=0o700)
+        assert self._ownership.mine is not None
+        session, of = self._ownership.mine.session, {"run": training, "round": number}
+        return slices.Slices(self.path, session, temporary, self.path / name, of)
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint; when this returns, it survives a power cut. Takes the place of one of the same round.
 
@@ -155,7 +152,8 @@ class CheckpointFolder:
         lines = journal.spelled(checkpoint.records)
         need = sum(array.nbytes for arrays in groups.values() for array in arrays.values()) + sum(map(len, lines))
         name = f"round-{checkpoint.round:06d}"
-        temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
+        begun = checkpoint.slices
+        temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}" if begun is None else begun.folder
         with explained(self.path, "write a checkpoint in", need=need):
             self._ownership.check()
             self._refuse_older(checkpoint.round)
@@ -163,11 +161,14 @@ class CheckpointFolder:
             if free is not None and free < need:
                 raise no_space(self.path, need)
             try:
-                temporary.mkdir(mode=0o700)
+                if begun is None:
+                    temporary.mkdir(mode=0o700)
                 self._write(temporary, checkpoint, groups, self.journal.with_lines(lines))
                 with self._ownership.held():
                     self.journal.append(lines)
                     self._put(temporary, self.path / name)
+                    if begun is not None:
+                        begun.folder = begun.final
                     self._prune(checkpoint.round)
             except OSError:
                 self._ownership.check()  # a new owner removes what the old one was writing: that is not a fault of the disk
@@ -192,16 +193,7 @@ class CheckpointFolder:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             files.append(File(name=path.name, bytes=path.stat().st_size, sha256=digest, arrays=list(arrays)))
-        manifest = Manifest(
-            format=FORMAT,
-            ddlf=__version__,
-            round=checkpoint.round,
-            epoch=self.epoch,
-            files=files,
-            records=extent,
-            facts=dict(checkpoint.facts),
-        )
-        write_new(folder / MANIFEST, seal(manifest.model_dump()))
+        write_new(folder / MANIFEST, seal(manifest_of(checkpoint, files, extent, self.epoch)))
         sync(folder)
 
     def _put(self, temporary: Path, target: Path) -> None:
@@ -328,6 +320,10 @@ class CheckpointFolder:
             if found.keys() != set(file.arrays) or len(found) != len(file.arrays):
                 raise damaged(where, f"{len(file.arrays)} arrays named in the manifest", f"{len(found)} others")
             arrays[file.name.removesuffix(".safetensors")] = {name: found[name] for name in file.arrays}
+        if manifest.slices:
+            files = [folder / file.name for file in manifest.slices]
+            found_in = ((file, tensors.read(contents.pop(file.name), file)) for file in files)
+            arrays = slices.assembled(found_in, manifest.listed, arrays, folder / MANIFEST)
         records: Sequence[RoundRecord] = ()
         extent, problem = manifest.records, ""
         try:
@@ -348,17 +344,17 @@ class CheckpointFolder:
         """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
         found = []
         for number, name in self._candidates():
-            total, problem = _weight(self.path / name), ""
+            total, problem = bytes_in(self.path / name), ""
             try:
                 manifest, _ = read_files(self.path / name)
             except CheckpointError as error:
                 problem = str(error)
             else:
-                total = sum(file.bytes for file in manifest.files)
+                total = sum(file.bytes for file in (*manifest.files, *manifest.slices))
             found.append(Entry(name=name, round=number, bytes=total, complete=not problem, problem=problem))
         for name in self._listing():
             if name.startswith((WRITING, REMOVING)):
-                total, problem = _weight(self.path / name), "its writer was interrupted"
+                total, problem = bytes_in(self.path / name), "its writer was interrupted"
                 found.append(Entry(name=name, round=None, bytes=total, complete=False, problem=problem))
         return found
 
@@ -377,12 +373,3 @@ class CheckpointFolder:
             if match and match[0] == f"round-{int(match[1]):06d}":
                 found.append((int(match[1]), not name.endswith(REPLACED), name))
         return [(number, name) for number, _, name in sorted(found, reverse=True)]
-
-
-def _weight(folder: Path) -> int:
-    """Bytes of the files in a folder; of those that are still there."""
-    total = 0
-    for path in folder.glob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total

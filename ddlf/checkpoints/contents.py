@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -17,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ddlf.checkpoints import tensors
 from ddlf.checkpoints.durable import MAX_SEALED_BYTES, damaged, explained, unseal
 from ddlf.checkpoints.journal import Extent
-from ddlf.errors import CheckpointError
+from ddlf.checkpoints.slices import Slices, of_another
+from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.record import RoundRecord
 from ddlf.version import __version__
 
-FORMAT = 2  # 1 had all records among the facts, and other names for what slots and the algorithm left
+FORMAT = 3  # 1 had all records among the facts, and other names for what slots and the algorithm left; 3 has slices
+WHOLE = 2  # of those without slices, which are written as before
 MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -44,6 +47,7 @@ class Checkpoint:
         records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
         extent: How much of the journal belongs to a loaded one.
         problem: Why a loaded one has no records although it should; empty when it has.
+        slices: To be saved: what others have written of it. Loaded: None, for all is among the arrays.
     """
 
     round: int
@@ -51,6 +55,26 @@ class Checkpoint:
     facts: Mapping[str, Any]
     records: Sequence[RoundRecord] = ()
     extent: Extent = field(default_factory=Extent)
+    problem: str = ""
+    slices: Slices | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line in the listing of a folder.
+
+    Args:
+        name: Name of the checkpoint's folder.
+        round: Number; None for leftovers.
+        bytes: Bytes of all its files.
+        complete: Whether every byte is as it was written.
+        problem: What is wrong; empty when complete.
+    """
+
+    name: str
+    round: int | None
+    bytes: int
+    complete: bool
     problem: str = ""
 
 
@@ -63,6 +87,18 @@ class File(BaseModel):
     arrays: list[str]  # in their order, which the file itself does not keep
 
 
+class SliceFile(File):
+    by: int  # number of the worker that wrote it; 0 for the master
+
+
+class Whole(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+    type: str
+    shape: list[int]
+
+
 class Manifest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -71,8 +107,43 @@ class Manifest(BaseModel):
     round: int
     epoch: int  # of the writer
     files: list[File]
+    slices: list[SliceFile] = []
+    sliced: dict[str, list[Whole]] = {}  # arrays that slices have parts of, by group, in their order
     records: Extent = Extent()
     facts: dict[str, Any]
+
+    @property
+    def of(self) -> dict[str, Any]:
+        """What its slices say that they are of."""
+        return {"run": self.facts.get("training", ""), "round": self.round}
+
+    @property
+    def listed(self) -> dict[str, list[tuple[str, str, list[int]]]]:
+        """The arrays that slices have parts of, as ``Slices.sliced``."""
+        return {group: [(one.name, one.type, one.shape) for one in arrays] for group, arrays in self.sliced.items()}
+
+
+def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch: int) -> dict[str, Any]:
+    """The manifest of a checkpoint that is complete but for it."""
+    begun = checkpoint.slices
+    more: dict[str, Any] = {}
+    if begun is not None:
+        rows = {
+            group: [Whole(name=name, type=kind, shape=list(shape)) for name, kind, shape in listed]
+            for group, listed in begun.sliced.items()
+        }
+        more = {"slices": [SliceFile(**file) for file in begun.files], "sliced": rows}
+    manifest = Manifest(
+        format=WHOLE if begun is None else FORMAT,
+        ddlf=__version__,
+        round=checkpoint.round,
+        epoch=epoch,
+        files=files,
+        records=extent,
+        facts=dict(checkpoint.facts),
+        **more,
+    )
+    return manifest.model_dump(exclude={"slices", "sliced"} if begun is None else None)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -92,8 +163,8 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise damaged(file, f"the entries of format {FORMAT}", f"{where}: {first['msg']}") from error
-    names = [entry.name for entry in manifest.files]
+        raise damaged(file, f"the entries of format {version}", f"{where}: {first['msg']}") from error
+    names = [entry.name for entry in (*manifest.files, *manifest.slices)]
     for name in names:
         if not _FILE.fullmatch(name):
             raise damaged(
@@ -115,24 +186,41 @@ def read_files(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
     with explained(folder, "read"):
         manifest = read_manifest(folder)
         present = {name for name in os.listdir(folder) if not name.startswith(".")} - {MANIFEST}
-        for name in sorted(present - {file.name for file in manifest.files}):
+        for name in sorted(present - {file.name for file in (*manifest.files, *manifest.slices)}):
             raise damaged(folder / name, "no such file", "one that the manifest does not name")
         contents = {}
-        for file in manifest.files:
+        for file in (*manifest.files, *manifest.slices):
             path = folder / file.name
-            data = _read_file(path, limit=file.bytes)
-            if len(data) != file.bytes:
-                raise damaged(path, f"{file.bytes:,} bytes", f"{len(data):,} bytes")
-            digest = hashlib.sha256(data).hexdigest()
-            if digest != file.sha256:
-                raise damaged(path, f"SHA-256 {file.sha256}", f"SHA-256 {digest}")
-            contents[file.name] = data
+            try:
+                contents[file.name] = _checked(path, file)
+            except CheckpointCorrupt as error:
+                other = of_another(path, manifest.of) if isinstance(file, SliceFile) else None
+                raise other or error from error
         return manifest, contents
+
+
+def _checked(path: Path, file: File) -> bytes:
+    data = _read_file(path, limit=file.bytes)
+    if len(data) != file.bytes:
+        raise damaged(path, f"{file.bytes:,} bytes", f"{len(data):,} bytes")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != file.sha256:
+        raise damaged(path, f"SHA-256 {file.sha256}", f"SHA-256 {digest}")
+    return data
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is itself a checkpoint, under whichever name."""
     return (path / MANIFEST).exists()
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files in a folder; of those that are still there."""
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def _read_file(path: Path, *, limit: int) -> bytes:

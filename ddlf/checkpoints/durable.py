@@ -24,6 +24,8 @@ from ddlf.errors import CheckpointCorrupt, CheckpointError, DDLFError
 from ddlf.record import size
 
 SEAL = "sha256"
+OWNER = "owner.json"
+"""Which says who writes into a folder of checkpoints."""
 MAX_SEALED_BYTES = 64 * 2**20  # read into memory and parsed: a bound on what a damaged or made-up file can cost
 
 

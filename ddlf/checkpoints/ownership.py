@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ddlf.checkpoints.durable import damaged, replace, seal, unseal
+from ddlf.checkpoints.durable import OWNER, damaged, replace, seal, unseal
 from ddlf.errors import CheckpointCorrupt, LeaseError
 
 LOCK_WAIT_S = 10.0
@@ -76,7 +76,7 @@ class Ownership:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.file = folder / "owner.json"
+        self.file = folder / OWNER
         self.mine: Owner | None = None
 
     def claim(self, holder: str, *, takeover: bool = False, epoch_above: Callable[[], int] = lambda: 0) -> Owner:

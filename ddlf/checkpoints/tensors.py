@@ -75,8 +75,8 @@ def _plain(name: str, array: Array) -> Array:
     return np.asarray(array, order="C")
 
 
-def write(arrays: Mapping[str, Array], path: Path) -> None:
-    """Write arrays that went through ``plain`` to a new file. It is not synced.
+def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None = None) -> None:
+    """Write arrays that went through ``plain``, and texts about them, to a new file. It is not synced.
 
     Raises:
         OSError: The operating system refused.
@@ -86,7 +86,7 @@ def write(arrays: Mapping[str, Array], path: Path) -> None:
 
     try:
         # To a file, not to bytes: it is written from the arrays' own memory, and without the GIL the event loop goes on.
-        save_file(dict(arrays), path)
+        save_file(dict(arrays), path, facts)
     except SafetensorError as error:
         if number := _SYSTEM_ERROR.search(str(error)):
             raise OSError(int(number[1]), str(error), str(path)) from error
@@ -133,3 +133,16 @@ def _dtype(name: str) -> np.dtype[Any]:
         ) from error
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_TYPES[name]))
     return dtype
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """A type by NumPy's name of it.
+
+    Raises:
+        CheckpointError: It needs a package that is missing, or no checkpoint has it.
+    """
+    for table in (TYPES, ML_TYPES):
+        for stored, known in table.items():
+            if known == name:
+                return _dtype(stored)
+    raise CheckpointError(f"a checkpoint with {name[:40]!r} arrays cannot be read here")

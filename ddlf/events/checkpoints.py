@@ -12,11 +12,15 @@ class CheckpointWritten(Event):
         version: Merges that it is after, the number in its name.
         path: Path of the checkpoints' folder.
         seconds: Seconds from the beginning of the fetching of what workers hold for it.
+        slices: Slices of it, each written by who holds that part of the model; 0 if the master has written all of it.
+        through: Workers whose slices the master has written, since they do not see the folder.
     """
 
     version: int
     path: str
     seconds: float
+    slices: int = 0
+    through: tuple[int, ...] = ()
 
 
 class CheckpointFailed(Event):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import PIECE, Slice, pieces, put, take
+from ddlf.algorithms.shards import PIECE, Slice, pieces, take
 from ddlf.algorithms.weights import Tensor, Weights
-from ddlf.errors import AppMissing, ConfigError
-from ddlf.roles.generation import Unreached, size_of
+from ddlf.checkpoints.slices import part_name, write_if_seen
+from ddlf.errors import AppMissing
+from ddlf.roles.generation import Unreached, size_of, write
 from ddlf.roles.task import KeptStates, SlotState, Task
 from ddlf.roles.wholes import limited
 
@@ -74,6 +76,19 @@ class Copies:
         copy = self._copies.get(slot, {}).get(number)
         return self._kept.left(slot, number) if copy is None else copy
 
+    async def write(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
+        """Write it into a checkpoint.
+
+        Returns:
+            What ``write_if_seen`` does, and ``lengths``.
+
+        Raises:
+            AppMissing: It is not here.
+        """
+        left = self.state(slot, number)
+        arrays, more = left_parts(slot, {name: left[name] for name in groups if name in left})
+        return {**await asyncio.to_thread(write_if_seen, place, arrays), **more}
+
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
         """Shapes and types of groups of it."""
         state = self.state(slot, number)
@@ -101,13 +116,29 @@ class Copies:
 
             async def one(piece: Slice, name: str = name, arrays: Weights = arrays) -> None:
                 values = await self._ask(worker, "left", slot, number, name, *piece)
-                try:
-                    put(arrays, piece, values)
-                except (ConfigError, TypeError) as error:
-                    raise Unreached(worker, f"it sent what does not fit: {error}") from error
+                write(worker, arrays, piece, values)
 
             await limited(one, pieces((0, size_of(arrays)), PIECE))
         return found
+
+
+def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a slot has left as it is in a slice of a checkpoint, and the ``lengths`` of its groups."""
+    arrays = {
+        part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
+        for name, group in state.items()
+        for i, array in enumerate(group)
+        if array is not None
+    }
+    return arrays, {"lengths": {name: len(group) for name, group in state.items()}}
+
+
+def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
+    """What a slot has left, of what ``left_parts`` made of it."""
+    return {
+        name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
+        for name, length in lengths.items()
+    }
 
 
 def _arrays(group: Sequence[Any]) -> Weights:

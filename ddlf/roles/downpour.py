@@ -44,7 +44,7 @@ class DownpourReplica(CallingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._end = End(worker.id, self._around.ask)
+        self._end = End(worker.id, self._around.ask, lambda: self._stepper.rows)
         self._stepper: Stepper
         self._cadence: Cadence
         self._turns: Turns | None = None  # of this round
@@ -91,6 +91,11 @@ class DownpourReplica(CallingReplica):
     async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
         """See ``End``."""
         return await self._end.snapshot(epoch, shard)
+
+    @concurrent
+    async def write(self, epoch: int, shard: int, part: Any, names: list[str], place: dict[str, Any]) -> Any:
+        """See ``End``."""
+        return await self._end.write(epoch, shard, part, names, place)
 
     @concurrent
     async def versions(self) -> list[list[int]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.shards import Slice
 from ddlf.algorithms.turns import turns
+from ddlf.checkpoints.slices import WEIGHTS, part_name, write_if_seen
 from ddlf.errors import ProtocolError
 from ddlf.roles.copying import Copies, keep_copied
 from ddlf.roles.owners import Ask, Owners, shard_of
@@ -20,6 +23,8 @@ from ddlf.roles.task import Task
 
 OF_SHARDS = ("begin", "resume", "fetch", "push", "safe")
 """What a shard is asked for by other workers."""
+PUSHED = "state_push"
+"""Group of a checkpoint: what rules of pushes keep, in rows."""
 
 
 class End:
@@ -28,9 +33,11 @@ class End:
     Args:
         me: Number of this worker.
         ask: Asks others.
+        rows: Gives the rows of the model, when it is to be written into a checkpoint.
     """
 
-    def __init__(self, me: int, ask: Ask) -> None:
+    def __init__(self, me: int, ask: Ask, rows: Callable[[], Rows] | None = None) -> None:
+        self.rows = rows
         self.shards: dict[int, Shard] = {}
         self.copies = Copies()
         self.owners = Owners(me, self.shards, ask)
@@ -70,6 +77,24 @@ class End:
     async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
         """All that a shard is; see ``Shard``."""
         return await shard_of(self.shards, epoch, shard).snapshot()
+
+    async def write(self, epoch: int, shard: int, part: Any, names: Sequence[str], place: dict[str, Any]) -> Any:
+        """Write all that a shard is into a checkpoint.
+
+        Args:
+            epoch: Of the shard.
+            shard: Which, from 0.
+            part: Its slices of both rows.
+            names: Paths of the weights.
+            place: Where.
+
+        Returns:
+            What ``write_if_seen`` does; ``by``; and the numbers of ``shard_parts``.
+        """
+        facts = await shard_of(self.shards, epoch, shard).snapshot()
+        assert self.rows is not None
+        parts, numbers = shard_parts(self.rows(), part, names, facts)
+        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self.owners.me, **numbers}
 
     async def versions(self) -> list[list[int]]:
         """Numbers of the shards that are here, and the steps of each."""
@@ -178,6 +203,30 @@ class End:
             )
             for place, (id, count, script) in enumerate(zip(ids, steps, scripts, strict=True))
         ]
+
+
+def shard_parts(
+    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], facts: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that a shard is, as it is in a slice of a checkpoint.
+
+    Args:
+        rows: Of the model's weights.
+        part: Its slices of both rows.
+        names: Paths of the weights.
+        facts: From ``Shard.snapshot``.
+
+    Returns:
+        Arrays by name; and what is no array, with how many rows its rule keeps as ``kept``.
+    """
+    found = {}
+    for one, row, places in zip(part, (facts["weights"], facts["rest"]), (rows.trained, rows.rest), strict=True):
+        for i, low, values in rows.slices(one, row, places):
+            found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values
+    for number, row in enumerate(facts["state"]):
+        found[part_name(PUSHED, part[0][0], f"{number:04d}")] = row
+    numbers = {name: facts[name] for name in ("version", "received", "count", "factors", "last")}
+    return found, {**numbers, "kept": len(facts["state"])}
 
 
 def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:

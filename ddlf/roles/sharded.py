@@ -118,6 +118,16 @@ class ShardedReplica(CallingReplica):
             raise
 
     @concurrent
+    async def write(self, generation: int, begin: int, end: int, names: list[str], place: dict[str, Any]) -> Any:
+        """See ``ShardEnd``."""
+        return await self._end.write(generation, begin, end, names, place)
+
+    @concurrent
+    async def write_left(self, slot: int, number: int, groups: tuple[str, ...], place: dict[str, Any]) -> Any:
+        """See ``ShardEnd``."""
+        return await self._end.write_left(slot, number, groups, place)
+
+    @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
         return await self._end.compare(asked)

@@ -37,6 +37,7 @@ from ddlf.algorithms.shards import (
     within,
 )
 from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints.slices import parts_of, write_if_seen
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
 from ddlf.roles.copies import Copies
 from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, codec_of, moved, room, size_of, write
@@ -109,6 +110,25 @@ class ShardEnd:
             begin, end = slices[now.owners.index(self._me)]
             self.shard = begin, end, slices[-1][1], now.generation
         return found
+
+    async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
+        """Write a slice of weights, and of what the outer optimizer keeps of them, into a checkpoint.
+
+        Returns:
+            What ``write_if_seen`` does.
+
+        Raises:
+            AppMissing: It is not here.
+        """
+        found = self._held.generation(generation)
+        kept = found.state_of((begin, end)) if found.state else []
+        values = take(found.weights, (begin, end)) if found.codec is None else kept.pop()
+        parts = parts_of(found.weights, (begin, end), names, values, kept)
+        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self._me}
+
+    async def write_left(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> Any:
+        """Write what a slot has left here into a checkpoint; see ``Copies``."""
+        return {**await self.copies.write(slot, number, groups, place), "by": self._me}
 
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Compute a part of what updates are to each other.

@@ -16,8 +16,10 @@ from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.serving import End, planned, record, shares
 from ddlf.roles.task import Reply, Task
 
-VERBS = ("own", "arrange", "snapshot", "versions", "take_over", "release")
+VERBS = ("own", "arrange", "snapshot", "versions", "take_over", "release", "write")
 """What the master asks of a worker's end of Downpour."""
+SHARDED = ("hold", "merge", "patch", "values", "kept", "lengths", "compare", "write_left")
+"""The same of the sharded exchange."""
 LOOK_S = 0.002
 """How often a made-up worker looks whether it is lost."""
 
@@ -29,6 +31,11 @@ def gradient(app: Any, task: Task, samples: Any, weights: Row) -> Row:
     return found * np.float32(app.learning_rate > 0)
 
 
+def rows_of(app: Any) -> Rows:
+    """The rows of a made-up model."""
+    return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
+
+
 async def carried(worker: Any, app: Any, task: Task) -> Reply:
     """A slot's round, as a worker's ``DownpourReplica`` carries it.
 
@@ -37,7 +44,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
         app: The run.
         task: The round, as it came.
     """
-    rows = Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
+    rows = rows_of(app)
     cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
     size = task.batch_size
     batches = math.ceil(len(task.indices) / size)
@@ -111,6 +118,6 @@ def leave(worker: Any) -> None:
     """End what goes on of a run on a made-up worker."""
     if isinstance(end := getattr(worker, "end", None), End):
         worker.ending = asyncio.ensure_future(end.close())
-        worker.end = End(worker.id, worker.around.ask)
+        worker.end = End(worker.id, worker.around.ask, end.rows)
     if worker.carrying is not None:
         worker.carrying.cancel()

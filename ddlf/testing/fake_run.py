@@ -31,7 +31,7 @@ from ddlf.roles.serving import End
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
-from ddlf.testing.fake_downpour import VERBS, carried_until_lost, gradient, leave
+from ddlf.testing.fake_downpour import SHARDED, VERBS, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
 from ddlf.testing.turns import Turns
 from ddlf.training import start
@@ -186,8 +186,9 @@ class FakeWorker:
         """Take part in a run, with nothing of before."""
         leave(self)
         self.kept, self.around = KeptStates(), Around(self._ask)
-        downpour = app.mode == "downpour"
-        self.end: Any = End(self.id, self.around.ask) if downpour else ShardEnd(self.id, self.around.ask, self.kept)
+        self.end: Any = ShardEnd(self.id, self.around.ask, self.kept)
+        if app.mode == "downpour":
+            self.end = End(self.id, self.around.ask, lambda: rows_of(app))
         self._app, self._like = app, list(app.start.values())
 
     @property
@@ -216,7 +217,7 @@ class FakeWorker:
             return None
         if verb == "go_around":
             return self.around.go_around(*arguments)
-        if verb in ("hold", "merge", "patch", "values", "kept", "lengths", "compare", *VERBS):
+        if verb in (*SHARDED, *VERBS):
             self.asked.append((verb, *arguments))
             answer = await getattr(self.end, verb)(*arguments)
             if self.lost:

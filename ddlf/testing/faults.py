@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ddlf.errors import ConfigError, DDLFError
 from ddlf.testing.cluster import FaultyCluster, Part
 from ddlf.testing.network import Direction, Fault, FaultProxy
 from ddlf.testing.store import KINDS
+
+if TYPE_CHECKING:
+    from ddlf.app import IApp
 
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -171,8 +178,40 @@ class Storage(PlannedFault):
                 store.fail()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillShard(PlannedFault):
+    """One thing that happens to whoever has a shard then.
+
+    Args:
+        shard: Which, from 1: of the workers that have some, in the order of their values; of several on one worker its first one counts.
+    """
+
+    shard: int
+    part: Part = "executor"
+    back_after_s: float | None = None
+
+    async def act(self, cluster: FaultyCluster) -> None:
+        owners = {}
+        for worker in cluster.workers:
+            with contextlib.suppress(DDLFError):  # one that is lost has none
+                shard = (await worker.ask("status"))["shard"]
+                if shard is not None and shard.get("shards", 1):
+                    owners[shard["begin"]] = worker.id
+        if self.shard > len(owners):
+            raise ConfigError(
+                f"there is no shard {self.shard}: {len(owners)} worker{'s have' if len(owners) != 1 else ' has'} shards",
+                hint="workers have shards with exchange='sharded', after its first round, and in mode 'downpour'",
+            )
+        machine = cluster.machine(owners[sorted(owners)[self.shard - 1]])
+        machine.kill(self.part)
+        if self.back_after_s is not None:
+            await asyncio.sleep(self.back_after_s)
+            await machine.restart()
+
+
 NAMES: dict[type, str] = {
     Kill: "kill",
+    KillShard: "kill_shard",
     Hang: "hang",
     Slow: "slow",
     Partition: "partition",
@@ -183,3 +222,37 @@ NAMES: dict[type, str] = {
     ResetLink: "reset_link",
     Storage: "storage",
 }
+
+
+class WrongUpdates:
+    """In place of ``app.train``, on the workers.
+
+    Args:
+        app: To which it belongs.
+        original: What stood in its place on the object, if anything; else the class's method is called.
+        faults: Faults of all workers.
+    """
+
+    def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:
+        self._app = app
+        self._original = original
+        self._faults = faults
+
+    def __call__(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        train = self._original or functools.partial(type(self._app).train, self._app)
+        outcome = train(weights, worker_epochs, batch_size)
+        here = self._app.worker.id, self._app.replica.round
+        kinds = [fault.kind for fault in self._faults if (fault.worker, fault.at_round) == here]
+        return _harm_later(outcome, kinds) if inspect.iscoroutine(outcome) else _harm(outcome, kinds)
+
+
+def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
+    """An update as ``IApp.train`` returns it, made wrong."""
+    update, *metrics = outcome if isinstance(outcome, tuple) else (outcome,)
+    for kind in kinds:
+        update = [WRONG[kind](np.asarray(array)) for array in update]
+    return (update, *metrics) if metrics else update
+
+
+async def _harm_later(outcome: Any, kinds: Sequence[str]) -> Any:
+    return _harm(await outcome, kinds)

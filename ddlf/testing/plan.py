@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ddlf.errors import ConfigError
 from ddlf.events import Event, SlotFinished, SlotStarted
@@ -28,6 +24,7 @@ from ddlf.testing.faults import (
     CutLink,
     Hang,
     Kill,
+    KillShard,
     LinkFault,
     Partition,
     PlannedFault,
@@ -38,6 +35,7 @@ from ddlf.testing.faults import (
     Storage,
     Wrong,
     WrongKind,
+    WrongUpdates,
 )
 from ddlf.testing.network import Direction
 from ddlf.testing.store import KINDS, check_shares
@@ -76,7 +74,7 @@ class FaultPlan:
         return str(self)
 
     def _and(self, fault: PlannedFault) -> FaultPlan:
-        for name in ("worker", "at_round", "other"):
+        for name in ("worker", "at_round", "other", "shard"):
             value = getattr(fault, name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} counts from 1, got {value!r}")
@@ -109,6 +107,29 @@ class FaultPlan:
             back_after_s: After a daemon's death start the worker again on the same port, so much later; None for never.
         """
         return self._and(Kill(worker=worker, at_round=at_round, after=after, part=part, back_after_s=back_after_s))
+
+    def kill_shard(
+        self,
+        *,
+        shard: int,
+        at_round: int,
+        worker: int = 1,
+        after: float = 0.0,
+        part: Part = "executor",
+        back_after_s: float | None = None,
+    ) -> FaultPlan:
+        """``kill -9`` of whoever has a shard of the weights then.
+
+        Args:
+            shard: From 1, in the order of the values; of several on one worker only the first counts.
+            at_round: From 1.
+            worker: It happens when this one gets its slot of that round.
+            after: A share of the time of that worker's last slot.
+            part: As in ``kill``.
+            back_after_s: As in ``kill``.
+        """
+        how: Any = {"part": part, "back_after_s": back_after_s}
+        return self._and(KillShard(shard=shard, worker=worker, at_round=at_round, after=after, **how))
 
     def hang(self, *, worker: int, at_round: int, seconds: float, after: float = 0.0, part: Part = "both") -> FaultPlan:
         """Freeze a worker (SIGSTOP), and let it go on ``seconds`` later. Its connections stay open meanwhile."""
@@ -214,7 +235,7 @@ class FaultPlan:
             workers: Workers of the cluster.
             rounds: Rounds of the run; the faults are in different (round, worker).
             faults: How many.
-            kinds: Names of this class's methods to choose from. Those of links do something where workers call workers: exchange="sharded".
+            kinds: Names of this class's methods to choose from. Those of links and shards do something where workers call workers.
         """
         unknown = set(kinds) - set(NAMES.values())
         if unknown:
@@ -238,6 +259,7 @@ class FaultPlan:
                 "partition": {"seconds": seconds, "direction": chance.choice(["to_worker", "to_master", None])},
                 "storage": {"seconds": seconds, chance.choice(KINDS): 0.5} if kind == "storage" else {},
                 "wrong_update": {"kind": chance.choice(list(WRONG))},
+                "kill_shard": {"shard": chance.randint(1, workers)} if kind == "kill_shard" else {},
             }
             if kind.endswith("_link"):
                 where["other"] = chance.choice([other for other in range(1, workers + 1) if other != worker])
@@ -280,7 +302,7 @@ class FaultPlan:
         before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
         take_off = app.subscribe(injection.observe)
         if wrong:  # the only part of a plan that is at work on the workers
-            vars(app)["train"] = _WrongUpdates(app, before.get("train"), tuple(wrong))
+            vars(app)["train"] = WrongUpdates(app, before.get("train"), tuple(wrong))
         try:
             yield injection
         finally:
@@ -347,37 +369,3 @@ class Injection:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-
-
-class _WrongUpdates:
-    """In place of ``app.train``, on the workers.
-
-    Args:
-        app: To which it belongs.
-        original: What stood in its place on the object, if anything; else the class's method is called.
-        faults: Faults of all workers.
-    """
-
-    def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:
-        self._app = app
-        self._original = original
-        self._faults = faults
-
-    def __call__(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        train = self._original or functools.partial(type(self._app).train, self._app)
-        outcome = train(weights, worker_epochs, batch_size)
-        here = self._app.worker.id, self._app.replica.round
-        kinds = [fault.kind for fault in self._faults if (fault.worker, fault.at_round) == here]
-        return _harm_later(outcome, kinds) if inspect.iscoroutine(outcome) else _harm(outcome, kinds)
-
-
-def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
-    """An update as ``IApp.train`` returns it, made wrong."""
-    update, *metrics = outcome if isinstance(outcome, tuple) else (outcome,)
-    for kind in kinds:
-        update = [WRONG[kind](np.asarray(array)) for array in update]
-    return (update, *metrics) if metrics else update
-
-
-async def _harm_later(outcome: Any, kinds: Sequence[str]) -> Any:
-    return _harm(await outcome, kinds)

@@ -139,7 +139,7 @@ class Holding:
                     )
                 await self._arrange()
 
-    async def call(self, shard: int, verb: str) -> Any:
+    async def call(self, shard: int, verb: str, *arguments: Any) -> Any:
         """What the owner of a shard answers, whoever that is by then.
 
         Raises:
@@ -151,7 +151,7 @@ class Holding:
             error: Exception | None = None
             if worker is not None:
                 try:
-                    return await worker.call(self._role, verb, epoch, shard)
+                    return await worker.call(self._role, verb, epoch, shard, *arguments)
                 except LOSS as found:
                     error = found
             async with self._one_at_a_time:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.checkpoints.contents import Checkpoint
+from ddlf.checkpoints.slices import Slices
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
 from ddlf.phases import Phase
@@ -49,6 +50,26 @@ class Keeper:
         self._written = 0  # records in the folder's journal
         self._recent: dict[int, RoundRecord] = {}  # of the last of them, by place, what was written
         self._failures = 0
+        self._begun: Slices | None = None
+        self.warned: set[int] = set()  # workers of which it was said that they do not see the folder
+
+    def begin(self, version: int, training: str) -> Slices:
+        """Begin the checkpoint after so many merges, of which others write slices; ``keep`` goes on with it.
+
+        Raises:
+            CheckpointError: There is no place for it.
+        """
+        self.drop()
+        began = time.perf_counter()
+        self._begun = self._folder.begin(version, training)
+        self._begun.began = began
+        return self._begun
+
+    def drop(self) -> None:
+        """Leave nothing of a checkpoint that was begun."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.drop()
 
     def is_due(self, version: int) -> bool:
         """Whether a checkpoint is written after so many merges."""
@@ -61,7 +82,12 @@ class Keeper:
             Ends when its turn has come. Its errors: LeaseError if another master took the job over, and nothing was written; CheckpointError for
             the third one in a row that could not be written.
         """
-        return asyncio.ensure_future(self._keep(progress, states.all())) if self.is_due(progress.version) else None
+        if not self.is_due(progress.version):
+            return None
+        if self._begun is not None and self._begun.of["round"] == progress.version:
+            slices, self._begun = self._begun, None
+            return asyncio.ensure_future(self._keep(progress, slices=slices))
+        return asyncio.ensure_future(self._keep(progress, states.all()))
 
     async def last(self, progress: Progress, *, again: bool = False) -> None:
         """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go.
@@ -70,6 +96,7 @@ class Keeper:
             progress: Progress as it is now.
             again: Whether the weights have changed since the last merge.
         """
+        self.drop()
         try:
             await self.finish()
             if again or self._saved != (progress.version, progress.converged) or self._changed(progress.records):
@@ -84,11 +111,14 @@ class Keeper:
         self._written = records
 
     def _keep(
-        self, progress: Progress, states: asyncio.Future[list[SlotState]] | None = None
+        self,
+        progress: Progress,
+        states: asyncio.Future[list[SlotState]] | None = None,
+        slices: Slices | None = None,
     ) -> Coroutine[Any, Any, None]:
         # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
         return self._in_turn(
-            progress.to_checkpoint(self._names),
+            progress.to_checkpoint(self._names, slices),
             (progress.version, progress.converged),
             progress.reached,
             states,
@@ -117,7 +147,8 @@ class Keeper:
         records: list[RoundRecord],
         count: int,
     ) -> None:
-        begin = time.perf_counter()
+        slices = checkpoint.slices
+        begin = time.perf_counter() if slices is None else slices.began
 
         def save(checkpoint: Checkpoint) -> None:
             new = {**self._changed(records), **dict(enumerate(records[self._written : count], self._written))}
@@ -128,9 +159,17 @@ class Keeper:
         with Phase(self._emit, "writing"):
             if states is not None:
                 checkpoint = with_states(checkpoint, await states)
-            await asyncio.to_thread(save, checkpoint)
+            try:
+                await asyncio.to_thread(save, checkpoint)
+            except Exception:
+                if slices is not None:
+                    slices.drop()
+                raise
         took = time.perf_counter() - begin
-        self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took))
+        by: dict[str, Any] = {}
+        if slices is not None:
+            by = {"slices": len(slices.files), "through": tuple(sorted(slices.through))}
+        self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took, **by))
 
     def _changed(self, records: list[RoundRecord]) -> dict[int, RoundRecord]:
         return {place: records[place] for place, was in self._recent.items() if records[place] is not was}

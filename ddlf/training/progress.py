@@ -21,6 +21,7 @@ import numpy as np
 from ddlf.algorithms.uneven import Owners
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.contents import Checkpoint
+from ddlf.checkpoints.slices import Slices
 from ddlf.errors import ConfigError
 from ddlf.facts import from_data
 from ddlf.record import RoundRecord
@@ -297,18 +298,22 @@ class Progress:
         if not self.slot_rounds:
             self.slot_rounds = [self.following(slot, self.round) for slot in range(len(self.states))]
 
-    def to_checkpoint(self, names: Sequence[str]) -> Checkpoint:
+    def to_checkpoint(self, names: Sequence[str], slices: Slices | None = None) -> Checkpoint:
         """As it is stored, but for its records; a snapshot, which what comes after does not change.
 
         Args:
             names: Names of the weights, for people who look into the file.
+            slices: What others have written of it already.
         """
+        there = {} if slices is None else {**dict.fromkeys(slices.sliced), **slices.arrays}
+        weights: dict[str, Any] = {}
+        if "weights" not in there:
+            weights = {f"{i:04d} {name}": one for i, (name, one) in enumerate(zip(names, self.weights, strict=True))}
         arrays: dict[str, dict[str, Any]] = {
-            "weights": {
-                f"{i:04d} {name}": array for i, (name, array) in enumerate(zip(names, self.weights, strict=True))
-            },
+            **({} if "weights" in there else {"weights": weights}),
             **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, Ledger) else {}),
-            **{KEPT + name: numbered(group) for name, group in self.state.items()},
+            **{KEPT + name: numbered(group) for name, group in self.state.items() if KEPT + name not in there},
+            **({} if slices is None else slices.arrays),
             **({} if self.callbacks is None else {"callbacks": numbered(self.callbacks)}),
         }
         facts = {
@@ -328,7 +333,8 @@ class Progress:
             **({"ledger": self.ledger.to_facts()} if isinstance(self.ledger, FileLedger) else {}),
             **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
         }
-        return with_states(Checkpoint(round=self.version, arrays=arrays, facts=facts), self.states)
+        checkpoint = Checkpoint(round=self.version, arrays=arrays, facts=facts, slices=slices)
+        return with_states(checkpoint, self.states, () if slices is None else slices.left)
 
     def _done(self) -> list[list[int]]:
         """The rounds that are done: how many that are equal, their local epochs, and of parts of epochs their size."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import copy
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from ddlf.algorithms.local import LocalRule
 from ddlf.algorithms.weights import Weights
@@ -20,6 +21,7 @@ class Elsewhere(list[Any]):
     Args:
         evaluated: Evaluates them there; None if that is to be done here.
         brought: Brings them.
+        read: Reads them where they are also, in a checkpoint; None if they are in none.
     """
 
     why = "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round"
@@ -29,14 +31,31 @@ class Elsewhere(list[Any]):
         self,
         evaluated: Callable[..., Awaitable[dict[str, float] | None]],
         brought: Callable[[], Awaitable[Weights]],
+        read: Callable[[], Weights] | None = None,
     ) -> None:
         super().__init__()
-        self.evaluated, self.brought = evaluated, brought
+        self.evaluated, self.brought, self._read = evaluated, brought, read
+        self._found: Weights | None = None
 
-    def _refuse(self, *_: object) -> NoReturn:
-        raise ConfigError(self.why, hint=self.hint)
+    def _whole(self) -> Weights:
+        if self._read is None:
+            raise ConfigError(self.why, hint=self.hint)
+        if self._found is None:
+            self._found = self._read()
+        return self._found
 
-    __iter__ = __len__ = __getitem__ = _refuse
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._whole()[place]
+
+
+async def nowhere(*_: Any) -> None:
+    """Evaluated is on this side."""
 
 
 def arrived(reply: Reply) -> UpdateArrived:
@@ -113,3 +132,29 @@ class Round:
     number: int
     tasks: list[Task]
     last: bool
+
+
+def come_home(progress: Any) -> None:
+    """Have what is left in a checkpoint here."""
+    progress.weights = list(progress.weights)
+    progress.state = {name: list(group) for name, group in progress.state.items()}
+
+
+def snapshot(progress: Any) -> Any:
+    """What a training has come to, as it is now."""
+    then = copy.copy(progress)
+    for name in (
+        "epochs",
+        "sizes",
+        "starts",
+        "offsets",
+        "states",
+        "speeds",
+        "records",
+        "slots_from",
+        "versions_from",
+        "state",
+        "ledger",
+    ):
+        setattr(then, name, copy.copy(getattr(progress, name)))
+    return then

@@ -13,17 +13,18 @@ import numpy as np
 
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints.slices import WEIGHTS
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.roles.serving import shares
+from ddlf.roles.serving import PUSHED, shard_parts, shares
 from ddlf.roles.task import Reply
 from ddlf.training.early import check_replicas
 from ddlf.training.holding import Holding
 from ddlf.training.order import of_shards
 from ddlf.training.recovery import first_line
-from ddlf.training.rounds import Elsewhere
+from ddlf.training.rounds import Elsewhere, come_home, nowhere, snapshot
 from ddlf.training.run import Run
-from ddlf.training.sharded import snapshot
+from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.there import WeightsThere
 
 WARM = 200
@@ -175,16 +176,16 @@ class Serving:
             run.crew.emit(UpdateRejected(round=reply.task.round + 1, slot=reply.slot + 1, worker=reply.worker, why=why))
         version = run.version + 1
         due = run.keeper is not None and run.keeper.is_due(version)
-        looks = (
-            run.is_last(reply)
-            or due
-            or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
-        )
-        weights: Weights = OnShards(_here, self._bring)
-        if looks:
+        shown = run.is_last(reply) or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
+        weights: Weights = OnShards(nowhere, self._bring)
+        slices = await sliced(run, [reply], self._written) if due and not shown else None
+        if slices is not None:
+            weights = OnShards(nowhere, self._bring, reading(slices, WEIGHTS))
+            run.state[STATE] = Elsewhere(nowhere, self._bring, reading(slices, PUSHED))
+        elif due or shown:
             weights = await self._bring()
         await run.commit(weights, [reply])
-        if looks:
+        if due or shown:
             self._brought, self._home = run.version, snapshot(run.progress)
 
     async def settle(self) -> None:
@@ -195,11 +196,13 @@ class Serving:
         try:
             progress.weights = await self._bring()
         except DDLFError as error:
-            if not isinstance(progress.weights, Elsewhere) and self._brought == progress.version:
+            if self._brought == progress.version:
+                come_home(progress)
                 return
             reached = progress.version
             for one in fields(progress):
                 setattr(progress, one.name, getattr(self._home, one.name))
+            come_home(progress)
             run.exchange.states.set_back(progress.states)
             why = f"the weights after update {reached} cannot be had ({first_line(error)}): what is left is that of update {progress.version}"
             run.crew.emit(Warned(about="model", why=why))
@@ -290,14 +293,32 @@ class Serving:
         ]
         state = self._run.state
         state[STATE] = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
-        state[META] = [
-            np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
-            np.array([one["factors"] for one in found], np.float64),
-            np.array([[shard, *row] for shard, one in enumerate(found) for row in one["last"]], np.int64).reshape(
-                -1, 7
-            ),
-        ]
+        state[META] = _meta(found)
         return self._rows.weights(rows[0], rows[1], self._others)
+
+    async def _written(self, writing: Writing) -> None:
+        """Have the owners of the shards write them into a checkpoint."""
+        slices, names, rows = writing.slices, self._run.facts.names, self._rows
+
+        async def one(shard: int) -> dict[str, Any]:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                return dict(await self._holding.call(shard, "write", self._holding.parts[shard], names, place))
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                facts = dict(await self._holding.call(shard, "snapshot"))
+                return shard_parts(rows, self._holding.parts[shard], names, facts)
+
+            return await writing.slice(shard, there, here)
+
+        found = await asyncio.gather(*(one(shard) for shard in range(len(self._holding.owners))))
+        self.version = min(one["version"] for one in found)
+        called = [f"{i:04d} {name}" for i, name in enumerate(names)]
+        slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
+        slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(found[0]["kept"])]
+        beside = [i for i in range(len(names)) if i not in {*rows.trained, *rows.rest}]
+        slices.arrays[WEIGHTS] = {called[i]: self._others[i] for i in beside}
+        self._run.state[META] = _meta(found)
+        writing.after = len(found)
 
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
         """Raise what kept a replica from a shard.
@@ -313,8 +334,14 @@ class Serving:
         )
 
 
-async def _here(*_: Any) -> None:
-    """The weights are evaluated on this side."""
+def _meta(found: Sequence[dict[str, Any]]) -> Weights:
+    """Of each shard what is no row, as arrays."""
+    last = [[shard, *row] for shard, one in enumerate(found) for row in one["last"]]
+    return [
+        np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
+        np.array([one["factors"] for one in found], np.float64),
+        np.array(last, np.int64).reshape(-1, 7),
+    ]
 
 
 def _joined(parts: Sequence[Row], size: int) -> Row:

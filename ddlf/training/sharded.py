@@ -6,14 +6,13 @@ A round is that of ``ddlf.training.sync``, with the same bits; but updates stay 
     plan: who has which update, and which worker steps which slice; have these workers carry it out, all at the same time
     when a worker is lost meanwhile, have its slots carried again, and plan again
 
-The master gets the weights where somebody looks at them: for a checkpoint, a test, and at the end. Every worker that stepped a slice has all of the
-weights, and a copy of another one's part of the outer optimizer's state, so the loss of one loses nothing.
+The master gets the weights where somebody looks at them, and at the end; a checkpoint is written by the workers. Every worker that stepped a slice
+has all of the weights, and a copy of another one's part of the outer optimizer's state, so the loss of one loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -27,6 +26,7 @@ from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.algorithms.robust import WholeRule
 from ddlf.algorithms.shards import PIECE, Slice, cut, decode_slice, pieces, put, within
 from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, DDLFError
 from ddlf.events import Warned
@@ -35,8 +35,9 @@ from ddlf.roles.task import Reply
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.recalibration import statistics
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.rounds import Elsewhere, Round
+from ddlf.training.rounds import Elsewhere, Round, come_home, nowhere, snapshot
 from ddlf.training.run import Run
+from ddlf.training.slices import AT_ONCE, OnWorkers, reading, sliced
 from ddlf.training.there import Member, WeightsThere
 from ddlf.training.together import Gone, Together
 from ddlf.training.wholes import verdicts, weighed
@@ -48,8 +49,6 @@ PIECES = 32
 longer links idle. ``docs/LAB.md`` has the figures."""
 LEAST = 1 << 15
 """Values in a piece: fewer, and what it costs to ask for one is most of it."""
-AT_ONCE = 8 * PIECE
-"""Values that the master asks for at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,6 +107,7 @@ class Sharded:
         generation, weights, state = self._here
         if generation != self._now.generation:
             raise self._gone()
+        weights, state = list(weights), list(state)
         for member, proxy in list(alive.items())[:HOLDERS]:
             try:
                 how = self._there.codec, self._run.facts.trainable
@@ -166,22 +166,31 @@ class Sharded:
 
         return await self._together.on(replies, merge), places[0]
 
-    async def committed(self, place: Place, replies: list[Reply], *, looks: bool) -> None:
+    async def committed(self, place: Place, replies: list[Reply], *, due: bool, shown: bool) -> None:
         """Make the weights that are somewhere the global ones.
 
         Args:
             place: Where they are.
             replies: What they came of.
-            looks: Whether they are to be here, too.
+            due: Whether they are to be in a checkpoint.
+            shown: Whether they are to be here.
         """
-        weights: Weights = Elsewhere(
-            partial(
-                self._there.evaluated, place.at, place.generation, exact=self._holding(place) if self._coded else ()
-            ),
-            partial(self._weights_of, place),
-        )
-        if looks:
+        exact = self._holding(place) if self._coded else ()
+        evaluated = partial(self._there.evaluated, place.at, place.generation, exact=exact)
+        bring = partial(self._weights_of, place)
+        weights: Weights = Elsewhere(evaluated, bring)
+        slices = None
+        if due and not shown:
+            there = OnWorkers(self._there, place.generation, self._like, self._kept, self._coded)
+            write = partial(there.write, self._run.facts.names, partial(self._writers, place))
+            slices = await sliced(self._run, replies, write)
+        looks = due or shown
+        if slices is not None:
+            weights = Elsewhere(evaluated, bring, reading(slices, WEIGHTS))
+            state: Weights = Elsewhere(nowhere, bring, reading(slices, OUTER)) if self._kept > self._coded else []
+        elif looks:
             weights, state = await self._brought(place)
+        if looks:
             self._here = place.generation, weights, state
             self._run.state["outer"] = state
         before, version = self._now, self._run.version
@@ -229,6 +238,7 @@ class Sharded:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
         run, progress = self._run, self._run.progress
         if self._here[0] == self._now.generation:
+            come_home(progress)
             return
         try:
             progress.weights, run.state["outer"] = await self._brought(self._now)
@@ -236,6 +246,7 @@ class Sharded:
             reached = progress.round
             for one in dataclasses.fields(progress):
                 setattr(progress, one.name, getattr(self._home, one.name))
+            come_home(progress)
             run.exchange.states.set_back(progress.states)
             why = f"the weights after round {reached} cannot be had ({first_line(error)}): what is left is that of round {progress.round}"
             run.crew.emit(Warned(about="model", why=why))
@@ -273,6 +284,18 @@ class Sharded:
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
+    def _writers(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
+        """Of those that are there who is to write which slice into a checkpoint.
+
+        Raises:
+            ClusterTooSmall: They do not have all of it.
+        """
+        holders = [one for one in place.at if one in alive][: self._size]
+        parts = self._parts(place, alive)
+        if not holders or parts is None:
+            raise self._gone()
+        return parts or list(zip(cut(self._size, len(holders)), holders, strict=True))
+
     async def _weights_of(self, place: Place) -> Weights:
         return (await self._brought(place, state=False))[0]
 
@@ -297,9 +320,10 @@ class Sharded:
         alive = self._there.members()
 
         async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
+            worker = alive[member]
             for piece in pieces(part, AT_ONCE):
                 try:
-                    found = await alive[member].call(self._there.role, verb, place.generation, *piece)
+                    found = await worker.call(self._there.role, verb, place.generation, *piece)
                 except LOSS:
                     alive.pop(member, None)
                     raise
@@ -338,33 +362,17 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
             replies, place = await shards.merged(await run.all(round.tasks))
             if run.facts.statistics:
                 place = await shards.recalibrated(place, replies)
-            await shards.committed(place, replies, looks=_looks(run, round))
+            await shards.committed(place, replies, due=_is_due(run), shown=_is_shown(run, round))
     finally:
         await there.links.close()
         await to_its_end(shards.settle())
 
 
-def _looks(run: Run, round: Round) -> bool:
-    """Whether the weights after a round are to be here: for a checkpoint, callbacks, or since it is the last one. Tests are done where they are."""
-    due = run.keeper is not None and run.keeper.is_due(run.version + 1)
-    return round.last or due or (run.reporter.shows and run.progress.ends_epoch(round.number))
+def _is_due(run: Run) -> bool:
+    """Whether the next commit comes with a checkpoint."""
+    return run.keeper is not None and run.keeper.is_due(run.version + 1)
 
 
-def snapshot(progress: Any) -> Any:
-    """What a training has come to, as it is now."""
-    then = copy.copy(progress)
-    for name in (
-        "epochs",
-        "sizes",
-        "starts",
-        "offsets",
-        "states",
-        "speeds",
-        "records",
-        "slots_from",
-        "versions_from",
-        "state",
-        "ledger",
-    ):
-        setattr(then, name, copy.copy(getattr(progress, name)))
-    return then
+def _is_shown(run: Run, round: Round) -> bool:
+    """Whether the weights after a round are to be here: for callbacks, or since it is the last one. Tests are done where they are."""
+    return round.last or (run.reporter.shows and run.progress.ends_epoch(round.number))

@@ -9,16 +9,22 @@ undisturbed one. In the sharded exchange another worker can have a copy, and who
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 from ddlf.algorithms.codec import Codec
 from ddlf.algorithms.weights import Weights, digest, mean_of
+from ddlf.checkpoints.slices import Slices
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import DDLFError
+from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.roles import REPLICA
+from ddlf.roles.copies import left_of, left_parts
 from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
+from ddlf.training.recovery import LOSS
+from ddlf.training.slices import Writing
 
 FETCH_S = 30.0
 """How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
@@ -93,17 +99,23 @@ class SlotStates:
         self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
         self.copied = self._fetched if copies else ()
         self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
+        self._stored: dict[
+            int, tuple[int, dict[str, int], Slices, int]
+        ] = {}  # slot -> round, lengths, slice of a checkpoint
 
     def left(self, reply: Reply) -> None:
         """Say that a slot's update counts, and with it what the slot has left."""
-        slot, worker = reply.slot, reply.worker
+        slot = reply.slot
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
         self._known[slot] = {name: group for name, group in self._known[slot].items() if name == HELD} | reply.state
         if self._fetched:
-            member = self._crew.member(worker)
-            # A worker that is lost already can be asked in vain: then the loss is told when it matters.
-            self._on[slot] = worker, member[1] if member else -1, reply.task.round
+            self._on[slot] = self._left_by(reply)
+
+    def _left_by(self, reply: Reply) -> tuple[int, int, int]:
+        member = self._crew.member(reply.worker)
+        # A worker that is lost already can be asked in vain: then the loss is told when it matters.
+        return reply.worker, member[1] if member else -1, reply.task.round
 
     def copy(self, slot: int, number: int, worker: int) -> None:
         """Say that a worker has a copy of what a round of a slot, from 0, has left and not sent back."""
@@ -120,7 +132,9 @@ class SlotStates:
         Returns:
             Those that are there; none where the task need say none.
         """
-        return () if holds or not self.copied else tuple(worker.id for worker in self._holders(slot))
+        return (
+            () if holds or not self.copied else tuple(worker.id for worker in self._holders(slot, self._on.get(slot)))
+        )
 
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Say that the replies of a round have all been taken in: what slots share follows from them."""
@@ -164,6 +178,37 @@ class SlotStates:
             _collected([(known, self._coming_of(slot)) for slot, known in enumerate(self._known)])
         )
 
+    async def written(self, writing: Writing, replies: Sequence[Reply]) -> list[dict[str, int]]:
+        """Have workers write into a checkpoint what slots have left there.
+
+        Args:
+            writing: The checkpoint.
+            replies: Of the rounds that are about to count.
+
+        Returns:
+            Of each slot the lengths of the groups that they have written.
+        """
+        lengths: list[dict[str, int]] = [{} for _ in self._known]
+        left = {**self._on, **{reply.slot: self._left_by(reply) for reply in replies}} if self._fetched else {}
+
+        async def one(slot: int) -> None:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                for holder in self._holders(slot, left[slot]):
+                    with contextlib.suppress(*LOSS):
+                        told = slot, left[slot][2], self._fetched, place
+                        found: dict[str, Any] = await holder.call(self._role, "write_left", *told)
+                        return found
+                return {"why": ""}  # what is told of that is told by who fetches it
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                return left_parts(slot, await self._fetch(slot, *left[slot]))
+
+            lengths[slot] = (await writing.slice(writing.after + slot, there, here))["lengths"]
+            self._stored[slot] = left[slot][2], lengths[slot], writing.slices, writing.after + slot
+
+        await asyncio.gather(*map(one, left))
+        return lengths
+
     async def close(self) -> None:
         """End what is still under way."""
         coming = list(self._coming.values())
@@ -177,9 +222,8 @@ class SlotStates:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
         return self._coming.get(slot)
 
-    def _holders(self, slot: int) -> list[ProxyWorker]:
+    def _holders(self, slot: int, left: tuple[int, int, int] | None) -> list[ProxyWorker]:
         """Workers that have what a slot's last round left: its own, and one with a copy, if they are there."""
-        left = self._on.get(slot)
         on = [
             one for one in (left, self._copies.get(slot)) if one is not None and left is not None and one[2] == left[2]
         ]
@@ -190,13 +234,17 @@ class SlotStates:
 
     async def _fetch(self, slot: int, worker: int, openings: int, number: int) -> SlotState:
         why = "it was lost"
-        for holder in self._holders(slot):
+        for holder in self._holders(slot, (worker, openings, number)):
             try:
                 give = (slot, number, self._fetched)
                 state: SlotState = await holder.call(self._role, "give", *give, timeout_s=FETCH_S)
                 return state
             except DDLFError as error:
                 why = str(error).partition("\n")[0]
+        if slot in self._stored and self._stored[slot][0] == number:  # a checkpoint has it
+            with contextlib.suppress(CheckpointError):
+                _, lengths, slices, place = self._stored[slot]
+                return left_of(slot, lengths, await asyncio.to_thread(slices.read_one, place))
         self._crew.emit(
             ResidualDropped(
                 round=number + 1, slot=slot + 1, worker=worker, codec=self._codec, why=why, groups=self._fetched

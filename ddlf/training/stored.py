@@ -13,8 +13,16 @@ KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
 
 
-def with_states(checkpoint: Checkpoint, states: Sequence[SlotState]) -> Checkpoint:
-    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for."""
+def with_states(
+    checkpoint: Checkpoint, states: Sequence[SlotState], left: Sequence[Mapping[str, int]] = ()
+) -> Checkpoint:
+    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for.
+
+    Args:
+        checkpoint: Without.
+        states: Of each slot.
+        left: Of each slot the lengths of groups that are in slices.
+    """
     arrays: dict[str, dict[str, Any]]
     arrays = {name: dict(group) for name, group in checkpoint.arrays.items() if not name.startswith(SLOTS)}
     for slot, groups in enumerate(states):
@@ -22,7 +30,9 @@ def with_states(checkpoint: Checkpoint, states: Sequence[SlotState]) -> Checkpoi
             arrays.setdefault(SLOTS + name, {}).update(
                 {f"slot {slot:04d} {place}": array for place, array in numbered(group).items()}
             )
-    lengths = [{name: len(group) for name, group in groups.items()} for groups in states]
+    lengths: list[dict[str, int]] = [{name: len(group) for name, group in groups.items()} for groups in states]
+    for slot, more in enumerate(left):
+        lengths[slot].update(more)
     return dataclasses.replace(checkpoint, arrays=arrays, facts={**checkpoint.facts, "states": lengths})
 
 

@@ -369,9 +369,9 @@ def test_a_manifest_that_is_whole_but_wrong_is_refused(folder, change, sentence)
 def test_a_newer_format_names_both_versions_and_is_never_passed_over(folder):
     folder.save(state(1, 0.01))
     saved = folder.save(state(2, 0.01))
-    changed(saved, lambda manifest: manifest.update(format=3, ddlf="2.1", something="new"))
+    changed(saved, lambda manifest: manifest.update(format=4, ddlf="2.1", something="new"))
     with pytest.raises(
-        CheckpointError, match=f"was written by DDLF 2.1 in format 3, this is DDLF {__version__} with format 2"
+        CheckpointError, match=f"was written by DDLF 2.1 in format 4, this is DDLF {__version__} with format 3"
     ):
         folder.newest()
 

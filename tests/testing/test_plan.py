@@ -5,6 +5,7 @@ import contextlib
 import time
 import urllib.error
 import urllib.request
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -13,7 +14,7 @@ import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.app import IApp
-from ddlf.errors import ConfigError, DDLFError
+from ddlf.errors import ConfigError, DDLFError, WorkerLost
 from ddlf.events import SlotFinished, SlotStarted, WaitingForWorkers
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
@@ -94,6 +95,7 @@ async def test_a_plan_prints_the_python_that_makes_it_again():
         .slow_link(worker=2, other=1, at_round=4, bytes_per_s=1e6, delay_s=0.1)
         .reset_link(worker=1, other=2, at_round=5, after=0.5)
         .storage(at_round=2, worker=1, throttle=0.25, cut=0.5, seconds=2)
+        .kill_shard(shard=2, at_round=4, worker=3, back_after_s=1.0)
     )
     assert eval(str(plan)) == plan
     assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
@@ -112,6 +114,7 @@ async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed()
     ("make", "text"),
     [
         (lambda: FaultPlan().kill(worker=0, at_round=1), "worker counts from 1, got 0"),
+        (lambda: FaultPlan().kill_shard(shard=0, at_round=1), "shard counts from 1, got 0"),
         (lambda: FaultPlan().hang(worker=1, at_round=True, seconds=1), "at_round counts from 1"),
         (lambda: FaultPlan().hang(worker=1, at_round=1, seconds=-1), "seconds must be 0 or more"),
         (lambda: FaultPlan().wrong_update(worker=1, at_round=1, kind="odd"), "nan, zeros, scale, flip"),
@@ -237,6 +240,19 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
         app.starts(2, 1)
         await until(lambda: injection.done)
         assert time.monotonic() - begin >= 0.2
+
+
+@pytest.mark.parametrize(("shard", "killed"), [(1, 3), (2, 1)])
+async def test_whoever_has_a_shard_then_is_killed(shard, killed):
+    kept = {1: {"begin": 5, "shards": 1}, 2: {"begin": 0, "shards": 0}, 3: {"begin": 0, "shards": 2}, 4: None}
+    workers = [mock.Mock(id=number, ask=mock.AsyncMock(return_value={"shard": one})) for number, one in kept.items()]
+    workers.append(mock.Mock(id=5, ask=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
+    cluster = mock.Mock(workers=workers)
+    await FaultPlan().kill_shard(shard=shard, at_round=1).faults[0].act(cluster)
+    cluster.machine.assert_called_once_with(killed)
+    cluster.machine.return_value.kill.assert_called_once_with("executor")
+    with pytest.raises(ConfigError, match=r"there is no shard 3: 2 workers have shards"):
+        await FaultPlan().kill_shard(shard=3, at_round=1).faults[0].act(cluster)
 
 
 async def test_a_link_between_two_workers_is_cut_slow_and_reset_while_the_master_reaches_both():

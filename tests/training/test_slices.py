@@ -1,0 +1,166 @@
+"""Checkpoints that workers write, each its slice: nothing of the model passes the master, and whoever is lost, the bits are the same. No process."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.errors import CheckpointError, WorkerLost
+from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+CHANCE = np.random.default_rng(2)
+START = {
+    "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
+    "dense/bias": CHANCE.normal(size=9).astype("f4"),
+    "half": CHANCE.normal(size=5).astype("f2"),
+    "norm/mean": CHANCE.normal(size=7).astype("f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/mean", "norm/steps"])
+SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
+DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 2}
+BRINGS = {"values", "kept", "snapshot", "give"}
+"""What brings something of the model's size to the master."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nobody waits long between two attempts."""
+    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "training.serving.LOOK_S"):
+        monkeypatch.setattr(f"ddlf.{name}", 0.005)
+
+
+def run_of(settings, workers=3, **more):
+    run = FakeRun(FakeCluster(workers), slots=3, start=START, frozen=FROZEN, **{**settings, **more})
+    run.told = []
+    run.subscribe(run.told.append)
+    return run
+
+
+async def trained(*arguments, **more):
+    run = run_of(*arguments, **more)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    return run
+
+
+def bits(run):
+    state = run._progress.state
+    return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
+
+
+def of(run, kind):
+    return [event for event in run.told if isinstance(event, kind)]
+
+
+def answering(worker, verb, answer):
+    """Have a worker answer something else to a verb of the master."""
+
+    async def rpc(request, timeout_s=None):
+        if request.args[2] == verb and (found := answer()) is not None:
+            return found
+        return await FakeWorker.rpc(worker, request, timeout_s)
+
+    worker.rpc = rpc
+
+
+@pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
+async def test_with_a_checkpoint_of_each_commit_nothing_of_the_model_comes_to_the_master_before_the_end(
+    settings, tmp_path
+):
+    run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    brought = []
+    run.on_round = lambda record: brought.append(
+        sum(what[0] in BRINGS for worker in run.cluster.workers for what in worker.asked)
+    )
+    await run.train_model()
+    assert not any(brought[:-1])
+    written = of(run, CheckpointWritten)
+    assert [event.slices for event in written] == [3] * (len(run.history) - 1) + [0]
+    assert not any(event.through for event in written)
+    assert not [event for event in of(run, Warned) if event.about == "checkpoint"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_slices_are_gone_on_from_by_any_number_of_workers_to_the_same_bits(workers, tmp_path):
+    whole = await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
+    more = {"checkpoint": tmp_path / "there", "workers": workers}
+    run = await trained(SYNC, resume=tmp_path / "round-000002", **more)
+    assert bits(run) == bits(whole)
+
+
+@pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
+@pytest.mark.parametrize("seen", [False, True], ids=["sees no folder", "cannot write"])
+async def test_the_slices_of_a_worker_that_cannot_write_go_through_the_master_and_the_record_says_so(
+    settings, seen, tmp_path
+):
+    run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    answering(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": seen})
+    await run.train_model()
+    assert [event.through for event in of(run, CheckpointWritten)] == [(2,)] * (len(run.history) - 1) + [()]
+    (warned,) = [event for event in of(run, Warned) if event.about == "checkpoint"]
+    assert (
+        "worker 2 could not write its slice" in warned.why if seen else "worker 2 does not see the folder" in warned.why
+    )
+    found = CheckpointFolder(tmp_path).load("round-000002")
+    assert [array.shape for array in found.arrays["weights"].values()] == [array.shape for array in START.values()]
+    if settings is SYNC:
+        resumed = await trained(SYNC, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
+        assert bits(resumed) == bits(run) == bits(await trained(SYNC))
+
+
+@pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
+async def test_when_a_worker_is_lost_while_it_writes_others_have_what_it_had(settings, tmp_path):
+    run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    worker, count = run.cluster.workers[1], []
+
+    def lost():
+        count.append(1)
+        if len(count) == 2:
+            worker.lost = True
+            raise WorkerLost("it was lost", worker=worker.name)
+
+    answering(worker, "write", lost)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    assert len(of(run, CheckpointWritten)) == len(run.history)
+    assert not of(run, CheckpointFailed)
+    assert all(entry.complete for entry in CheckpointFolder(tmp_path).entries())
+    if settings is SYNC:
+        assert bits(run) == bits(await trained(SYNC))
+
+
+@pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
+async def test_without_space_for_slices_training_goes_on_and_it_is_said(settings, tmp_path):
+    run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    begin, save = CheckpointFolder.begin, CheckpointFolder.save
+
+    def begun(folder, number, training):
+        if number == 2:
+            raise CheckpointError("no space")
+        return begin(folder, number, training)
+
+    def saved(folder, checkpoint):
+        if checkpoint.round == 2:
+            raise CheckpointError("no space: need more")
+        return save(folder, checkpoint)
+
+    with mock.patch.object(CheckpointFolder, "begin", begun), mock.patch.object(CheckpointFolder, "save", saved):
+        await run.train_model()
+    (failed,) = of(run, CheckpointFailed)
+    assert failed.why == "no space: need more"
+    assert run.ledger.is_exact(run.master_epochs)
+    assert not list(tmp_path.glob(".writing*"))
+    assert not (tmp_path / "round-000002").exists()
+
+
+async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_path):
+    seen = []
+    run = run_of(DOWNPOUR, checkpoint=tmp_path)
+    run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
+    await run.train_model()
+    assert len(set(seen)) >= len(run.history) - 2  # the last ones may have pushed all that there was
+    asked = [what[0] for what in run.cluster.workers[0].asked]
+    assert asked.count("snapshot") <= 2  # for the last commit, and at the end
