@@ -197,7 +197,7 @@ class Slices:
         sliced: As in ``assembled``.
         arrays: Small ones beside, by group and name, which are written with the rest.
         left: What slots have left that is in slices: of each slot the length of each group.
-        through: Workers whose slices the master has written, and why.
+        through: Workers whose slices the master has written, and why they could not; empty if they do not see the folder.
         began: When it was begun, on whatever clock its writer has.
     """
 

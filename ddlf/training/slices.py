@@ -66,7 +66,7 @@ class Writing:
         by = told.get("by", 0)
         if "sha256" not in told:
             if told.get("why"):
-                self.slices.through[by] = _why(by, told)
+                self.slices.through[by] = told["why"] if told.get("seen") else ""
             arrays, more = await here()
             if not arrays:
                 return more
@@ -76,13 +76,22 @@ class Writing:
         return told
 
 
-def _why(worker: int, told: dict[str, Any]) -> str:
-    if told.get("seen"):
-        return f"worker {worker} could not write its slice of a checkpoint, which the master has written: {told['why']}"
-    return (
-        f"worker {worker} does not see the folder of the checkpoints ({told['why']}): its slices go through the master; "
-        "a folder on a network disk, at the same path everywhere, spares that"
-    )
+def _warn(run: Run, slices: Slices, warned: set[int]) -> None:
+    """Say once of each worker that its slices go through the master, and why."""
+    new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in warned}
+    warned.update(new)
+    found = [
+        f"worker {worker} could not write its slice of a checkpoint, which the master has written: {why}"
+        for worker, why in new.items()
+        if why
+    ]
+    if unseen := [str(worker) for worker, why in new.items() if not why]:
+        who = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
+        found.append(
+            f"{who}, {slices.root}, so what checkpoints have of it goes through the master; a network disk, at the same path everywhere, spares that"
+        )
+    for why in found:
+        run.crew.emit(Warned(about="checkpoint", why=why))
 
 
 async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], Awaitable[None]]) -> Slices | None:
@@ -109,10 +118,7 @@ async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], A
     except BaseException:
         keeper.drop()
         raise
-    for worker, why in slices.through.items():
-        if worker not in keeper.warned:
-            keeper.warned.add(worker)
-            run.crew.emit(Warned(about="checkpoint", why=why))
+    _warn(run, slices, keeper.warned)
     return slices
 
 

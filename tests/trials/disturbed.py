@@ -1,7 +1,8 @@
 """Training that is harmed all the time, against the undisturbed run, bit by bit.
 
     python -m tests.trials.disturbed kills [--kills 50] [--seed 0]      executors are killed at random moments of one synchronous job
-    python -m tests.trials.disturbed resume [--kills 20] [--seed 0]     the master is killed at random moments, and resumed
+    python -m tests.trials.disturbed resume [--kills 20] [--seed 0]     the master is killed at random moments, and resumed;
+                                            [--exchange sharded]        with checkpoints that its workers write
 
 Both train a CNN with dropout and Adam on scikit-learn's digits and compare the SHA-256 of weights and optimizer states; the exit code is 1 if they
 differ, if a sample was not trained on exactly once an epoch, or if a resumed run did again more than one interval of checkpoints.
@@ -109,18 +110,18 @@ async def kills(wanted: int, seed: int, rounds: int) -> bool:
     return same and exact and len(killed) >= min(wanted, rounds)
 
 
-async def lead(ports: list[int], token_file: Path, folder: Path, rounds: int) -> None:
+async def lead(ports: list[int], token_file: Path, folder: Path, rounds: int, exchange: str) -> None:
     """Be the master that is killed: train, or go on."""
     async with Cluster(["127.0.0.1"] * len(ports), ports, token_file=token_file, connect_timeout_s=20) as cluster:
         app = App(cluster)
-        app.checkpoint, app.resume = folder, "auto"
+        app.checkpoint, app.resume, app.exchange = folder, "auto", exchange
         app.on_round = lambda record: print(f"round {record.round}", flush=True)  # type: ignore[method-assign]
         app.verbose = True
         await app.train_sync(master_epochs=rounds)
     print(f"digest {digest(app)} exact {app.ledger.is_exact(rounds)}", flush=True)
 
 
-def resume(wanted: int, seed: int, rounds: int) -> bool:
+def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
     """Kill masters at random moments, each of which goes on from where the one before was."""
     chance = random.Random(seed)
     with Workers() as workers:
@@ -128,7 +129,7 @@ def resume(wanted: int, seed: int, rounds: int) -> bool:
         ports = [workers.start("--quiet")[1] for _ in range(2)]
 
         def master(run: str) -> subprocess.Popen[str]:
-            arguments = [",".join(map(str, ports)), workers.token_file, folder / run, rounds]
+            arguments = [",".join(map(str, ports)), workers.token_file, folder / run, rounds, exchange]
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.trials.disturbed", "lead", *map(str, arguments)],
                 stdout=subprocess.PIPE,
@@ -189,20 +190,21 @@ def main() -> int:
         command.add_argument("--kills", type=int, default=count)
         command.add_argument("--rounds", type=int, default=rounds)
         command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--exchange", choices=("star", "sharded"), default="star", help="of the masters' runs")
     leader = commands.add_parser("lead")
     leader.add_argument("ports")
     leader.add_argument("token", type=Path)
     leader.add_argument("folder", type=Path)
     leader.add_argument("rounds", type=int)
+    leader.add_argument("exchange")
     options = parser.parse_args()
     if options.command == "lead":
-        asyncio.run(
-            lead([int(port) for port in options.ports.split(",")], options.token, options.folder, options.rounds)
-        )
+        ports = [int(port) for port in options.ports.split(",")]
+        asyncio.run(lead(ports, options.token, options.folder, options.rounds, options.exchange))
         return 0
     if options.command == "kills":
         return not asyncio.run(kills(options.kills, options.seed, options.rounds))
-    return not resume(options.kills, options.seed, options.rounds)
+    return not resume(options.kills, options.seed, options.rounds, options.exchange)
 
 
 if __name__ == "__main__":

@@ -10,4 +10,4 @@ def test_killed_executors_leave_no_trace_in_the_result():
 
 
 def test_a_master_that_is_killed_and_resumed_ends_with_the_same_bits():
-    assert resume(wanted=1, seed=1, rounds=4)
+    assert resume(wanted=1, seed=1, rounds=4, exchange="star")
