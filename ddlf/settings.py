@@ -64,9 +64,7 @@ class Settings:
     worker_steps: Annotated[
         int | None,
         Whole(1, none="rounds of worker_epochs"),
-        "batches of each slot in a round, instead of whole epochs",
-        "N",
-        FILE | FACT,
+        *("batches of each slot in a round, instead of whole epochs", "N", FILE | FACT),
     ] = None
     """An exchange after every N batches: an epoch is cut into rounds, and each of them into slots, so that it has every sample once; its last round
     is shorter. ``master_epochs`` and the numbers that Keras's callbacks get are those of epochs; validation data is evaluated after each epoch."""
@@ -74,7 +72,7 @@ class Settings:
     round_samples: Annotated[
         int | None,
         Whole(1, none="rounds of worker_epochs"),
-        *("samples of all slots in a round, at most, instead of whole epochs", "N", FILE | FACT, "sync async"),
+        *("samples of all slots in a round, at most, instead of whole epochs", "N", FILE | FACT),
     ] = None
     """An epoch is cut into as few rounds as that takes, equal but for what cannot be, with exchanges and checkpoints between them."""
 
@@ -208,9 +206,7 @@ class Settings:
     outer: Annotated[
         "OuterOptimizer | str | None",
         OUTER,
-        "how a merged update changes the weights: subtract, diloco, fedadam",
-        "RULE",
-        FACT,
+        *("how a merged update changes the weights: subtract, diloco, fedadam", "RULE", FACT),
     ] = None
     """By default it is subtracted."""
 
@@ -284,10 +280,7 @@ class Settings:
     warm_start: Annotated[
         int | None,
         Whole(0, none="at most 200, and half of the first replica's first round"),
-        "steps of the shards that the first replica makes alone, before the others begin",
-        "N",
-        FACT,
-        "downpour",
+        *("steps of the shards that the first replica makes alone, before the others begin", "N", FACT, "downpour"),
     ] = None
     """It is over with the first slot's first round in any case."""
 
@@ -295,6 +288,14 @@ class Settings:
         int, Whole(0), "evaluate the test data after every N rounds; 0: at the end only", "N", FILE
     ] = 0
     """Updates, in asynchronous training. The workers compute the next meanwhile."""
+
+    evaluate_on: Annotated[
+        Literal["master", "workers"],
+        OneOf("master", "workers"),
+        *("where test and validation data are evaluated during training", "", FILE),
+    ] = "master"
+    """Of ``workers`` each evaluates some of the batches, before or after its next round, to the same bits as the master; a run's last test, with
+    ``evaluate_model``, is on the master. Metrics of classes of one's own cannot be shared; then the master evaluates, and a line says why."""
 
     converge: Annotated[
         str, CONVERGE, "when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5", "RULE"
@@ -344,10 +345,7 @@ class Settings:
     replay: Annotated[
         str | Path | None,
         FOLDER,
-        "merge the updates of an earlier run again, in its order",
-        "DIR",
-        NOWHERE,
-        "async downpour",
+        *("merge the updates of an earlier run again, in its order", "DIR", NOWHERE, "async downpour"),
     ] = None
     """The folder of a run, or of its checkpoints: asynchronous training then ends with the same bits, whichever worker is fast, or is lost. App, data
     and settings must be the same; a run that ended early is followed up to where it did."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,9 @@ class Portion:
     again: tuple[int, ...] = ()
     version: int = 0
     stays: bool = False
+
+    windows: ClassVar[int] = 1
+    """Windows of files that are read side by side."""
 
     @property
     def samples(self) -> int:
@@ -196,6 +199,70 @@ class Portion:
 
 Samples = Indices | Portion
 """What a slot trains on in a round: numbers of samples, or what it reads of a data set at a place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turned:
+    """Pieces of a portion whose batches are read in turn: those of replicas that share a model.
+
+    Args:
+        pieces: What is read of each, from its beginning on; at least one.
+        order: Of each batch the number of its piece, from 0.
+        batch: Samples in a batch; the last of all may have fewer.
+    """
+
+    pieces: tuple[Portion, ...]
+    order: tuple[int, ...]
+    batch: int
+
+    @property
+    def samples(self) -> int:
+        """As of ``Portion``."""
+        return sum(map(len, self.pieces))
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def shuffle(self) -> str:
+        """As of ``Portion``."""
+        return self.pieces[0].shuffle
+
+    @property
+    def version(self) -> int:
+        """As of ``Portion``."""
+        return self.pieces[0].version
+
+    @property
+    def windows(self) -> int:
+        """As of ``Portion``."""
+        return len(self.pieces)
+
+    def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+        """As of ``Portion``; a block ends where one of the pieces goes on to its next window."""
+        sources = [piece.blocks(sizes) for piece in self.pieces]
+        nothing = np.zeros(0, np.int64)
+        held = [(nothing, nothing)] * len(sources)
+        block: list[tuple[Numbers, Numbers]] = []
+        left = self.samples
+        for place in self.order:
+            wanted = min(self.batch, left)
+            left -= wanted
+            while wanted:
+                if not len(held[place][0]):
+                    if block:
+                        yield _joined(block)
+                    held[place], block = next(sources[place]), []
+                files, rows = held[place]
+                held[place] = files[wanted:], rows[wanted:]
+                block.append((files[:wanted], rows[:wanted]))
+                wanted -= len(block[-1][0])
+        if block:
+            yield _joined(block)
+
+
+def _joined(block: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+    return np.concatenate([files for files, _ in block]), np.concatenate([rows for _, rows in block])
 
 
 def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:

@@ -158,7 +158,10 @@ def taken(name: str, value: Any) -> DataSet | None:
 
 
 def _of_pydataset(name: str, data: Any) -> Made:
-    batches = data.num_batches
+    try:
+        batches = data.num_batches
+    except NotImplementedError:  # it has neither that nor a length
+        batches = None
     if batches is None:
         raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
     _check_count(name, batches)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.reading import Portion, Turned
 from ddlf.algorithms.rows import Row, is_finite
 from ddlf.errors import AppError
 from ddlf.roles.pushing import ModelReplica
@@ -91,8 +92,19 @@ class Turns:
         weights: list[Any] = self._model.get_weights()
         return weights
 
-    def samples(self, indices: np.ndarray[Any, Any], batch_size: int) -> np.ndarray[Any, Any]:
+    def samples(self, indices: Any, batch_size: int) -> Any:
         """The samples of all steps, in their order."""
+        if isinstance(indices, Portion):
+            ends = np.cumsum([one.steps for one in self._replicas]).tolist()
+            pieces = [
+                indices[(end - one.left) * batch_size : end * batch_size]
+                for end, one in zip(ends, self._replicas, strict=True)
+            ]
+            return (
+                pieces[0]
+                if len(pieces) == 1
+                else Turned(pieces=tuple(pieces), order=tuple(self._order), batch=batch_size)
+            )
         parts = [indices[one * batch_size : (one + 1) * batch_size] for one in self._chosen]
         return np.concatenate(parts) if parts else indices[:0]
 
@@ -142,13 +154,15 @@ class Turns:
 
         self._done(all_pushed)
 
-    def fed(self) -> np.ndarray[Any, Any] | None:
-        """The samples that count, if some do not."""
+    def fed(self) -> np.ndarray[Any, Any] | list[list[int]] | None:
+        """The samples that count, if some do not; of partition files ranges of what the slot reads."""
         if not self._left_out:
             return None
         left_out = set(self._left_out)
         size, indices = self._task.batch_size, self._task.indices
         batches = [one for one in range(self._batches) if one not in left_out]
+        if isinstance(indices, Portion):
+            return [[one * size, min((one + 1) * size, len(indices))] for one in batches]
         parts = [indices[one * size : (one + 1) * size] for one in batches]
         return np.concatenate(parts).astype(np.int64) if parts else None
 

@@ -22,7 +22,7 @@ from ddlf.roles.pushing import ModelReplica
 from ddlf.roles.replica import MOVED_EVERY_S
 from ddlf.roles.serving import End, record, shares
 from ddlf.roles.stepper import Stepper
-from ddlf.roles.task import CALLBACKS, Reply, SlotState, Task
+from ddlf.roles.task import CALLBACKS, MOST_FILES, Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 
@@ -164,6 +164,7 @@ class DownpourReplica(CallingReplica):
         fault = None if self._turns is None else self._turns.fault
         left: SlotState = {CALLBACKS: self._callbacks.read()}
         self._kept.leave(task, left)
+        wait_data_s, files = self._samples.told()
         return Reply(
             task=task,
             update=fault,
@@ -173,8 +174,8 @@ class DownpourReplica(CallingReplica):
             metrics=metrics,
             counted=self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
-            wait_data_s=0.0,
-            files=(),
+            wait_data_s=wait_data_s,
+            files=files[:MOST_FILES],
             stopped=self.stopping and fault is None,
             state={name: left[name] for name in task.back},
             pushed={**pushed, **record(replicas), "refused": 0 if self._turns is None else self._turns.refused},
@@ -212,8 +213,10 @@ class DownpourReplica(CallingReplica):
                 f"{type(self.app).__name__}.train is to call replica.fit(1, batch_size) once in Downpour, with the samples that it was given",
                 hint="leave out train, or train in mode 'async'",
             )
-        feed, first = self._samples.feed(batch_size), task.first_epoch
         order = turns.samples(task.indices, batch_size)
+        if not len(order):
+            return {}
+        feed, first = self._samples.feed(batch_size), task.first_epoch
         feed.set_order(order)
 
         def begin_epoch(epoch: int) -> None:
@@ -225,16 +228,9 @@ class DownpourReplica(CallingReplica):
                 self._tell(epoch, min((batch + 1) * batch_size, len(order)), logs)
             return self.stopping
 
-        if not len(order):
-            return {}
-        return self._model.fit(
-            feed.dataset,
-            range(first, first + 1),
-            [*callbacks, turns.callback()],
-            begin_epoch,
-            end_batch,
-            self._callbacks.go_on(),
-        )
+        numbers, begun = range(first, first + 1), self._callbacks.go_on()
+        model, data, telling = self._model, feed.dataset, [*callbacks, turns.callback()]
+        return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What a coroutine comes to that runs on the event loop, which the thread that computes waits for.

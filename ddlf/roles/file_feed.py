@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading import Portion, Turned
 from ddlf.checks import count_of_bytes
 from ddlf.data.parts import place_of, rows
 from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.errors import DatasetError
 from ddlf.roles.feed import keras_type
 from ddlf.storage.opened import DataSet
-from ddlf.storage.stream import Stream, usual_memory
+from ddlf.storage.stream import LEAST_BATCHES, Stream, usual_memory
+
+
+def memory_of(app: Any) -> int:
+    """Bytes for samples of partition files."""
+    return count_of_bytes("data_memory", app.data_memory) or usual_memory()
 
 
 class FileFeed:
@@ -44,10 +49,12 @@ class FileFeed:
         place = place_of(app, part)
         assert place is not None
         self.data: DataSet = place
-        self._memory = count_of_bytes("data_memory", app.data_memory) or usual_memory()
+        self._memory = memory_of(app)
+        if part != "train" and "replica" in vars(app):  # training waits meanwhile, with files in its half
+            self._memory = max(self._memory // 2, min(self._memory, LEAST_BATCHES * batch_size * place.row_bytes))
         self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
         self.skipped: dict[int, int] = {}
-        self._order: Portion | None = None
+        self._order: Portion | Turned | None = None
         self._stream: Stream | None = None
         self._last: Stream | None = None  # what it has of files in memory may be wanted again
         self.error: Exception | None = None
@@ -58,7 +65,7 @@ class FileFeed:
 
     # -- what is read ---------------------------------------------------------------------------------------------------
 
-    def set_order(self, order: Portion) -> None:
+    def set_order(self, order: Portion | Turned) -> None:
         """Give what the next pass reads; it begins to be read."""
         if order is not self._order or self._stream is None or self._stream.begun:
             self._order = order
@@ -104,7 +111,7 @@ class FileFeed:
             self._stream.close()
         return self._stream
 
-    def _bad(self, data: DataSet, order: Portion) -> dict[int, str]:
+    def _bad(self, data: DataSet, order: Portion | Turned) -> dict[int, str]:
         """What is wrong with files of a pass, by number; each is read for that when it is first met, before a sample of it counts."""
         files = np.unique(np.concatenate([np.unique(files) for files, _ in order.blocks(data.manifest.sizes)]))
         return {number: why for number in files.tolist() if not self._ends() and (why := data.damaged(number))}

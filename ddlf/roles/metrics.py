@@ -104,6 +104,10 @@ class MetricMerge:
             merged[name] = sum(value * samples for value, samples in told) / count
         return {**merged, **self._counted([state for _, _, state in parts])}
 
+    def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
+        """The metrics of what was counted in all variables of ``model.metrics``; none where this side's model has others."""
+        return self._counted([{"names": list(names), "state": list(state)}])
+
     def _counted(self, states: list[Any]) -> dict[str, float]:
         names = states[0]["names"]
         if not names or any(state["names"] != names for state in states) or not self._build():

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ddlf.roles.ahead import Ahead, following, parts, together
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.callbacks import CallbackStates, check_of_workers
 from ddlf.roles.called import App, call, chosen, run_train
+from ddlf.roles.evaluation import beside, counts
 from ddlf.roles.exchange import read_weights, send_update
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.loading import load_data
@@ -146,6 +148,28 @@ class Replica:
         """
         left = self._kept.left(slot, number)
         return {name: left[name] for name in groups if name in left}
+
+    @concurrent
+    async def counts(
+        self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
+    ) -> dict[str, Any] | None:
+        """See ``evaluation.counts``; ``there`` are the weights, or says which of those that are here. None if the data here is other data."""
+        if not self._has(content):
+            return None
+        if (weights := await self._weights_of(there)) is None:
+            return {"why": ""}
+        found: dict[str, Any] = await beside(
+            self._worker, self.app, partial(counts, self.app, weights, part, batch_size, begin, end)
+        )
+        return found
+
+    def _has(self, content: dict[str, str]) -> bool:
+        """Whether the data here is that with these fingerprints, by name of the attribute."""
+        return bool(content) and all(self._found.get(name) == one for name, one in content.items())
+
+    async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
+        """The weights that are to be evaluated; None where not all of them can be had."""
+        return list(there["weights"])
 
     @offered
     async def file(self, name: str, begin: int, nbytes: int) -> Any:
@@ -345,16 +369,8 @@ class Replica:
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
         numbers, begun = range(first, first + epochs), self._callbacks.go_on()
-        try:
-            return self._model.fit(feed.dataset, numbers, callbacks, begin_epoch, end_batch, begun)
-        except Exception:
-            if self._samples.error is None:
-                raise
-            if self.stopping:
-                return {}  # it waited for samples
-            raise self._samples.error.with_traceback(None) from None
-        finally:
-            self._samples.end()
+        model, data = self._model, feed.dataset
+        return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
         """Tell the master how far this round is.

@@ -70,10 +70,23 @@ class TrainingSamples:
             self._files = FileFeed(self._app, "train", batch_size, self._ends)
         return self._files
 
-    @property
-    def error(self) -> Exception | None:
-        """What reading files has ended with, whatever Keras has made of it; None if it did not fail."""
-        return None if self._files is None else self._files.error
+    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What a ``fit`` comes to that reads samples: nothing where it is to end while it waits for them.
+
+        Raises:
+            Exception: Why files could not be read, whatever Keras has made of it.
+        """
+        try:
+            return fit()
+        except Exception:
+            error = None if self._files is None else self._files.error
+            if error is None:
+                raise
+            if self._ends():
+                return {}
+            raise error.with_traceback(None) from None
+        finally:
+            self.end()
 
     @property
     def skipped(self) -> list[tuple[int, int]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
@@ -12,7 +12,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.roles.called import App
 from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
-from ddlf.roles.evaluation import end_reading, evaluate
+from ddlf.roles.evaluation import beside, evaluate
 from ddlf.roles.exchange import whole
 from ddlf.roles.generation import State, Unreached
 from ddlf.roles.shards import ShardEnd
@@ -97,25 +97,22 @@ class ShardedReplica(CallingReplica):
         Returns:
             The metrics; None if the data here is other data, or not all of the weights can be had.
         """
-        if not content or any(self._found.get(name) != one for name, one in content.items()):
+        weights = await self._weights_of({"generation": generation, "exact": exact})
+        if weights is None or not self._has(content):
             return None
+        found: dict[str, float] | None = await beside(
+            self._worker, self.app, partial(evaluate, self.app, weights, part, batch_size)
+        )
+        return found
+
+    async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
+        if "generation" not in there:
+            return await super()._weights_of(there)
         try:
-            weights = await self._end.exact(generation, exact) if exact else self._end.weights(generation)
+            exact, generation = there["exact"], there["generation"]
+            return await self._end.exact(generation, exact) if exact else self._end.weights(generation)
         except Unreached:
             return None
-        gone = False
-        evaluating = asyncio.ensure_future(
-            self._worker.compute(lambda: None if gone else evaluate(self.app, weights, part, batch_size))
-        )
-        try:
-            return await asyncio.shield(evaluating)
-        except asyncio.CancelledError:
-            gone = True
-            while not evaluating.done():
-                self.app.model.stop_evaluating = True
-                end_reading(self.app)
-                await asyncio.wait([evaluating], timeout=0.05)
-            raise
 
     @concurrent
     async def write(self, generation: int, begin: int, end: int, names: list[str], place: dict[str, Any]) -> Any:

@@ -145,8 +145,8 @@ class Reply:
             it unusable, or None.
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
-        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or in how many epochs it read those of partition files; None
-            if they were the partition's.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or of partition files in how many epochs it read them, or which
+            ranges of them count; None if they were the partition's.
         metrics: Metrics of the last local epoch.
         counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
         compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
@@ -168,7 +168,7 @@ class Reply:
     update: Any
     codec_error: float
     samples: int
-    fed: np.ndarray[Any, Any] | int | None
+    fed: np.ndarray[Any, Any] | Sequence[Sequence[int]] | int | None
     metrics: dict[str, float]
     counted: dict[str, Any]
     compute_s: float
@@ -232,7 +232,7 @@ class Reply:
             raise ProtocolError("trained on other samples than it was given", worker=worker)
         facts = {name: message[name] for name in _FROM_WORKER}
         facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
-        facts["fed"] = _checked(facts["fed"], samples, worker, read=isinstance(task.indices, Portion))
+        facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
@@ -261,8 +261,13 @@ def _unusable(found: Any) -> Fault | None:
     return None if found is None else Fault(**found)
 
 
-def _checked(fed: Any, samples: int, worker: str, *, read: bool) -> np.ndarray[Any, Any] | int | None:
-    if fed is None or (read and type(fed) is int and fed >= 0):
+def _checked(fed: Any, samples: int, worker: str, indices: Any) -> np.ndarray[Any, Any] | list[list[int]] | int | None:
+    if fed is None or (isinstance(indices, Portion) and type(fed) is int and fed >= 0):
+        return fed
+    if isinstance(indices, Portion) and isinstance(fed, list):
+        places = [int(place) for begin, end in fed for place in (begin, end - 1)]
+        if places != sorted(places) or (places and not 0 <= places[0] <= places[-1] < len(indices)):
+            raise ProtocolError("says that it trained on samples that it was not given", worker=worker)
         return fed
     if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
         raise ProtocolError("says no numbers of samples that it trained on", worker=worker)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Unshuffled, Window
+from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
 from ddlf.errors import ConfigError
 from ddlf.machine import memory
 from ddlf.record import size
@@ -70,7 +70,7 @@ class Stream:
     def __init__(
         self,
         data: DataSet,
-        portion: Portion,
+        portion: Portion | Turned,
         batch_size: int,
         memory: int,
         before: Stream | None = None,
@@ -93,7 +93,7 @@ class Stream:
         self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
         self._next = FIRST_BATCHES * batch_size
         rule = SHUFFLE.read(portion.shuffle)
-        files = min(rule.files, len(self._sizes)) if isinstance(rule, Window) else 1
+        files = min((rule.files if isinstance(rule, Window) else 1) * portion.windows, len(self._sizes))
         window = sum(sorted(file.nbytes for file in data.manifest.files)[-files:])
         # What a program makes has no rows that could be read by themselves.
         self._whole = not data.on_disk and (

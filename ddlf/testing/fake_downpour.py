@@ -47,7 +47,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
     rows = rows_of(app)
     cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
     size = task.batch_size
-    batches = math.ceil(len(task.indices) / size)
+    batches, samples = math.ceil(len(task.indices) / size), worker.samples_of(task)
     replicas: list[Any] = []
     pushed: dict[str, Any] = {"refused": 0}
     try:
@@ -61,7 +61,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
             if cadence.takes(one.done):
                 now[place] = await one.take(owed.get(place), app.learning_rate)
             weights, rest = now[place]
-            found = worker.gradient(app, task, task.indices[batch * size : (batch + 1) * size], weights)
+            found = worker.gradient(app, task, samples[batch * size : (batch + 1) * size], weights)
             owed[place] = owed.get(place, np.zeros(rows.sizes[0], np.float32)) + found
             now[place] = weights - np.float32(app.learning_rate) * found, rest
             one.done += 1

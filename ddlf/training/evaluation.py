@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import check_part, has, place_of
+from ddlf.data.parts import check_part, has, place_of, samples_of
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
-from ddlf.events import Evaluated, ModelSaved, Warned
+from ddlf.events import Evaluated, ModelSaved, Warned, What
 from ddlf.iworker import awaited
 from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
-from ddlf.roles.evaluation import Moved, end_reading, evaluate
+from ddlf.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.rounds import Elsewhere
 
 
@@ -102,8 +102,18 @@ def _either(sizes: set[int]) -> str:
     return " or ".join(str(size) for size in sorted(sizes))
 
 
-async def measured(function: Any, app: Any, weights: list[Any] | None, *args: Any) -> dict[str, float]:
-    """``evaluate`` or ``validate`` on a thread; when it is cancelled, it ends after a batch. Where the weights are, if that is with the workers."""
+async def measured(
+    function: Any, app: Any, weights: list[Any] | None, *args: Any, there: Any = None
+) -> dict[str, float]:
+    """``evaluate`` or ``validate`` on a thread; when it is cancelled, it ends after a batch. Where the weights are, if that is with the workers.
+
+    Args:
+        function: The one or the other.
+        app: As it takes it.
+        weights: Likewise.
+        args: Likewise.
+        there: An ``EvaluationThere``, if workers are to share it.
+    """
 
     def stop() -> None:
         vars(app)["model"].stop_evaluating = True
@@ -111,20 +121,26 @@ async def measured(function: Any, app: Any, weights: list[Any] | None, *args: An
 
     validates = function is validate
     part = "val" if validates else "test"
+    what: What = "validating" if validates else "evaluating"
+    alone = args[1:] in ((), (None,))  # what callbacks are told of happens here
+    found = None
     if isinstance(weights, Elsewhere):
-        found = None
-        if args[1:] in ((), (None,)):  # what callbacks are told of happens here
-            with Phase(app._tell, "validating" if validates else "evaluating"):
+        if alone:
+            with Phase(app._tell, what):
                 found = await weights.evaluated(app, part, *args[:1])
-        if found is not None:
-            return {f"val_{name}": value for name, value in found.items()} if validates else found
-        weights = await weights.brought()
+        if found is None:
+            weights = await weights.brought()
+    if there is not None and alone and found is None:
+        with Phase(app._tell, what, total=samples_of(app, part), unit="samples") as phase:
+            found = await there({"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase)
+    if found is not None:
+        return {f"val_{name}": value for name, value in found.items()} if validates else found
     shapes = [getattr(array, "shape", ()) for _, array in leaves(getattr(app, f"x_{part}", None))]
     samples = next((shape[0] for shape in shapes if shape), 0)  # what is no array is refused by the evaluation itself
     if (place := place_of(app, part)) is not None:
         samples = place.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
-    with Phase(app._tell, "validating" if validates else "evaluating", total=samples, unit="samples") as phase:
+    with Phase(app._tell, what, total=samples, unit="samples") as phase:
         evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
         metrics: dict[str, float] = await compute(evaluation, app, weights, *args, stop=stop)
     return metrics

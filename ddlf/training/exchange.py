@@ -37,10 +37,11 @@ class WeightsOut:
     Attributes:
         differences: Whether weights travel as differences.
         held: Weights that each slot holds, if they do.
-        stays, compares: See ``Outwards``.
+        stays, compares, evaluation: See ``Outwards``.
     """
 
     stays = False
+    evaluation: Any = None
     compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
 
     def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
@@ -108,12 +109,14 @@ class Outwards(Protocol):
     Attributes:
         stays: Whether updates do not come back.
         compares: Gives the verdicts on updates that stay, by slot; None if they are here.
+        evaluation: An ``EvaluationThere``, if workers share evaluations.
     """
 
     differences: bool
     held: dict[int, Weights]
     lossless: Sequence[bool]
     stays: bool
+    evaluation: Any
     compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None
 
     async def reach(self, worker: ProxyWorker) -> None: ...

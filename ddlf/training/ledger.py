@@ -101,15 +101,25 @@ class FileLedger:
         self._open = list(open)
         self._skipped = [(portion, times, tuple(files)) for portion, times, files in skipped]
 
-    def add(self, indices: Portion, epochs: int, fed: int | None = None, skipped: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        indices: Portion,
+        epochs: int,
+        fed: Sequence[Sequence[int]] | int | None = None,
+        skipped: Sequence[int] = (),
+    ) -> None:
         """Count what one slot was trained on, whose update was merged.
 
         Args:
             indices: What it read.
             epochs: Local ones.
-            fed: In how many it was given that, if not in all.
+            fed: In how many it was given that, if not in all; or the ranges of it that count.
             skipped: Numbers of files that were left out of it.
         """
+        if fed is not None and not isinstance(fed, int):
+            for begin, end in fed:
+                self.add(indices[begin:end], epochs, skipped=skipped)
+            return
         epochs = epochs if fed is None else fed
         if not epochs:
             return

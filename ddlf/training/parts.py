@@ -13,8 +13,11 @@ from ddlf.algorithms.reading import SHUFFLE, Global, Numbers, Portion, pieces, p
 from ddlf.algorithms.uneven import Labels, Owners, Partition, counts_of, labels_of
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
-from ddlf.training.progress import Span
+from ddlf.training.progress import Progress, Span
+from ddlf.training.rounds import Facts
 
+LEAST_SHARE = 8
+"""Where an epoch of files is cut into rounds no slot has less than this part of an equal share, however slow: it has samples in each of them."""
 ORDERS = 4
 """So many orders of the samples are kept; each takes 1 to 8 bytes a sample."""
 IN_A_THREAD = 100_000
@@ -131,6 +134,31 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
         shuffle: How rows of files are mixed, as text.
     """
     return Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.at)
+
+
+def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
+    """What parts of a round of synchronous training are in proportion to; nothing where they are equal.
+
+    Of files an epoch is shared out as a whole, so where rounds are parts of it they go by what was measured before it began.
+
+    Args:
+        progress: Has the speeds, and gets what an epoch that begins is shared out by.
+        number: Of the round, from 0.
+        balance: ``"equal"``, or ``"speed"``.
+        facts: Of the run.
+    """
+    by_speed = balance == "speed"
+    whole = facts.files is None or isinstance(SHUFFLE.read(facts.shuffle), Global)
+    if whole or not (progress.together or progress.parts_from):
+        return progress.speeds if by_speed else ()
+    if progress.begins_epoch(number):
+        speeds, slots = [speed for speed in progress.speeds if speed is not None], len(progress.speeds)
+        parts: tuple[int, ...] = ()
+        if by_speed and len(speeds) == slots:
+            parts = tuple(sizes_by_speed(facts.samples, speeds, max(facts.samples // slots // LEAST_SHARE, 1)))
+        if parts != progress.parts_in(number):
+            progress.parts_from.append((number, parts))
+    return progress.parts_in(number)
 
 
 def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:

@@ -82,7 +82,7 @@ class Progress:
         begun: Epochs of which callbacks were told that they begin.
         told: Records that were among the metrics of an epoch that callbacks were told of; None if that does not matter.
         slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
-        parts_from: The round from which on, from 0, and how many samples each slot has in it, if parts are not equal; asynchronous training.
+        parts_from: The round from which on, from 0, and how many samples each slot has in it, or of files in its epoch, if parts are not equal.
         versions_from: The round from which on, from 0, and the version of partition files that is read; none with arrays.
         dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
         records: Records of all rounds so far.
@@ -154,10 +154,9 @@ class Progress:
             together: At most so many of all slots, instead; rounds are equal but for what cannot be.
         """
         self._forget(self.reached)
-        self.portion, begun = portion, self.offsets[-1] > 0
+        paced, begun, self.portion = self.parts_from and (portion or self.portion), self.offsets[-1] > 0, portion
         self.together = -(-self.samples // -(-self.samples // together)) if together else 0
-        if self.parts_from:
-            self.parts_from.append((self.reached, ()))
+        self.parts_from += [(self.reached, ())] if paced else []
         left = epochs + begun if more else max(0, epochs - self.starts[-1])
         self._add(left, worker_epochs, begun=begun and left > 0)
         self.asked = self.starts[-1]
@@ -199,7 +198,8 @@ class Progress:
         Raises:
             ConfigError: They have more rounds than can be planned.
         """
-        size = sum(self.parts_in(len(self.epochs))) or self.together or self.portion * len(self.states)
+        size = self.portion and sum(self.parts_in(len(self.epochs)))
+        size = size or self.together or self.portion * len(self.states)
         whole = math.ceil(self.samples / size) if size else 1
         if len(self.epochs) + epochs * whole // (1 if size else worker_epochs) > MOST_ROUNDS:
             raise ConfigError(

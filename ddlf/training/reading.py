@@ -9,6 +9,7 @@ from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading import MAX_GLOBAL, NEAR, SHUFFLE, Global, Portion
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
+from ddlf.training.parts import LEAST_SHARE
 
 if TYPE_CHECKING:
     from ddlf.roles.task import Reply
@@ -58,6 +59,11 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
             f"on_bad='skip' does not go with outer={str(outer)!r}: with overlap a round is read in two pieces",
             hint="leave out overlap, or on_bad",
         )
+    if settings["on_bad"] == "skip" and settings["mode"] == "downpour":
+        raise ConfigError(
+            "on_bad='skip' does not go with mode='downpour': replicas number the batches of all samples before they read any",
+            hint="leave out on_bad, or train in mode 'async'",
+        )
     if whole and samples > MAX_GLOBAL:
         raise ConfigError(
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
@@ -65,15 +71,9 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
         )
     for name, fine, why in (
         ("shuffle", not (whole and data.manifest.hosts), "each worker has some of the files"),
-        ("mode", settings["mode"] != "downpour", "replicas number the batches of arrays"),
         ("partition", str(settings["partition"]) == "equal", "it needs all labels at once"),
         ("exchange", whole or settings["exchange"] != "gradient", "a slot has no equal batches of its files"),
         ("worker_steps", whole or settings["worker_steps"] is None, "round_samples is what cuts an epoch into rounds"),
-        (
-            "balance",
-            whole or settings["balance"] == "equal" or settings["round_samples"] is None,
-            "round_samples cuts an epoch that has begun",
-        ),
     ):
         if not fine:
             more = "" if name in ("mode", "partition", "shuffle") else ", or use shuffle='global'"
@@ -100,7 +100,8 @@ def check_rounds(settings: dict[str, Any], samples: int, slots: int) -> None:
         return
     rounds = ceil(samples / asked)
     last = samples - (rounds - 1) * ceil(samples / rounds)
-    least = int((1 - NEAR) * samples / slots) - 1
+    share = 1 / LEAST_SHARE - NEAR if settings["balance"] == "speed" else 1
+    least = int((share - NEAR) * samples / slots) - 1
     if least * last < samples:
         raise ConfigError(
             f"round_samples={asked} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",

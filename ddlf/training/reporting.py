@@ -27,6 +27,7 @@ from ddlf.roles.evaluation import evaluate
 from ddlf.settings import SETTINGS
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.evaluation import measured, validate
+from ddlf.training.evaluation_there import EvaluationThere
 
 
 def check_convergence(app: Any) -> None:
@@ -51,6 +52,7 @@ class Reporter:
         records: Records of the run; the one that is reported is in it, and gets its test there.
         batch_size: Batch size of the evaluation of validation data, as in ``fit``.
         callbacks: The user's Keras callbacks on the master, if there are any.
+        there: Evaluates on the workers, if they are to share that.
 
     Attributes:
         is_testing: Whether a record waits for its test.
@@ -58,9 +60,14 @@ class Reporter:
     """
 
     def __init__(
-        self, app: Any, records: list[RoundRecord], batch_size: int, callbacks: Callbacks | None = None
+        self,
+        app: Any,
+        records: list[RoundRecord],
+        batch_size: int,
+        callbacks: Callbacks | None = None,
+        there: EvaluationThere | None = None,
     ) -> None:
-        self._app = app
+        self._app, self._there = app, there
         self._records = records
         self._batch_size = batch_size
         self._callbacks = callbacks
@@ -117,13 +124,13 @@ class Reporter:
                     await callbacks.show()
                 if validated:
                     told = None if callbacks is None else callbacks.for_tests()
-                    more = await measured(validate, app, weights, self._batch_size, told)
+                    more = await measured(validate, app, weights, self._batch_size, told, there=self._there)
                     self._records[place] = record = dataclasses.replace(record, metrics=record.metrics | more)
                 if callbacks is not None:
                     self._records[place] = record = await callbacks.end_epoch()
                     weights = callbacks.weights
                 if tested:
-                    record = dataclasses.replace(record, test=await measured(evaluate, app, weights))
+                    record = dataclasses.replace(record, test=await measured(evaluate, app, weights, there=self._there))
                 self._records[place] = record
                 self.is_testing = False
             app._weights = weights

@@ -29,7 +29,7 @@ from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.nearby import Nearby
 from ddlf.training.order import Order, Replay
-from ddlf.training.parts import parts_of
+from ddlf.training.parts import parts_of, speeds_in
 from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
@@ -133,7 +133,7 @@ class Run:
             self.grow(number)
             await go_over(self, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
-            speeds = progress.speeds if balance == "speed" else ()
+            speeds = speeds_in(progress, number, balance, self.facts)
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
             control = mean_control([state.get(CONTROL) for state in progress.states])
             tasks = [self.task(slot, number, part, control) for slot, part in enumerate(parts)]

@@ -75,6 +75,11 @@ class Serving:
         self._others = list(run.weights)
         self._replicas = how.replicas or run.slots
         check_replicas(self._replicas, run.slots, how.softsync)
+        if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
+            raise ConfigError(
+                f"replicas={self._replicas} on {run.slots} slots read in turn from several places, and {run.facts.files} is made in order",
+                hint="leave out replicas: then each slot is one; or make partition files: ddlf data split",
+            )
         if how.shards:
             self._rows.cut(how.shards)  # so that what cannot be is refused before a worker is given anything
         n = how.softsync or self._replicas

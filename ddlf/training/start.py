@@ -20,6 +20,7 @@ from ddlf.chosen import read
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.history import History
+from ddlf.roles import REPLICA
 from ddlf.roles.apart import batch_norms, warning
 from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
@@ -44,6 +45,7 @@ from ddlf.training.early import (
     keeps_little,
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
+from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
 from ddlf.training.nearby import Nearby
 from ddlf.training.opening import crew_of
@@ -242,10 +244,8 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         )
     run, before = secrets.token_hex(8), app._progress
     app._is_training = True
-    facts = {
-        name: settings[name]
-        for name in ("mode", "worker_epochs", "worker_steps", "round_samples", "batch_size", "seed")
-    }
+    told = ("mode", "worker_epochs", "worker_steps", "round_samples", "batch_size", "seed")
+    facts = {name: settings[name] for name in told}
     app._tell(RunBegan(run=run, app=type(app).__name__, epochs=settings["master_epochs"], **facts))
     how: How = "failed"
     why = ""
@@ -325,12 +325,13 @@ async def _run(
     fragments = isinstance(settings["outer"], Streaming)
     exact = [not flag for flag in trainable]
     weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)
-    if settings["exchange"] == "sharded":
-        weights_out = WeightsThere(app._run, crew, app.cluster, exact, str(settings["weights_codec"]))
-    weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     downpour = settings["mode"] == "downpour"
-    if downpour:
-        weights_out = ShardsThere(app._run, crew, app.cluster, exact)
+    if downpour or settings["exchange"] == "sharded":
+        there = ShardsThere if downpour else WeightsThere
+        weights_out = there(app._run, crew, app.cluster, exact, *([] if downpour else [str(settings["weights_codec"])]))
+    weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
+    if settings["evaluate_on"] == "workers":
+        weights_out.evaluation = EvaluationThere(app, crew, (app._run, REPLICA))
     progress.records = History(progress.records)
     paced = settings["mode"] == "async" and settings["balance"] == "speed"
     fixed = app.slots is not None or progress.owners is not None or paced or downpour
@@ -388,7 +389,7 @@ async def _run(
         controls=settings["local_rule"].steers,
         callbacks=bool(app.worker_callbacks),
     )
-    reporter = Reporter(app, progress.records, settings["batch_size"], callbacks)
+    reporter = Reporter(app, progress.records, settings["batch_size"], callbacks, weights_out.evaluation)
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
     run = Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)

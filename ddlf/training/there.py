@@ -58,6 +58,7 @@ class WeightsThere:
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
+        self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -113,16 +114,20 @@ class WeightsThere:
         Returns:
             The metrics; None if workers have other data of that part, or compute with fewer bits than this side: then it is to be done here.
         """
+        if self.evaluation is not None:
+            which, numbers = {"generation": generation, "exact": list(exact)}, [one[0] for one in at]
+            shared: dict[str, float] | None = await self.evaluation(which, part, batch_size, numbers)
+            return shared
         if app.precision not in ("float32", "auto"):
             return None
-        which = part, *(id(getattr(app, f"{letter}_{part}", None)) for letter in "xyw")
-        if which not in self._content:
-            self._content[which] = await asyncio.to_thread(content_of, app, part)
+        of = part, *(id(getattr(app, f"{letter}_{part}", None)) for letter in "xyw")
+        if of not in self._content:
+            self._content[of] = await asyncio.to_thread(content_of, app, part)
         there = self.members()
         for member in at:
             if member in there:
                 try:
-                    asked = generation, part, batch_size, self._content[which], *([list(exact)] if exact else [])
+                    asked = generation, part, batch_size, self._content[of], *([list(exact)] if exact else [])
                     found: dict[str, float] | None = await there[member].call(self.role, "evaluate", *asked)
                     return found
                 except LOSS:

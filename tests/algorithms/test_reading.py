@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed
-from ddlf.algorithms.reading import MAX_GLOBAL, SHUFFLE, Portion, portions
+from ddlf.algorithms.reading import MAX_GLOBAL, SHUFFLE, Portion, Turned, portions
 from ddlf.errors import ConfigError
 
 files = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -114,6 +114,29 @@ def test_orders_differ_from_epoch_to_epoch_and_from_slot_to_slot(seed, epoch):
     now, later = (portions(sizes, [128, 128], seed=seed, epoch=number) for number in (epoch, epoch + 2))
     orders = [samples_of(portion, sizes).tolist() for portion in (*now, *later)]
     assert len(set(map(tuple, orders))) == 4
+
+
+@given(data=st.data(), sizes=files, shuffle=rules, seed=seeds)
+def test_pieces_that_are_read_in_turn_are_their_batches_in_that_order_and_no_more_windows_are_open(
+    data, sizes, shuffle, seed
+):
+    (whole,) = portions(sizes, [sum(sizes)], shuffle, seed=seed, epoch=0)
+    batch = data.draw(st.integers(1, 9))
+    cuts = sorted(data.draw(st.lists(st.integers(0, -(-len(whole) // batch) - 1), max_size=3)))
+    pieces = [whole[a * batch : b * batch] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    order = [place for place, piece in enumerate(pieces) for _ in range(-(-len(piece) // batch))]
+    order = [*data.draw(st.permutations(order[:-1])), order[-1]]
+    turned = Turned(pieces=tuple(pieces), order=tuple(order), batch=batch)
+    left = [samples_of(piece, sizes).tolist() if len(piece) else [] for piece in pieces]
+    wanted = []
+    for place in order:
+        wanted += left[place][:batch]
+        left[place] = left[place][batch:]
+    assert samples_of(turned, sizes).tolist() == wanted
+    assert len(turned) == len(whole)
+    if shuffle.startswith("window"):
+        most = int(shuffle[7:]) * turned.windows
+        assert all(len(set(block.tolist())) <= most for block, _ in turned.blocks(sizes))
 
 
 def test_the_order_is_written_down():

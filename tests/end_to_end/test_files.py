@@ -9,7 +9,7 @@ import ddlf
 import ddlf.data
 from ddlf.algorithms.weights import digest
 from ddlf.errors import DatasetError
-from ddlf.events import FilesChanged, UpdateArrived
+from ddlf.events import FilesChanged, UpdateArrived, Warned
 from ddlf.storage import spread
 from ddlf.storage.again import Placed, repartition
 from ddlf.storage.place import Folder
@@ -43,7 +43,7 @@ async def test_three_workers_open_one_of_three_files_in_each_round_and_another_o
     found = {}
     async with local_cluster(3) as cluster:
         app = OfFiles(cluster)
-        app.place, app.shuffle = place, "window:1"
+        app.place, app.shuffle, app.evaluate_every = place, "window:1", 1
         app.subscribe(
             lambda event: isinstance(event, UpdateArrived) and found.update({(event.round, event.slot): event.files})
         )
@@ -52,11 +52,20 @@ async def test_three_workers_open_one_of_three_files_in_each_round_and_another_o
         whole, metrics = digest(app.model.get_weights()), await app.evaluate_model()
         assert metrics["accuracy"] > 0.5
         again = OfFiles(cluster)
-        again.place, again.shuffle = place, "window:1"
+        again.place, again.shuffle, again.evaluate_every, again.evaluate_on = place, "window:1", 1, "workers"
+        asked = []
+        again.subscribe(lambda event: isinstance(event, Warned) and asked.append(event.why))
         async with FaultPlan().kill(worker=2, at_round=2).on(again):
             await again.train_sync()
         assert digest(again.model.get_weights()) == whole
         assert again.ledger.is_exact(3)
+        assert [record.test for record in again.history] == [record.test for record in app.history]
+        assert not asked
+        pushing = OfFiles(cluster)
+        pushing.place, pushing.replicas, pushing.mode = place, 5, "downpour"
+        await pushing.train_model()
+        assert pushing.ledger.is_exact(3)
+        assert (await pushing.evaluate_model())["accuracy"] > 0.5
     rounds = [[found[number, slot] for slot in (1, 2, 3)] for number in (1, 2, 3)]
     assert all(sorted(files for (files,) in opened) == [1, 2, 3] for opened in rounds)
     assert all(len({opened[slot] for opened in rounds}) == 3 for slot in range(3))

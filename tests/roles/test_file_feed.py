@@ -1,5 +1,6 @@
 """A worker that trains on partition files: the bits of arrays in the same order; ended at once, and never on what is damaged."""
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -13,13 +14,15 @@ from ddlf.algorithms.streaming import tensors_of
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, DatasetError
-from ddlf.roles.evaluation import evaluate
+from ddlf.roles.evaluation import counts, evaluate, fitting
 from ddlf.roles.file_feed import FileFeed
+from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.replica import Replica
 from ddlf.roles.task import Task
 from ddlf.storage.place import Folder
 from ddlf.storage.sources import open_source
 from ddlf.storage.split import split
+from ddlf.training.evaluation_there import added
 from tests.patience import PATIENCE_S
 from tests.roles.test_replica import FakeWorker, arrays, task
 from tests.training.models import Blobs, blobs, equal
@@ -181,6 +184,73 @@ def test_an_evaluation_of_files_is_that_of_arrays(place):
     assert evaluate(files, weights, batch_size=16) == evaluate(plain, weights, batch_size=16)
 
 
+class Measured(Blobs):
+    """With metrics of sums and of confusion counts, and a penalty of weights."""
+
+    own = ""
+
+    def load_dataset(self):
+        self.x_train, self.y_train = blobs(203)
+        (self.x_test, self.y_test), self.w_test = blobs(203, 1), np.linspace(0.1, 2, 203)
+
+    def create_model(self):
+        import keras
+
+        class Largest(keras.metrics.Metric):
+            def update_state(self, y, outputs, sample_weight=None):
+                pass
+
+            def result(self):
+                return 1.0
+
+        class Model(keras.Sequential):
+            def test_step(self, data):
+                return super().test_step(data) | {"more": 1.0}
+
+        layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh", kernel_regularizer="l2"), keras.layers.Dropout(0.5)]
+        kind = Model if self.own == "step" else keras.Sequential
+        self.model = kind([*layers, keras.layers.Dense(4, "softmax")])
+        metrics = [
+            "accuracy",
+            keras.metrics.AUC(),
+            keras.metrics.F1Score(),
+            *([Largest()] if self.own == "metric" else []),
+        ]
+        self.model.compile("sgd", "categorical_crossentropy", metrics=metrics, weighted_metrics=["mse"])
+
+
+@pytest.mark.parametrize("cuts", [(0, 203), (0, 16, 32, 192, 203)])
+def test_metrics_that_are_counted_batch_by_batch_are_those_of_one_evaluation_to_the_bit(cuts):
+    replica, other = made(Measured, samples=203), made(Measured)
+    weights = replica.app.model.get_weights()
+    expected = evaluate(other.app, weights, batch_size=16)
+    before = replica.app.model.steps_per_execution = 16
+    found = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
+    assert replica.app.model.steps_per_execution == before
+    assert len(expected) == 8
+    got = MetricMerge(other.app).of(found[0]["names"], added([one["state"] for one in found]))
+    assert got == expected
+    assert evaluate(replica.app, weights, batch_size=16) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("metric", "Largest is a metric with an update_state of its own"), ("step", "'more' is no metric")],
+)
+def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
+    replica = made(Measured, own=own)
+    assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
+
+
+def test_test_data_whose_usual_batches_do_not_fit_into_the_memory_is_evaluated_in_smaller_ones(place):
+    app = of_files(place(), data_memory=8 * 4 * 64 * 30).app
+    assert fitting(app, "test", 512) < 512
+    plain = made().app
+    plain.x_test, plain.y_test = blobs(203)
+    weights = plain.model.get_weights()
+    assert evaluate(app, weights) == evaluate(plain, weights, batch_size=fitting(app, "test", 512))
+
+
 @pytest.mark.parametrize(
     ("columns", "more", "said"),
     [
@@ -302,14 +372,16 @@ def test_pipelines_that_cannot_be_shared_are_refused_in_one_sentence(change, sai
 
 
 def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
-    def of_no_length():
+    def of_no_length(endless):
         data = pydataset(*blobs(203))
-        type(data).__len__ = lambda self: None
-        type(data).num_batches = property(lambda self: None)
+        del type(data).__len__
+        if endless:
+            type(data).num_batches = property(lambda self: None)
         return data
 
-    with pytest.raises(DatasetError, match="train_data does not say how many batches it has"):
-        of_source(of_no_length)
+    for endless in (True, False):
+        with pytest.raises(DatasetError, match="train_data does not say how many batches it has"):
+            of_source(lambda endless=endless: of_no_length(endless))
 
 
 def test_damaged_files_are_left_out_if_that_is_wanted_and_the_rest_is_the_bits_of_arrays(place):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
@@ -17,6 +18,7 @@ from ddlf.roles.serving import End
 from ddlf.roles.shard import Shard
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
+from ddlf.testing.files import MadeUp
 from ddlf.training.serving import Serving
 
 CHANCE = np.random.default_rng(1)
@@ -174,6 +176,52 @@ async def test_replayed_5_times_it_is_the_same_bits(settings, tmp_path):
         await free.train_model()
         others.add(bits(free))
     assert len(others) > 1
+
+
+FILES = {"files": (31, 17, 40, 29, 28, 29, 29), "shuffle": "window:2"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"replicas": 7, "n_push": 2}, {"round_samples": 70}], ids=str)
+async def test_of_partition_files_only_ranges_travel_and_a_replay_is_the_same_bits(settings, tmp_path):
+    run = run_of(checkpoint=tmp_path, **FILES, **settings)
+    delayed(run, 3)
+    await run.train_model()
+    assert (run.ledger.is_exact(2), set(run.ledger.counts)) == (True, {2})
+    tasks = [asked[1] for worker in run.cluster.workers for asked in worker.asked if asked[0] == "train"]
+    assert all(isinstance(task.indices, Portion) for task in tasks)
+    assert {(task.indices.epoch, task.slot) for task in tasks} >= {(0, 0), (1, 2)}
+    again = run_of(replay=tmp_path, **FILES, **settings)
+    delayed(again, 11)
+    await again.train_model()
+    assert bits(again) == bits(run)
+
+
+async def test_of_partition_files_a_replica_that_is_lost_leaves_the_ledger_exact(monkeypatch, tmp_path):
+    monkeypatch.setattr("ddlf.roles.owners.NOTICED_S", 0.1)
+    run = run_of(4, slots=4, shards=1, n_push=2, checkpoint=tmp_path, checkpoint_keep=99, **FILES, **PLAIN)
+    worker, count = run.cluster.workers[2], itertools.count(1)
+
+    def dies(*arguments):
+        worker.lost = worker.lost or next(count) == 6
+        return gradient(*arguments)
+
+    worker.gradient = dies
+    await run.train_model()
+    assert (run.ledger.is_exact(2), set(run.ledger.counts)) == (True, {2})
+    assert sum(record.recomputed for record in run.history) == 1
+    found = tmp_path / "round-000003"
+    resumed = run_of(4, slots=4, n_push=2, shards=1, resume=found, checkpoint=tmp_path / "on", **FILES, **PLAIN)
+    await resumed.train_model()
+    assert resumed.ledger.is_exact(2)
+
+
+async def test_of_batches_that_a_program_makes_each_slot_is_one_replica():
+    data = MadeUp((60, 60))
+    data.on_disk = False
+    with pytest.raises(ConfigError, match="replicas=5 on 3 slots read in turn from several places"):
+        await run_of(replicas=5, files=(60, 60), train_data=data).train_model()
+    with pytest.raises(ConfigError, match="on_bad='skip' does not go with mode='downpour'"):
+        await run_of(on_bad="skip", **FILES).train_model()
 
 
 async def test_a_replay_with_too_few_workers_or_that_loses_one_ends_with_a_sentence(tmp_path, monkeypatch):

@@ -142,6 +142,46 @@ async def test_a_thousand_million_samples_are_some_numbers_everywhere(n):
     assert ledger.is_exact(3)
 
 
+async def test_parts_by_speed_are_kept_for_an_epoch_that_is_cut_into_rounds_also_when_it_is_gone_on_with(tmp_path):
+    def made(**more):
+        settings = {"slots": 3, "files": SEVEN, "master_epochs": 4, "round_samples": 70, "balance": "speed"}
+        run = FakeRun(FakeCluster(3), **settings, **more)
+        for worker, speed in zip(run.cluster.workers, (1000, 2000, 1), strict=True):
+
+            def train(task, worker=worker, speed=speed):
+                worker.compute_s = len(task.indices) / speed
+                return FakeWorker.train(worker, task)
+
+            worker.train = train
+        return run
+
+    run = made(checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    await run.train_model()
+    assert run.ledger.is_exact(4)
+    tasks = [asked[1] for worker in run.cluster.workers for asked in worker.asked if asked[0] == "train"]
+    shares = {(task.round, task.slot): len(task.indices) for task in tasks}
+    assert max(shares[0, slot] for slot in range(3)) < 30  # equal, before anything was measured
+    for number in range(3, 12):
+        assert shares[number, 1] > 1.5 * shares[number, 0] > shares[number, 2] > 0
+        assert 65 <= sum(shares[number, slot] for slot in range(3)) <= 70
+    for source in sorted((tmp_path / "whole").glob("round-*"))[:-1]:
+        again = made(resume=source, checkpoint=tmp_path / f"on {source.name}")
+        await again.train_model()
+        assert again.ledger.is_exact(4)
+        assert bits(again) == bits(run)
+
+
+def test_of_ranges_that_count_the_ledger_has_no_others():
+    (one, other) = portions([6, 6], [6, 6], "none", seed=0, epoch=0)
+    ledger = FileLedger(12, [6, 6])
+    ledger.add(one, 1, [[0, 2], [4, 6]])
+    ledger.add(other, 1)
+    assert ledger.counts.tolist() == [1, 1, 0, 0] + [1] * 8
+    assert not ledger.is_exact(1)
+    ledger.add(one[2:4], 1)
+    assert ledger.is_exact(1)
+
+
 def test_the_ledger_of_files_counts_what_was_read_and_nothing_else():
     ledger = FileLedger(10, [4, 3, 3])
     one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5)
@@ -188,7 +228,10 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
         ({"files": (), "on_bad": "skip"}, "on_bad='skip' is for partition files"),
         ({"worker_steps": 2}, "worker_steps=2 does not go with partition files"),
         ({"partition": "power:1"}, "it needs all labels at once"),
-        ({"balance": "speed", "round_samples": 100}, "balance='speed' does not go with"),
+        (
+            {"balance": "speed", "round_samples": 20},
+            "round_samples=20 cuts 203 samples into 11 rounds, too short for 3",
+        ),
         ({"outer": "streaming:2,overlap=1", "on_bad": "skip"}, "on_bad='skip' does not go with outer='streaming:"),
         ({"round_samples": 4}, "round_samples=4 cuts 203 samples into 51 rounds, too short for 3 slots"),
         ({"round_samples": 50, "worker_steps": 2}, "both say how long a round is"),

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -106,6 +106,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l copies -x -d 'copies of each shar
 complete -c ddlf -n '_shtab_ddlf_using run' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using run' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
+complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using run' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using run' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
@@ -182,6 +183,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l copies -x -d 'copies of each sha
 complete -c ddlf -n '_shtab_ddlf_using demo' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
@@ -409,6 +411,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l copies -x -d 'copies of each shar
 complete -c ddlf -n '_shtab_ddlf_using env' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using env' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
+complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using env' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using env' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
@@ -477,6 +480,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l copies -x -d 'copies of e
 complete -c ddlf -n '_shtab_ddlf_using config show' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'

@@ -1,0 +1,184 @@
+"""Test and validation data that the workers evaluate during training, some of the batches each. Runs on the master.
+
+A worker says what metrics count in each of its batches; added up in the order of the batches, as Keras does it, that comes to the very bits of one
+evaluation of all. So it does not matter how many workers there are, and what one is lost with another one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.parts import content_of, has, place_of, samples_of
+from ddlf.errors import ConfigError
+from ddlf.events import Warned
+from ddlf.phases import Phase
+from ddlf.roles.evaluation import fitting
+from ddlf.roles.metrics import MetricMerge
+from ddlf.training.crew import Crew
+from ddlf.training.recovery import LOSS
+from ddlf.training.rounds import end_all
+
+NAMES = {"test": "test data", "val": "validation data"}
+
+
+class EvaluationThere:
+    """Evaluation on the workers of one run.
+
+    Args:
+        app: The user's ``IApp``, with data and model.
+        crew: Workers.
+        role: How its replicas are called on the workers.
+
+    Raises:
+        ConfigError: There is nothing that would be evaluated.
+    """
+
+    def __init__(self, app: Any, crew: Crew, role: tuple[str, str]) -> None:
+        if not app.evaluate_every and not has(app, "val"):
+            raise ConfigError(
+                "evaluate_on='workers' has no effect: nothing is evaluated during training",
+                hint="set evaluate_every=1, or validation data (x_val)",
+            )
+        self._app, self._crew, self._role = app, crew, role
+        self._merge = MetricMerge(app)
+        self._content: dict[str, tuple[list[int], dict[str, str]]] = {}
+        self._why: dict[str, str] = {}
+
+    async def __call__(
+        self,
+        there: dict[str, Any],
+        part: str,
+        batch_size: int,
+        at: Sequence[int] | None = None,
+        phase: Phase | None = None,
+    ) -> dict[str, float] | None:
+        """Have weights evaluated, to the bits that this side would come to.
+
+        Args:
+            there: The weights, or which of those that workers have.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            at: Numbers of the workers that have the weights; None where they are in ``there``.
+            phase: Told how much is done.
+
+        Returns:
+            The metrics; None where this side is to evaluate. Why is told once.
+        """
+        why = self._why.get(part) or self._elsewhere(part)
+        metrics: dict[str, float] = {}
+        if not why:
+            batch_size = fitting(self._app, part, batch_size)
+            counted = _Counted(samples_of(self._app, part), batch_size, phase)
+            why = await self._counted(counted, there, part, at)
+            if not why and counted.left:
+                return None  # all were lost
+        if not why:
+            metrics = self._merge.of(counted.names, added([counted.found[begin] for begin in sorted(counted.found)]))
+            why = "" if metrics else "the master's model does not make these metrics of what was counted"
+        if why and part not in self._why:
+            self._why[part] = why
+            self._app._tell(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
+        return dict(sorted(metrics.items())) or None  # as Keras gives them
+
+    async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
+        """Have all batches counted by workers, as long as there is one; why that cannot be, if it cannot."""
+        content = await self._content_of(part)
+        numbers = [worker.id for worker in self._app.cluster.workers if at is None or worker.id in at]
+        left_out: dict[int, str] = {}  # workers, and why
+
+        async def carry(worker: ProxyWorker) -> None:
+            while counted.left:
+                begin, end = counted.left.popleft()
+                try:
+                    asked = there, part, counted.batch_size, begin, end, content
+                    found = await worker.call(self._role, "counts", *asked)
+                except LOSS:  # the crew will hear of it
+                    found = {"why": ""}
+                if found is None or "why" in found:
+                    counted.left.append((begin, end))
+                    left_out[worker.id] = f"{worker.name} has other data there" if found is None else found["why"]
+                    return
+                counted.add(begin, found)
+
+        def members() -> list[ProxyWorker]:
+            return [one[0] for n in numbers if n not in left_out and (one := self._crew.member(n)) is not None]
+
+        counted.cut(len(members()))
+        while counted.left and (workers := members()):
+            carrying = [asyncio.ensure_future(carry(worker)) for worker in workers]
+            try:
+                await asyncio.gather(*carrying)
+            except BaseException:
+                await end_all(carrying)
+                raise
+        return next(filter(None, left_out.values()), "") if counted.left else ""
+
+    def _elsewhere(self, part: str) -> str:
+        """Why only this side can evaluate; empty if workers can."""
+        place = place_of(self._app, part)
+        if self._app.precision not in ("float32", "auto"):
+            return f"with precision={self._app.precision!r} the workers compute with fewer bits"
+        if place is not None and place.manifest.hosts:
+            return f"each worker has some of the files of {place}"
+        return place.inexact if place is not None else ""
+
+    async def _content_of(self, part: str) -> dict[str, str]:
+        """What workers are to have of a part."""
+        if (place := place_of(self._app, part)) is not None:
+            return {f"{part}_data": place.manifest.identity}
+        now = [id(getattr(self._app, f"{letter}_{part}", None)) for letter in "xyw"]
+        if self._content.get(part, ([],))[0] != now:
+            self._content[part] = now, await asyncio.to_thread(content_of, self._app, part)
+        return self._content[part][1]
+
+
+class _Counted:
+    """What workers have counted of one evaluation.
+
+    Args:
+        samples: Of the part.
+        batch_size: Samples in a batch.
+        phase: Told how much is done.
+
+    Attributes:
+        left: Ranges of samples that nobody has.
+        found: What was counted of each range, by its first sample.
+        names: Of the metrics.
+    """
+
+    def __init__(self, samples: int, batch_size: int, phase: Phase | None) -> None:
+        self._samples, self.batch_size, self._phase = samples, batch_size, phase
+        self.left = deque([(0, samples)])
+        self.found: dict[int, list[Any]] = {}
+        self.names: list[str] = []
+
+    def cut(self, parts: int) -> None:
+        """Have as many ranges as parts, each of whole batches but for the last."""
+        batches = -(-self._samples // self.batch_size)
+        ends = [batches * (part + 1) // max(parts, 1) for part in range(max(parts, 1))]
+        cuts = [min(end * self.batch_size, self._samples) for end in [0, *ends]]
+        self.left = deque((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
+
+    def add(self, begin: int, found: dict[str, Any]) -> None:
+        """Take what a worker has counted of a range."""
+        self.found[begin], self.names = found["state"], found["names"]
+        if self._phase is not None:
+            batches = sum(len(state[0]) for state in self.found.values())
+            self._phase.move(min(batches * self.batch_size, self._samples))
+
+
+def added(states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
+    """What all batches have counted: added up one after the other, in the type of each variable.
+
+    Args:
+        states: From each range, in order, an array for each variable, shape (batches, ...).
+    """
+    whole = [np.concatenate(arrays) for arrays in zip(*states, strict=True)]
+    return [np.add.accumulate(array, axis=0, dtype=array.dtype)[-1] for array in whole]
