@@ -126,6 +126,7 @@ def check_data(app: Any) -> None:
         "val",
     ):  # the test can be told from training, which need not wait for it: evaluation.check_test_data
         check_part(app, part)
+    _check_classes(app)
     if getattr(app, "class_weight", None) is not None:
         if (place := place_of(app, "train")) is not None:
             if "w" in place:
@@ -162,6 +163,21 @@ def check_part(app: Any, part: str) -> None:
             )
     if not samples:
         raise AppError(f"{first} has no rows", hint="look at how load_dataset finds its files")
+
+
+def _check_classes(app: Any) -> None:
+    """Refuse parts whose labels are numbers of other classes than those of training: what is measured on them would mean nothing."""
+    train = place_of(app, "train")
+    for part in ("val", "test"):
+        other = place_of(app, part)
+        named = [getattr(place, "manifest", None) for place in (train, other)]
+        pairs = zip(*(manifest.classes if manifest else () for manifest in named), strict=False)
+        for number, (wanted, found) in enumerate(pairs):
+            if wanted != found:
+                raise AppError(
+                    f"the label {number} is {wanted!r} in train_data ({train}), but {found!r} in {part}_data ({other})",
+                    hint="split both from sources that have samples of the same classes",
+                )
 
 
 def _check_place(app: Any, part: str, place: Any) -> None:

@@ -29,6 +29,8 @@ SHAPES = {"L": 1, "RGB": 3}
 class Images:
     """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8 or a file's bytes, and ``y``, the number of the class by name.
 
+    A folder without images is no class; one that has folders instead is refused, since their images would be missing.
+
     Args:
         path: Folder.
         image_size: See ``open_source``.
@@ -47,6 +49,12 @@ class Images:
             [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
             for folder in folders
         ]
+        for folder, found in zip(folders, files, strict=True):
+            if not found and any(entry.is_dir() for entry in folder.iterdir()) and any(files):
+                raise DatasetError(
+                    f"{folder} has folders, but no images, so it is no class",
+                    hint="name a folder that has one folder of images for each class",
+                )
         self.classes: Sequence[str] = [folder.name for folder, found in zip(folders, files, strict=True) if found]
         self._files = [(file, label) for label, group in enumerate(filter(None, files)) for file in group]
         if not self._files:

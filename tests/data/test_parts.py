@@ -12,6 +12,10 @@ from ddlf.data.trees import leaves
 from ddlf.errors import AppError, DatasetError
 from ddlf.roles.feed import make_feed
 from ddlf.roles.replica import Replica
+from ddlf.storage.opened import DataSet
+from ddlf.storage.place import Folder
+from ddlf.storage.sources import open_source
+from ddlf.storage.split import split
 from tests.training.models import Blobs, blobs
 
 Pair = collections.namedtuple("Pair", ("left", "right"))
@@ -62,6 +66,25 @@ def made(**attributes):
 def test_data_that_cannot_be_used_is_told_in_a_sentence(attributes, sentence):
     with pytest.raises((AppError, DatasetError), match=sentence):
         check_data(made(**attributes))
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_labels_that_are_numbers_of_other_classes_than_in_training_are_refused(tmp_path, part):
+    def placed(*labels):
+        table = tmp_path / f"{'-'.join(labels)}.csv"
+        if not table.exists():
+            table.write_text("a,kind\n" + "".join(f"1,{label}\n" for label in labels))
+            split(open_source(table, label="kind"), Folder(table.with_suffix("")), [len(labels)])
+        return DataSet(table.with_suffix(""))
+
+    app = Blobs()
+    app.train_data = placed("cat", "dog", "eel")
+    for same in (placed("cat", "dog", "eel"), placed("dog", "cat")):  # fewer at the end: the numbers mean the same
+        setattr(app, f"{part}_data", same)
+        check_data(app)
+    setattr(app, f"{part}_data", placed("dog", "eel"))
+    with pytest.raises(AppError, match=rf"label 0 is 'cat' in train_data \(.*\), but 'dog' in {part}_data"):
+        check_data(app)
 
 
 def test_any_nesting_of_arrays_is_data_and_each_kind_has_its_own_fingerprint():

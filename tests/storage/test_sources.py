@@ -57,6 +57,9 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
     with pytest.raises(DatasetError, match=r"2\.png is 8x8 RGB, but .*1\.png is 4x3 RGB"):
         all_of(open_source(tmp_path))
     assert all_of(open_source(tmp_path, image_size="5x6"))["x"].shape == (3, 6, 5, 3)
+    (tmp_path / "birds" / "small").mkdir(parents=True)
+    with pytest.raises(DatasetError, match="birds has folders, but no images, so it is no class"):
+        open_source(tmp_path)
 
 
 def header(claims, data=b""):
