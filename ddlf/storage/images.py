@@ -143,7 +143,8 @@ class Decoder:
         except DatasetError:
             raise
         except Exception as error:  # Pillow raises of many kinds for damaged files
-            raise DatasetError(f"{where} is no image that can be read ({error})", hint="copy it again") from None
+            why = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
+            raise DatasetError(f"{where} is no image that can be read ({why})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:

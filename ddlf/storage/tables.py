@@ -36,6 +36,8 @@ class Table:
             raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(head)}")
         if all(_is_number(name) for name in head):
             raise DatasetError(f"the first line of {path} has no names", hint="write the names of columns there")
+        if label and head.count(label) > 1:
+            raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
         self._label = head.index(label) if label else None
         self._width = len(head)
         self.samples, whole, numbers = 0, True, True
@@ -48,6 +50,10 @@ class Table:
             self.samples += 1
             if self._label is not None:
                 text = line[self._label]
+                if not text.strip():  # one would make classes of all numbers, and the first of them
+                    raise DatasetError(
+                        f"line {number:,} of {path} has no {label}", hint="fill it, or leave the line out"
+                    )
                 whole = whole and _is_whole(text)
                 numbers = numbers and (whole or _is_number(text))
                 if len(texts) <= MAX_CLASSES:
@@ -97,11 +103,11 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text  # Python's 1_2 is twelve, that of a table a name
 
 
 def _is_whole(text: str) -> bool:
     try:
-        return -(2**63) <= int(text) < 2**63
+        return "_" not in text and -(2**63) <= int(text) < 2**63
     except ValueError:
         return False

@@ -37,6 +37,8 @@ def test_a_table_with_labels_of_each_kind(tmp_path):
     (tmp_path / "t.csv").write_text("a,kind,b,n\n1,dog,2.5,1.5\n3,cat,4e1,2\n")
     found = open_source(tmp_path / "t.csv", label="n")
     assert found.columns["y"].dtype == "float32"
+    (tmp_path / "t.csv").write_text("a,kind\n1,1_2\n3,1_1\n")
+    assert open_source(tmp_path / "t.csv", label="kind").classes == ["1_1", "1_2"]
     (tmp_path / "t.csv").write_text('a,kind,b\n1,dog,2.5\n\n3,"cat",4e1\n')
     found = open_source(tmp_path / "t.csv", label="kind")
     rows = all_of(found, 1)
@@ -116,8 +118,10 @@ def broken(tmp_path):
         (written("names.csv", b"1,2\n3,4\n"), "has no names", {}),
         (written("head.csv", b"a,b\n"), "has no samples", {}),
         (written("label.csv", b"a,b\n1,2\n"), "no column 'c'", {"label": "c"}),
+        (written("unlabelled.csv", b"a,b\n1,0\n2,\n3,1\n"), "line 3 of .* has no b", {"label": "b"}),
+        (written("labels.csv", b"a,b,b\n1,2,2\n"), "has 2 columns 'b'", {"label": "b"}),
         (written("latin.csv", b"a,b\n\xe9,2\n"), "no CSV file in UTF-8", {}),
-        (written("pictures/a/1.png", b"no picture").parents[1], "no image that can be read", {}),
+        (written("pictures/a/1.png", b"no picture").parents[1], r"no image that can be read \(of no kind", {}),
         (image("cmyk/a/1.jpg", Image.new("CMYK", (2, 2))), "is of mode CMYK", {}),
         (image("deep/a/1.png", Image.new("I;16", (2, 2))), "is of mode I;16", {}),
         (written("large/a/1.pgm", b"P5 10001 10000 255\n").parents[1], "has 100,010,000 pixels", {}),
