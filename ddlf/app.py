@@ -211,10 +211,10 @@ class IApp(Settings):
         return Events()
 
     def _tell(self, event: Event) -> None:
-        """Print what no hook prints, and give it to whoever has subscribed."""
+        """Give it to whoever has subscribed, and print what no hook prints: behind a record that the display has held back."""
+        self._events.emit(event)
         if text := line_without_hook(event):
             self.say(text)
-        self._events.emit(event)
 
     def _hook(self, event: Event) -> Any:
         """Give an event to ``on_event``, if it is one of those."""

@@ -264,7 +264,7 @@ async def _told(app: Any, settings: dict[str, Any]) -> AsyncIterator[str]:
         # Of synchronous training nobody asks: equal seeds give equal bits.
         weights = digest(trained.weights) if trained is not None and settings["mode"] != "sync" else ""
         version = 0 if trained is None else trained.version
-        found = app.history.staleness if version else {}
+        found = app.history.staleness if version and settings["mode"] != "sync" else {}
         staleness = tuple(found.get(tau, 0) for tau in range(max(found, default=-1) + 1))
         app._tell(RunEnded(run=run, how=how, version=version, why=why, staleness=staleness, weights=weights))
 

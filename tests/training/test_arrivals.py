@@ -7,6 +7,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.events import RunEnded, Warned
+from ddlf.observe.plain import Lines
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 
@@ -133,6 +134,29 @@ async def test_how_stale_updates_were_is_told_at_the_end(capsys):
     (ended,) = [event for event in told if isinstance(event, RunEnded)]
     assert ended.staleness == (3, 0, 1)
     assert "staleness 0 in 3, 2 in 1 of 4 updates" in capsys.readouterr().out
+
+
+async def test_how_stale_updates_were_stands_behind_the_last_record_where_that_was_held_back(capsys):
+    run = FakeRun(mode="async", slots=2, verbose=True)
+    run._shown = Lines()
+    run.subscribe(run._shown.tell)
+    try:
+        await run.train_model()
+    finally:
+        run._shown.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("round ") for line in lines) == 3  # of eight, which have come at once
+    assert lines[-1] == "staleness 0 in 4, 1 in 4 of 8 updates"
+
+
+async def test_of_synchronous_training_after_asynchronous_no_staleness_is_told(capsys):
+    run = FakeRun(mode="async", slots=2, verbose=True)
+    await run.train_model()
+    assert "staleness" in capsys.readouterr().out
+    told, run.mode = [], "sync"
+    run.subscribe(told.append)
+    await run.train_model()
+    assert [event.staleness for event in told if isinstance(event, RunEnded)] == [()]
 
 
 # -- convergence -------------------------------------------------------------------------------------------------------
