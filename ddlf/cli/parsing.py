@@ -75,9 +75,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {name}: {self.INSTEAD[name]}")
         meant = self.MEANT.get(name)
         near = [meant] if meant in self._option_string_actions else []
-        near = near or difflib.get_close_matches(name, self._option_string_actions, 1)
+        words = {known.lstrip("-"): known for known in self._option_string_actions}  # without what all have in common
+        near = near or [words[word] for word in difflib.get_close_matches(name.lstrip("-"), words, 1)]
         kind = "option" if name.startswith("-") else "argument"
-        self.error(f"unknown {kind} {name!r}" + (f", did you mean {near[0]}?" if near else ""))
+        more = f", did you mean {near[0]}?" if near else ""
+        if not near and name.startswith("--") and "-p" in self._option_string_actions:
+            more = f"; an attribute of the app is set with -p {name[2:].replace('-', '_')}=..."
+        self.error(f"unknown {kind} {name!r}{more}")
 
     def error(self, message: str) -> NoReturn:
         """One line with the reason, one with the way to help; exit code 2."""

@@ -7,11 +7,12 @@ from ddlf.cli.parsing import Parser, number
 
 @pytest.fixture
 def parser():
-    """A command with two options."""
+    """A command with some options."""
     result = Parser(prog="tool")
     result.add_argument("--port", type=number("port", 0, 65535))
     result.add_argument("--workers", type=number("workers", 1, 1024))
     result.add_argument("--seed", type=number("seed", 0))
+    result.add_argument("--mode")
     result.add_argument("--ui", choices=["rich", "plain"])
     return result
 
@@ -35,6 +36,7 @@ def parser():
         ),
         (["--ui", "x"], "tool: argument --ui: invalid choice: 'x' (choose from 'rich', 'plain')"),
         (["--xyz"], "tool: unknown option '--xyz'"),
+        (["--hiden"], "tool: unknown option '--hiden'"),  # as long as --mode, which begins with the same signs
         (["word"], "tool: unknown argument 'word'"),
         (["--por", "1"], "tool: unknown option '--por', did you mean --port?"),
         (
@@ -83,3 +85,10 @@ def test_an_option_that_may_stand_alone_does_not_take_the_next_argument_for_its_
     parser.may_stand_alone["--wait"] = "for-ever"
     found = parser.parse_args(arguments)
     assert (found.wait, found.files) == (wait, files)
+
+
+def test_an_option_that_may_be_an_attribute_of_the_app_says_how_that_is_set(parser, capsys):
+    parser.add_argument("-p", metavar="KEY=VALUE")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--hidden=2"])
+    assert "unknown option '--hidden'; an attribute of the app is set with -p hidden=...\n" in capsys.readouterr().err
