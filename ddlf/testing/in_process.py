@@ -16,6 +16,7 @@ event loop instead of a process. So a test starts in milliseconds, a debugger re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -179,7 +180,8 @@ class InProcessExecutor(ExecutorProcess):
         self.settled.clear()
         for sock in self._sockets:
             if sock.fileno() >= 0:
-                sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the other side was faster
+                    sock.shutdown(socket.SHUT_RDWR)
         executor.peers.close()
         assert isinstance(executor.worker, InProcessWorker)
         executor.worker.end()

@@ -221,7 +221,7 @@ async def test_with_balance_parts_follow_speed_inside_each_round():
 
 @BOTH
 async def test_validation_data_is_evaluated_once_an_epoch(mode, monkeypatch):
-    async def measured(function, app, weights, *more):
+    async def measured(function, app, weights, *more, **how):
         return {"val_loss": 1.0}
 
     monkeypatch.setattr("ddlf.training.reporting.measured", measured)
