@@ -21,7 +21,7 @@ import numpy as np
 
 from ddlf.cli.options import named_cluster
 from ddlf.cli.pairs import taken
-from ddlf.errors import ConnectError, DDLFError
+from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.roles.ways import WAYS, Ways
 from ddlf.wire.messages import Request
 
@@ -138,6 +138,8 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
 async def bench(options: argparse.Namespace) -> int:
     """Measure each worker and print a line for it; return the exit code."""
     cluster = named_cluster(options, guest=True)
+    if options.pairs and len(cluster.workers) < 2:
+        raise ConfigError("--pairs has no effect on one worker", hint="name two or more, or leave --pairs out")
     found: list[Way | DDLFError] = []
     for worker in cluster.workers:
         try:

@@ -148,6 +148,7 @@ def test_help_shows_first_steps_and_every_command(here):
         (["status", "--hosts", "127.0.0.1:99999"], "99999"),
         (["status", "--hosts", ","], "argument --hosts: names no worker"),
         (["status", "--hosts", "127.0.0.1:9,127.0.0.1:9"], "127.0.0.1:9 is named twice"),
+        (["bench", "--pairs", "--hosts", "127.0.0.1:9"], "--pairs has no effect on one worker; name two or more"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sentence):
