@@ -61,7 +61,7 @@ class Outward(Named):
         if self.codec.biased and not self.delta:
             raise ConfigError(
                 f"weights cannot travel as {self.codec.name!r}: what it loses would never come back",
-                hint=f"use float32, float16, bfloat16 or delta:{self.codec.name}",
+                hint=f"use float32, float16 or bfloat16; or delta:{self.codec.name} where the master gives them to the workers",
             )
 
     @classmethod

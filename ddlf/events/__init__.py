@@ -37,6 +37,7 @@ from ddlf.events.phases import (
 )
 from ddlf.events.run import (
     Committed,
+    Converged,
     DataLoaded,
     DataPartitioned,
     Evaluated,
@@ -82,6 +83,7 @@ __all__ = [
     "CheckpointWritten",
     "ClusterEvent",
     "Committed",
+    "Converged",
     "DataLoaded",
     "DataPartitioned",
     "Evaluated",

@@ -190,6 +190,18 @@ class RunEnded(Event):
     weights: str = ""
 
 
+class Converged(Event):
+    """A callback, ``is_convergent`` or the setting ``converge`` has ended training before all epochs were done.
+
+    Args:
+        version: Merges that the run has come to.
+        epochs: Local epochs that were asked for.
+    """
+
+    version: int
+    epochs: int
+
+
 class Replayed(Event):
     """All updates of an earlier run were merged again, in its order.
 

@@ -135,6 +135,8 @@ def _line(event: e.Event) -> str:
             return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
         case e.NothingToTrain():
             return f"nothing   to train: all {event.epochs} epochs are done; to go on, ask for more"
+        case e.Converged():
+            return f"converged after {event.version} merges, before all of {event.epochs} epochs: is_convergent, converge or a callback has said so"
         case e.RunEnded() if len(event.staleness) > 1:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
             found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)

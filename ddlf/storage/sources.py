@@ -97,6 +97,10 @@ def check_ragged(ragged: str, columns: Sequence[str], path: Path) -> set[str]:
     return names
 
 
+KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "images", "placed")
+"""What a source can be."""
+
+
 def open_source(
     path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "", ragged: str = ""
 ) -> Source:
@@ -131,7 +135,7 @@ def open_source(
     }
     given = {"columns": columns, "part": part, "label": label, "image_size": image_size, "ragged": ragged}
     for name, value in given.items():
-        if value and kind not in of[name]:
+        if value and kind not in of[name] and kind in KINDS:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with {path}", hint="leave it out")
     with explained(path, "read"):
         if kind in (".npy", ".npz", "arrays"):

@@ -18,7 +18,7 @@ from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import smooth_speed
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
-from ddlf.events import SlotsChanged
+from ddlf.events import Converged, SlotsChanged
 from ddlf.record import RoundRecord
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.task import CONTROL, Reply, Task
@@ -251,6 +251,8 @@ class Run:
             await self._reporting
         if self._arrivals is None or not self.stopping:
             await self.stop_workers()
+        if self.converged and not self.progress.is_complete and self.replay is None:
+            self.crew.emit(Converged(version=self.progress.version, epochs=self.progress.asked))
 
     async def close(self) -> None:
         """End all that still goes on, however the run has ended."""

@@ -95,6 +95,7 @@ def broken(tmp_path):
     return [
         (tmp_path / "nothing", "there is no", {}),
         (written("a.txt", b"1"), "of no kind that is known", {}),
+        (written("a.tsv", b"1"), "of no kind that is known", {"label": "y"}),
         (npz("objects.npz", x=np.array([None, {}])), "holds Python objects, not numbers", {}),
         (npz("text.npz", x=np.array(["a"])), "not numbers", {}),
         (npz("lengths.npz", x=np.zeros(3), y=np.zeros(2)), "x has 3 rows, y has 2 rows", {}),

@@ -8,7 +8,17 @@ import pytest
 
 from ddlf.algorithms.weights import digest
 from ddlf.errors import CheckpointMismatch, ConfigError
-from ddlf.events import CheckpointWritten, Committed, RunBegan, RunEnded, SlotFinished, SlotStarted, UpdateArrived
+from ddlf.events import (
+    CheckpointWritten,
+    Committed,
+    Converged,
+    RunBegan,
+    RunEnded,
+    SlotFinished,
+    SlotStarted,
+    UpdateArrived,
+)
+from ddlf.observe.lines import line
 from ddlf.sinks import from_json, to_json
 from ddlf.testing import FakeRun
 
@@ -43,6 +53,17 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
     assert ended.weights == (digest(app._progress.weights) if mode == "async" else "")
     for event in told:
         assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
+
+
+@pytest.mark.parametrize(("round_", "told_of"), [(2, [(2, 4)]), (4, [])])
+async def test_a_run_that_ends_before_all_its_epochs_says_so_and_only_then(round_, told_of):
+    app, told = followed(slots=2)
+    app.is_convergent = lambda record: record.round == round_
+    await app.train_model()
+    assert [(event.version, event.epochs) for event in of(Converged, told)] == told_of
+    assert [line(event) for event in of(Converged, told)] == [
+        "converged after 2 merges, before all of 4 epochs: is_convergent, converge or a callback has said so"
+    ] * len(told_of)
 
 
 async def test_what_each_update_cost_is_told_and_the_record_has_the_slowest():
