@@ -95,7 +95,8 @@ class Arrays:
         if kind.hasobject or kind.kind not in KINDS:
             raise DatasetError(
                 f"{self._path}: {name} holds {'Python objects' if kind.hasobject else kind}, not numbers",
-                hint="save arrays of numbers",
+                hint="save arrays of numbers"
+                + ", as numpy.unique(y, return_inverse=True)[1] has of names" * (kind.kind in "SU"),
             )
         if not shape:
             raise DatasetError(f"{self._path}: {name} is a single number, not an array", hint="leave it out: --columns")

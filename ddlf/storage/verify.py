@@ -65,6 +65,10 @@ def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda wh
     """
     if target.suffix not in WRITERS:
         raise DatasetError(f"{target} is of no kind that is known", hint=f"name it {', '.join(WRITERS)}")
+    if target.parts[0].endswith(":"):  # of which a path leaves one stroke
+        raise DatasetError(
+            f"{target} is a URL, and one file is written on this machine", hint="name a path, and copy it"
+        )
     if os.path.lexists(target):
         raise DatasetError(f"{target} is there already, and nothing is overwritten", hint="name another file")
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")

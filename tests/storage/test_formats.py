@@ -3,6 +3,7 @@
 import io
 import struct
 import tarfile
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -201,6 +202,8 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path):
         DatasetError, match=r"a\.h5 is of no kind that is known; name it \.npz, \.parquet, \.tar, \.tfrecord"
     ):
         export(place, place.manifest(), tmp_path / "a.h5")
+    with pytest.raises(DatasetError, match=r"s3:/bucket/a\.npz is a URL, and one file is written on this machine"):
+        export(place, place.manifest(), Path("s3://bucket/a.npz"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "place"]
 
 

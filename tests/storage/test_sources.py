@@ -97,7 +97,7 @@ def broken(tmp_path):
         (written("a.txt", b"1"), "of no kind that is known", {}),
         (written("a.tsv", b"1"), "of no kind that is known", {"label": "y"}),
         (npz("objects.npz", x=np.array([None, {}])), "holds Python objects, not numbers", {}),
-        (npz("text.npz", x=np.array(["a"])), "not numbers", {}),
+        (npz("text.npz", x=np.array(["a"])), "not numbers; save .* as numpy.unique", {}),
         (npz("lengths.npz", x=np.zeros(3), y=np.zeros(2)), "x has 3 rows, y has 2 rows", {}),
         (npz("none.npz", x=np.zeros((0, 2))), "has no samples", {}),
         (npz("single.npz", x=np.float32(1)), "is a single number", {}),
