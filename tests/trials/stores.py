@@ -84,7 +84,10 @@ class FaultyBucket:
         os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="us-east-1")
         os.environ["FSSPEC_S3_ENDPOINT_URL"] = f"http://127.0.0.1:{self._server.server_port}"
         import fsspec
+        from fsspec.config import conf, set_conf_env
 
+        set_conf_env(conf)  # it is read once, when fsspec is imported, and another store may have done that
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         files.mkdir(BUCKET)
         files.put(str(folder), self.url, recursive=True)
