@@ -89,7 +89,9 @@ class FaultyBucket:
         set_conf_env(conf)  # it is read once, when fsspec is imported, and another store may have done that
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         files = fsspec.filesystem("s3", skip_instance_cache=True)
-        files.mkdir(BUCKET)
+        files.makedirs(BUCKET, exist_ok=True)  # all of moto's servers in a process have the same buckets
+        if files.exists(self.url):
+            files.rm(self.url, recursive=True)
         files.put(str(folder), self.url, recursive=True)
 
     def fail(self, **shares: float) -> None:
