@@ -113,6 +113,7 @@ def convert(options: argparse.Namespace) -> int:
         beside.unlink(missing_ok=True)
         raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
     print(f"wrote     {target}: {made.count_params():,} parameters")
+    print("load      keras.saving.load_model, after: import ddlf.models.operator")
     return 0
 
 

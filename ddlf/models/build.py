@@ -1,4 +1,4 @@
-"""A model of Keras from a model as text: a layer for each node of the graph, named and connected as there."""
+"""A model of Keras from a model as text: a layer for each node of the graph, named and connected as there. Runs where models are made."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ MISSING = {
     "scatterND": "what it writes to cannot be trained through",
 }
 """Operators that can be checked and shown, and why no layer is made of them."""
+USUAL = {("pool", "dilations"): [1, 1], ("convTranspose", "groups"): 1}
+"""Options that no layer has yet, by the kind of the operator, and the one value that changes nothing."""
 HOMES = ("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies")
 """Where in Keras a name with a capital is looked for."""
 
@@ -80,7 +82,7 @@ class _Building:
             self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
             return None
         if not isinstance(made, keras.KerasTensor):
-            self.problems.add(node.call, f"{node.operator} gives {len(made)} outputs, and a layer of a text has one")
+            self.problems.add(node.call, f"{node.operator} gives several outputs, and a layer of a text has one")
             return None
         self._hold(node.wanted, made, node.call, node.operator)
         if is_keras(node.operator) and (node.shape is None or None in node.shape):
@@ -90,7 +92,7 @@ class _Building:
     def _layer(self, node: Node, number: int) -> Any:
         if node.lrm != 1:
             self.problems.add(node.call, f"{node.operator}: lrm= cannot be trained yet; leave it out")
-        elif "4" in node.dtype:
+        elif node.dtype in ("int4", "uint4"):
             self.problems.add(node.call, f"{node.operator}: Keras has no type {node.dtype}, write int8 or uint8")
         elif node.operator in MISSING:
             self.problems.add(node.call, f"no layer can be made of {node.operator}: {MISSING[node.operator]}")
@@ -100,6 +102,10 @@ class _Building:
         options = {arg.key: self._value(arg.value) for arg in node.options}
         if is_keras(node.operator):
             return _found(node.operator)(**options, name=name)
+        for key, value in options.items():
+            if value != USUAL.get((OPERATORS[node.operator].kind, key), value):
+                self.problems.add(node.call, f"no layer can be made of {node.operator} with {key}= yet; leave it out")
+                return None
         if OPERATORS[node.operator].kind in ("reshape", "free"):
             if node.shape is None or None in node.shape:
                 self.problems.add(node.call, f"{node.operator} needs shape=")

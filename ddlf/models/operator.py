@@ -1,4 +1,4 @@
-"""The layer of Keras that holds one operator of a model as text."""
+"""The layer of Keras that holds one operator of a model as text. Import this before a model with such layers is loaded."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from ddlf.errors import NotationError
 from ddlf.models.build import build
 from ddlf.notation.model import read
 from tests.notation.texts import DIGITS, HEADS, LM, SQUARE, one
+from tests.processes import python
 
 
 def made(text):
@@ -138,6 +139,16 @@ def test_types_are_those_of_the_text():
         ("relu(), Dense(units=3)", "1:20", "what arrives has [3]"),
         ("matmul(w, int4)", "2:10", "Keras has no type int4"),
         ("dense(shape=[8], activation=relu, lrm=0.5)", "2:10", "lrm= cannot be trained yet"),
+        (
+            "reshape(shape=[2, 2, 2]), maxPool2d(windowDimensions=[1, 1], dilations=[2, 2]), reshape(shape=[8])",
+            "2:35",
+            "maxPool2d with dilations= yet",
+        ),
+        (
+            "reshape(shape=[2, 2, 2]), convTranspose2d(w, kernel=[1, 1], groups=2, shape=[2, 2, 2]), reshape(shape=[8])",
+            "2:35",
+            "convTranspose2d with groups= yet",
+        ),
         ("own>Missing(units=3)", "2:10", "there is no own>Missing"),
     ],
 )
@@ -155,3 +166,11 @@ def test_convert_writes_a_model_that_keras_loads(tmp_path, capsys):
     assert "digits.keras: 4,546 parameters" in capsys.readouterr().out
     assert keras.saving.load_model(tmp_path / "digits.keras").name == "digits"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.keras", "digits.nnm"]
+
+
+@pytest.mark.slow
+def test_a_converted_model_is_loaded_by_another_process_that_imports_the_layer(tmp_path):
+    path = tmp_path / "digits.keras"
+    made(DIGITS).save(path)
+    code = f"import ddlf.models.operator, keras; print(keras.saving.load_model({str(path)!r}).count_params())"
+    assert python(code) == "4546\n"

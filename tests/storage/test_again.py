@@ -122,25 +122,16 @@ def test_what_is_broken_off_or_damaged_leaves_the_version_that_there_is(place, t
 
 
 KILLED = """
-import json, os, signal, sys
+import json, os, sys
 import numpy as np
+from tests.dying import dies_after
 from ddlf.storage import place, split
 from ddlf.storage.again import Placed, repartition
 from ddlf.storage.verify import damage
 
 where = place.open_place(sys.argv[1])
 
-def dies_after(calls):
-    def count(real):
-        def call(*args, **more):
-            nonlocal calls
-            calls -= 1
-            if calls < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **more)
-        return call
-    for name in ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink"):
-        setattr(os, name, count(getattr(os, name)))
+NAMES = ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink")
 
 def rows():
     found = where.manifest()
@@ -154,7 +145,7 @@ for moment in range(50):
     files = {3: 5, 5: 7, 7: 3}[len(there.files)]
     sys.stdout.flush()
     if not (child := os.fork()):
-        dies_after(moment)
+        dies_after(moment, NAMES)
         repartition(place.open_place(sys.argv[1]), Placed(where), split.sizes_of(600, 1, files=files))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

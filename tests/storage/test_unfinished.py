@@ -187,8 +187,9 @@ def test_a_name_that_a_killed_process_left_in_the_store_is_known_where_it_was(so
 
 
 KILLED = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
+from tests.dying import dies_after
 from ddlf.storage import buckets
 from ddlf.storage.place import Folder
 from ddlf.storage.sources import open_source, state_of
@@ -198,21 +199,11 @@ buckets.NOTED_S = 0.0
 source, where, said = Path(sys.argv[1]), sys.argv[2], []
 whole = split(open_source(source), Folder(where + "-whole"), [100] * 6, memory=28_000)
 
-def dies_after(calls):
-    def count(real):
-        def call(*args, **more):
-            nonlocal calls
-            calls -= 1
-            if calls < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **more)
-        return call
-    for name in ("fsync", "rename", "replace", "mkdir", "unlink"):
-        setattr(os, name, count(getattr(os, name)))
+NAMES = ("fsync", "rename", "replace", "mkdir", "unlink")
 
 for moment in range(0, 600, 9):
     if not (child := os.fork()):
-        dies_after(5 + moment % 37)
+        dies_after(5 + moment % 37, NAMES)
         split(open_source(source), Folder(where), [100] * 6, memory=28_000, state=state_of(source))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
