@@ -34,6 +34,8 @@ ON_THEIR_WAY = 2
 NONE = np.zeros(0, np.float32)
 HELD = 4
 """Pushes of a replica that are not safe yet; then it has copies made, and waits."""
+LARGE = 1 << 16
+"""A push of more values lets the fetch beside it go first, while the replica computes longer than it waits; a smaller one has few bytes."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,7 @@ class ModelReplica:
         self._answers: dict[int, list[tuple[int, int] | None]] = {}  # of each push, for each shard, place and staleness
         self._falls: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
         self._safe = [0 for _ in self.numbers]
+        self._taken_at, self._waited_s = 0.0, 0.0  # when weights were taken last, and how long that had waited
 
     @property
     def seen(self) -> list[list[int]]:
@@ -159,8 +162,11 @@ class ModelReplica:
         Returns:
             Values that are trained, as own gradients have moved them on; the others.
         """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         found = await (self._fetching or self._fetch())
-        self._fetching = None
+        self._fetching, self._taken_at = None, clock()
+        self._waited_s = self._taken_at - begun
         self.read = found.versions
         for shard, (epoch, safe) in enumerate(zip(found.epochs, found.safe, strict=True)):
             if epoch == self.epochs[shard]:
@@ -189,7 +195,9 @@ class ModelReplica:
         self._lacking.append((number, gradient))
         push = _Push(number, len(self._answers), list(self.read), gradient, rest)
         self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # of an earlier life
-        self._sending.append(asyncio.ensure_future(self._send(push)))
+        computes = asyncio.get_running_loop().time() - self._taken_at > self._waited_s
+        yields = computes and len(gradient) > LARGE and self.script is None
+        self._sending.append(asyncio.ensure_future(self._send(push, self._begun + 1 if yields else 0)))
         while len(self._sending) > ON_THEIR_WAY or (self._sending and self._sending[0].done()):
             await self._sending.popleft()
 
@@ -237,14 +245,21 @@ class ModelReplica:
 
     # -- on their way: one at a time of each replica, to all shards at once ------------------------------------------------
 
-    async def _send(self, push: _Push) -> None:
+    async def _send(self, push: _Push, fetches: int) -> None:
         async with self._turn:
+            await self._fetches_ended(fetches)
             self._unsafe.append(push)
             await self.owners.each(self._bring)
             self._forget()
             while len(self._unsafe) > HELD:
                 await self.owners.each(lambda shard: self._make_safe(shard, self._unsafe[0].number))
                 self._forget()
+
+    async def _fetches_ended(self, number: int) -> None:
+        """Let the fetches up to one have the links: the next step waits for it, and for a push nobody does."""
+        while self._fetching is not None and self._begun <= number and not self._fetching.done():
+            await asyncio.wait({self._fetching})
+            await asyncio.sleep(0)  # whoever took it begins the next one
 
     async def _bring(self, shard: int) -> None:
         """See that a shard has all pushes up to now, wherever it is by then."""
