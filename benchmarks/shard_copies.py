@@ -64,7 +64,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
                     cluster, int(options.parameters), steps=options.steps, log=str(log), master_epochs=rounds, **PLAIN
                 )
                 training = asyncio.ensure_future(run.train_model())
-                killing = asyncio.ensure_future(kill(run, chance, options.kills, done))
+                killing = asyncio.ensure_future(kill(run, chance, options, done))
                 try:
                     await asyncio.wait({training, killing}, return_when=asyncio.FIRST_COMPLETED)
                     await training
@@ -96,9 +96,9 @@ def lines_of(log: Path) -> list[list[Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-async def kill(run: Any, chance: random.Random, count: int, done: list[int]) -> None:
+async def kill(run: Any, chance: random.Random, options: argparse.Namespace, done: list[int]) -> None:
     """Kill one executor after the other, when all workers are there, and each shard has a copy."""
-    while len(done) < count:
+    while len(done) < options.kills:
         await asyncio.sleep(0.1)
         if not getattr(run, "_run", ""):
             continue
@@ -116,7 +116,7 @@ async def kill(run: Any, chance: random.Random, count: int, done: list[int]) -> 
         pid = (await worker.status())["executor_pid"]
         os.kill(pid, signal.SIGKILL)
         done.append(worker.id)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(options.pause)
 
 
 # -- what it costs --------------------------------------------------------------------------------------------------------
@@ -175,6 +175,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--parameters", type=float, default=1e8, help="of the model (default: %(default)g)")
     one.add_argument("--steps", type=int, default=3, help="of a replica in a round")
     one.add_argument("--cycles", type=int, default=6, help="pushes of each replica for each kill")
+    one.add_argument("--pause", type=float, default=0.5, help="seconds at least from one to the next")
     one.add_argument("--seed", type=int, default=1)
     two = studies.add_parser("cost")
     two.add_argument("--workers", type=int, default=8)
