@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddlf.pool.executor import Pool as Pool
     from ddlf.script import main as main
     from ddlf.script import run as run
+    from ddlf.texts.loaded import load_notation as load_notation
     from ddlf.wire.messages import Request as Request
     from ddlf.wire.messages import Response as Response
     from ddlf.worker.methods import concurrent as concurrent
@@ -42,6 +43,7 @@ _HOMES = {
     "ddlf.iworker": ("IWorker",),
     "ddlf.pool.executor": ("Pool",),
     "ddlf.script": ("main", "run"),
+    "ddlf.texts.loaded": ("load_notation",),
     "ddlf.wire.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
     "ddlf.worker.methods": ("concurrent",),

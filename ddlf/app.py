@@ -48,7 +48,7 @@ class IApp(Settings):
     set is in ``ddlf.settings.Settings``, and ``ddlf config show`` lists it.
 
     Args:
-        cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, and without such a file two new ones on this machine.
+        cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, else two new ones on this machine.
 
     Attributes:
         history: The records of all rounds so far, of every training since the last fresh one; ``history.history`` is a dict of lists, as Keras's.
@@ -72,6 +72,7 @@ class IApp(Settings):
         await app.evaluate_model()
     """
 
+    notation: Any = None  # a text in the place of create_model: its file, or what load_notation gives
     _is_training = False
     _shown: Display | None = None  # while something of this app is shown
     _run = _content = ""
@@ -137,16 +138,15 @@ class IApp(Settings):
 
         Arrays, or lists, tuples or dicts of arrays for a model of several inputs. All nodes must get equal training data.
         """
-        raise AppError(
-            f"{type(self).__name__} has no load_dataset", hint="write one that sets self.x_train and self.y_train"
-        )
+        how = "write one that sets self.x_train and self.y_train"
+        raise AppError(f"{type(self).__name__} has no load_dataset", hint=how)
 
     async def create_model(self) -> None:
-        """Set ``model`` to a compiled Keras model; must be written. Runs on every node, after ``load_dataset``, so it may use the data."""
-        raise AppError(
-            f"{type(self).__name__} has no create_model",
-            hint="write one that sets self.model to a compiled Keras model",
-        )
+        """Set ``model`` to a compiled Keras model; by default to ``notation``. Runs on every node, after ``load_dataset``, so it may use the data."""
+        if self.notation is None:
+            how = "write one that sets self.model to a compiled Keras model, or name a text: notation = 'model.nnm'"
+            raise AppError(f"{type(self).__name__} has no create_model", hint=how)
+        self.model = self.notation
 
     # -- what a user may override -----------------------------------------------------------------------------------
 
@@ -339,9 +339,9 @@ class IApp(Settings):
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        for name in ("load_dataset", "create_model"):
-            if getattr(type(self), name) is getattr(IApp, name):
-                await getattr(self, name)()  # it says so
+        from ddlf.texts.in_app import check_written
+
+        await check_written(self, IApp)
 
     async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.

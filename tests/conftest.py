@@ -48,6 +48,7 @@ USE_KERAS = (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
         *(
             "tests/models/",
+            "tests/texts/",
             "tests/testing/test_in_process.py",
             "tests/testing/test_plan.py",
             "tests/cli/test_dry_run.py",

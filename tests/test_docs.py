@@ -194,7 +194,7 @@ def run(folder, *command):
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path):
-    _, _, keep, on, unlucky = written("docs/tutorial.md", tmp_path)
+    _, _, keep, on, unlucky, without_python = written("docs/tutorial.md", tmp_path)
     assert run(tmp_path, "hello.py").splitlines()[-1].count("process") == 2
     whole = run(tmp_path, *keep)
     assert "round 3/3" in whole
@@ -205,6 +205,9 @@ def test_the_tutorial_does_what_it_says(tmp_path):
     more = run(tmp_path, *on)
     assert "resumed   after round 3" in more
     assert "round 5/5" in more
+    (text,) = blocks("docs/tutorial.md", "text")
+    (tmp_path / "flowers.nnm").write_text(text)
+    assert "decided   flowers:loss SCE" in run(tmp_path, *without_python)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_an_app_has_every_setting_and_its_default():
 def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
     options = options_of("run")
     with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
-    others = {*OF_A_CLUSTER, "help", "app", "target", "save", "parameters", "dry_run", "quiet", "debug"}
+    others = {*OF_A_CLUSTER, "help", "app", "data", "target", "save", "parameters", "dry_run", "quiet", "debug"}
     assert set(options) == with_option | others
     for name in with_option:
         assert (options[name].option_strings, options[name].help) == (

@@ -37,7 +37,8 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         described: The cluster, for people.
         options: As parsed.
     """
-    file = inspect.getfile(type(target) if isinstance(target, IApp) else target)
+    text = getattr(target, "notation", None) if getattr(target, "takes_data", False) else None
+    file = text.file if text else inspect.getfile(type(target) if isinstance(target, IApp) else target)
     needs = needs_of(target)
     mine = about(needs=needs)
     app = target if isinstance(target, IApp) else None
@@ -52,7 +53,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         width = max(len(answer.name) for answer in answers)
         for answer in answers:
             print(f"          {answer.name:<{width}}  {_line(mine, answer)}")
-    named = f"class {type(app).__name__}" if app else f"function {target.__name__}"
+    named = "the text" if text else f"class {type(app).__name__}" if app else f"function {target.__name__}"
     print(f"loads     {named} of {_short(file)}")
     if app:
         print(
@@ -60,6 +61,8 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         )
         if folder := os.environ.get("DDLF_DATA"):
             print(f"          data sets from DDLF_DATA={folder} on this machine, and from that of each worker")
+        for number, each in enumerate(text.decisions if text else ()):
+            print(f"{'' if number else 'decides':<9} {each.block}:{each.key} {each.value}: {each.reason} ({each.rule})")
         _print_settings(app, options)
     _print_files()
     found = [*of_machine(mine, HERE), *(finding for answer in answers for finding in of_answer(mine, answer))]

@@ -17,6 +17,7 @@ from ddlf.notation.printer import format as formatted
 from ddlf.notation.printer import spelled
 from ddlf.notation.shapes import shown
 from ddlf.notation.values import Number
+from ddlf.texts.block import check_train
 
 
 def check(options: argparse.Namespace) -> int:
@@ -25,6 +26,7 @@ def check(options: argparse.Namespace) -> int:
     for path in options.files:
         try:
             model = load(path)
+            check_train(model)
         except NotationError as error:
             print(error, file=sys.stderr)
             code = error.exit_code

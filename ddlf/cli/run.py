@@ -30,6 +30,7 @@ from ddlf.roles import PRELOADED, begin_import
 from ddlf.runs.behind import reason
 from ddlf.runs.folder import MODEL, STATE
 from ddlf.sinks import Sink
+from ddlf.texts.shipped import SUFFIX
 from ddlf.ui import LongMaps, attached, choice, chosen, heard, opened
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
         if options.dry_run:
             return False
-        return path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8") and new_workers(options)
+        is_app = path.suffix == SUFFIX or (path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8"))
+        return is_app and path.is_file() and new_workers(options)
     return False
 
 

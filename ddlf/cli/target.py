@@ -21,11 +21,14 @@ from ddlf.cli.dashboard import said
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
 from ddlf.settings import SETTINGS, option
+from ddlf.texts.shipped import SUFFIX
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
+KINDS = (".py", SUFFIX)
+"""What files end in that can be run."""
 AN_APP = "a subclass of ddlf.IApp"
 A_FUNCTION = "an async function main(cluster)"
 
@@ -95,6 +98,15 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
         AppError: There is nothing to run in it, or more than one thing.
     """
     _check_file(path)
+    data = getattr(options, "data", None)
+    if path.suffix == SUFFIX:
+        if name is not None:
+            raise ConfigError(f"--target {name} has no effect: {path} is the text of one model", hint="leave it out")
+        from ddlf.text_app import app_of
+
+        return app_of(path, data)
+    if data is not None:
+        raise ConfigError(f"--data has no effect on {path}", hint="what it is to learn is in its load_dataset")
     # As `python file.py` does: modules beside it are importable.
     sys.path.insert(0, str(path.parent.resolve()))
     module_name = (
@@ -122,17 +134,20 @@ def _all_given(options: argparse.Namespace) -> list[str]:
 def _check_file(path: Path) -> None:
     if not path.is_file():
         if path.is_dir():
-            inside = sorted(path.glob("*.py"))
+            inside = sorted(other for kind in KINDS for other in path.glob(f"*{kind}"))
             meant, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
             near = [meant] if meant in inside else []
         else:
-            others, folder = {other.name: other for other in path.parent.glob("*.py")}, ""
+            others, folder = {other.name: other for kind in KINDS for other in path.parent.glob(f"*{kind}")}, ""
             near = [others[name] for name in difflib.get_close_matches(path.name, others, 1)]
         raise ConfigError(
             f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
         )
-    if path.suffix != ".py":
-        raise ConfigError(f"{str(path)!r} is no Python file", hint="give the .py file of an app")
+    if path.suffix not in KINDS:
+        raise ConfigError(
+            f"{str(path)!r} is no Python file, and no text of a model",
+            hint=f"give the .py file of an app, or a text that ends in {SUFFIX}",
+        )
 
 
 def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:

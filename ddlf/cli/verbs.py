@@ -81,13 +81,19 @@ def _train(verbs: Verbs) -> None:
         "ddlf run app.py                                # 2 workers on this machine, or those of ./cluster.yaml",
         "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
         "ddlf run app.py -c cluster.yaml -p learning_rate=0.05",
+        "ddlf run model.nnm --data digits                # the text of a model, no Python",
         "ddlf run app.py --checkpoint runs/a --resume auto    # the same command goes on where it ended",
         "ddlf run app.py --dashboard                          # with a page for a browser",
         "ddlf run app.py -c cluster.yaml --dry-run            # what it would do",
         "ddlf run app.py --name wide --log tensorboard        # its folder is runs/<time>-wide",
     )
     run.add_argument(
-        "app", type=Path, help="Python file with a subclass of ddlf.IApp, or an async function main(cluster)"
+        "app",
+        type=Path,
+        help="Python file with a subclass of ddlf.IApp or an async function main(cluster), or the text of a model (.nnm)",
+    )
+    run.add_argument(
+        "--data", metavar="NAME|FILE.npz", help="what a text is to learn: digits, mnist, cifar10, iris, or arrays"
     )
     run.add_argument("--target", metavar="NAME", help="the class or function that is meant, when the file has several")
     add_options(run)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import DDLFError
+from ddlf.texts.shipped import SUFFIX, place_of
 from ddlf.wire.code import is_installed
 from ddlf.wire.values import dumps
 
@@ -73,11 +74,14 @@ class Sources:
         """What the worker gets; None if there is no such thing, or it may not have it.
 
         Args:
-            what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, or a ``"data"`` file of one.
-            name: Name of the module or package.
+            what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, a ``"data"`` file of one, or the ``"text"`` of
+                a model, which may also lie below the current folder.
+            name: Name of the module or package, or the path of the text as the program has it.
             file: File of the data file, below the package's folder.
         """
         folder = self._folder or script_folder()
+        if what == "text":
+            return _text([each for each in (folder, Path.cwd().resolve()) if each is not None], name)
         if folder is None:
             return None
         if what == "names":
@@ -96,6 +100,16 @@ class Sources:
         if what == "files":
             return _files(inside)
         return _data(inside, file) if what == "data" else None
+
+
+def _text(folders: list[Path], name: str) -> bytes | None:
+    """The text of a model, as ``load_notation`` finds it, if it is below one of the folders."""
+    from ddlf.notation.model import read_bytes
+
+    path = place_of(name).resolve()
+    below = any(path.is_relative_to(folder) for folder in folders)
+    hidden = any(part.startswith(".") for part in Path(name).parts if part not in (".", ".."))
+    return read_bytes(path) if below and not hidden and path.suffix == SUFFIX and path.is_file() else None
 
 
 def _names(folder: Path) -> list[str]:

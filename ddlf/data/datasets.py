@@ -2,7 +2,7 @@
 
 Sources, in this order: the folder ``$DDLF_DATA`` (``mnist.npz``, ``cifar10.npz``), this user's cache on disk (checked by hash), Keras's download,
 whose result goes into the cache. The npz files are of Keras's form: uint8 ``x_train``, ``y_train``, ``x_test``, ``y_test``.
-The digits come with this package.
+Digits and irises come with this package.
 """
 
 from __future__ import annotations
@@ -69,6 +69,32 @@ def load_cifar10() -> Arrays:
         DatasetError: No source has it, or the file is damaged.
     """
     return load("cifar10")
+
+
+def load_iris() -> Arrays:
+    """150 irises of three kinds, 50 each: length and width of sepal and petal in cm. They come with this package.
+
+    R. A. Fisher, The use of multiple measurements in taxonomic problems (Annals of Eugenics 7, 1936); in the public domain. As in scikit-learn,
+    whose rows 35 and 38 are Fisher's. Every fifth one is for the test.
+
+    Returns:
+        ``(x_train, y_train), (x_test, y_test)``: x float32 of shape (120, 4) and (30, 4), y int32 of shape (120,) and (30,).
+    """
+    with np.load(Path(__file__).with_name("iris.npz")) as archive:  # in mm, which are whole numbers
+        x, y = (archive["x"] / 10).astype(np.float32), archive["y"].astype(np.int32)
+    test = np.arange(len(x)) % 5 == 0
+    return (x[~test], y[~test]), (x[test], y[test])
+
+
+def with_classes(name: str) -> Arrays:
+    """A data set by name, ``"iris"`` among them, with the number of each sample's class, int32 of shape (n,), as label."""
+    if name == "iris":
+        return load_iris()
+    raw = _read(Path(__file__).with_name("digits.npz")) if name == "digits" else _raw(name)
+    train, test = (
+        (_scaled(raw[f"x_{part}"], name), raw[f"y_{part}"].reshape(-1).astype(np.int32)) for part in ("train", "test")
+    )
+    return train, test
 
 
 def load(name: str) -> Arrays:

@@ -92,6 +92,22 @@ class Warned(Event):
     why: str
 
 
+class Decided(Event):
+    """Something that the text of a model does not say was decided by a rule.
+
+    Args:
+        key: What it is of: block and key, as they would be written.
+        value: As it would be written.
+        rule: Name of the rule.
+        why: Its reason.
+    """
+
+    key: str
+    value: str
+    rule: str
+    why: str
+
+
 class TrainingBegan(Event):
     """The nodes are ready, and what the run goes on from is known.
 

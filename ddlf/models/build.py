@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,34 +33,38 @@ HOMES = ("layers", "initializers", "regularizers", "constraints", "quantizers", 
 """Where in Keras a name with a capital is looked for."""
 
 
-def build(model: Model) -> Any:
+def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str = "") -> Any:
     """Return the model of Keras that a text describes, not compiled.
 
     One input is taken as an array, several as a dict by the names of their blocks; outputs likewise.
 
     Args:
         model: The text, as it was read.
+        scaling: A layer of Keras behind some inputs, by the names of their blocks.
+        initial: As ``initial_values`` has it written.
 
     Raises:
         NotationError: Keras refuses a layer; it has the place.
     """
-    return _Building(model).model()
+    return _Building(model, scaling or {}, initial).model()
 
 
 class _Building:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, scaling: Mapping[str, Call], initial: str) -> None:
+        self.scaling, self.initial = scaling, initial
         self.problems = Problems(model.text, model.file)
         self.name = re.sub(r"\W", "_", model.file.rpartition("/")[2].partition(".")[0]) or "model"
         self.graph = model.graph
         self.taken = {node.name for node in model.graph.nodes if node.name}
         self.made: list[Any] = []
+        self.given: dict[str, Any] = {}  # the inputs themselves, where a layer scales what comes in
 
     def model(self) -> Any:
         for number in range(len(self.graph.nodes)):
             self.made.append(self._output(number))
             self.problems.check()
         nodes, heads = self.graph.nodes, self.graph.heads
-        inputs = {node.name: made for node, made in zip(nodes, self.made, strict=True) if node.operator == "input"}
+        inputs = {node.name: self.given[node.name] for node in nodes if node.operator == "input"}
         outputs = {head.name: self.made[head.node] for head in heads}
         for head in heads:
             self._hold(head.wanted, self.made[head.node], head.at, f"the output {head.name!r}")
@@ -73,7 +78,8 @@ class _Building:
         into = [self.made[each] for each in node.inputs]
         try:
             if node.operator == "input":
-                return keras.Input(node.shape, dtype=node.dtype, name=node.name)
+                given = self.given[node.name] = keras.Input(node.shape, dtype=node.dtype, name=node.name)
+                return self._value(self.scaling[node.name])(given) if node.name in self.scaling else given
             layer = self._layer(node, number)
             if layer is None:
                 return None
@@ -114,7 +120,7 @@ class _Building:
         numbers = [each.value if isinstance(each, Number) else None for each in node.operands]
         if OPERATORS[node.operator].kind == "attend":
             numbers = [None] * len(node.parameters)
-        initial = initial_values(self.graph, number)
+        initial = initial_values(self.graph, number, self.initial)
         return Operator(
             OPERATORS[node.operator].name,
             numbers,

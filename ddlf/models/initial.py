@@ -24,8 +24,14 @@ BEFORE_RELU = 0.01
 """Of a bias before relu, so that no unit begins dead."""
 
 
-def initial_values(graph: Graph, number: int) -> Sequence[str | float]:
-    """The initial values of each parameter of a node: a name of Keras's initializers, or a number."""
+def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str | float]:
+    """The initial values of each parameter of a node: a name of Keras's initializers, or a number.
+
+    Args:
+        graph: The whole.
+        number: Of the node.
+        written: Name of the initializer of weights, where it does not follow from the activation; biases are 0 then.
+    """
     node = graph.nodes[number]
     operator = OPERATORS[node.operator]
     if not node.parameters:
@@ -40,6 +46,8 @@ def initial_values(graph: Graph, number: int) -> Sequence[str | float]:
         return [0.25]
     if operator.name in ("mul", "div", "pow", "quantizeLinear", "dequantizeLinear"):
         return [1.0, 0.0][: len(node.parameters)]
+    if written:
+        weights, bias = written, 0.0
     return [weights if len(each.shape or ()) > 1 else bias for each in node.parameters]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ddlf.notation.model import statements
-from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Value
+from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Value, Word
 
 WIDTH = 100
 """Characters of a line that a statement may have before it is divided."""
@@ -23,6 +24,38 @@ def format(text: str | bytes, file: str = "model.nnm") -> str:
     lines = [line for statement in parsed.statements for line in _statement(statement)]
     lines += list(_comments(parsed.below))
     return "".join(f"{line}\n" for line in lines).lstrip("\n")
+
+
+def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = "") -> str:
+    """Return a text, in its one form, in which some statements say something else; what it has not is added at its end.
+
+    Args:
+        text: A text without errors.
+        values: What is to stand there, by block and property.
+        without: A block that is left out, and all comments with it: to compare texts by what they mean.
+    """
+    _, parsed, _ = statements(text, "")
+    left: dict[tuple[str, str], str] = dict(values)
+    lines: list[str] = []
+    for statement in parsed.statements:
+        place = statement.block.name, statement.property.name
+        if place in left:
+            statement = replace(statement, items=_items(*place, left.pop(place)))
+        if not without:
+            lines += _statement(statement)
+        elif statement.block.name != without:
+            lines += _statement(replace(statement, above=(), beside="", gap=False))
+    for (block, key), value in left.items():
+        lines += _statement(Statement(Word(block, 0), Word(key, 0), _items(block, key, value), 0))
+    if not without:
+        lines += _comments(parsed.below)
+    return "".join(f"{line}\n" for line in lines).lstrip("\n")
+
+
+def _items(block: str, key: str, value: str) -> tuple[tuple[Arg, ...], ...]:
+    _, parsed, problems = statements(f"{block}:{key} {value};", key)
+    problems.check()
+    return parsed.statements[0].items
 
 
 def _statement(statement: Statement) -> Iterator[str]:

@@ -27,6 +27,8 @@ PARTS, LABELS = 10, 10
 """So many slots of a partition are told, and of each so many labels, the most frequent ones."""
 MOST_SHOWN = 6
 """Of the values of staleness in a line; the report has all."""
+MOST_OF_A_VALUE = 60
+"""Letters of a decided value in a line; the text in the run's folder has all."""
 GAIN_WORTH_SAYING = 1.3
 """Of bfloat16; less is lost again in what is not matrix products."""
 
@@ -121,6 +123,9 @@ def _line(event: e.Event) -> str:
             return f"data      {event.samples:,} samples of shape {event.shape}, content {event.content}: {how}"
         case e.Warned():
             return f"{event.about:<9} WARNING {event.why}"
+        case e.Decided():
+            value = event.value if len(event.value) <= MOST_OF_A_VALUE else f"{event.value[:MOST_OF_A_VALUE]}..."
+            return f"decided   {event.key} {value}: {event.why} ({event.rule})"
         case e.TrainingBegan():
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
         case e.DataPartitioned():

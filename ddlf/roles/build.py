@@ -42,6 +42,10 @@ def ready_model(app: Any) -> Any:
         AppError: There is none, or none that can be trained.
     """
     model = getattr(app, "model", None)
+    if (
+        ready := getattr(type(model), "ready", None)
+    ) is not None:  # a text, which makes and compiles one now that there is data
+        model = app.model = ready(model, app)
     if model is None:
         raise AppError(
             "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"

@@ -206,6 +206,7 @@ class Replica:
         self._callbacks = CallbackStates(self.app.worker_callbacks).checked()
         return {
             **self._model.facts(),
+            "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 

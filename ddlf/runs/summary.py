@@ -78,7 +78,9 @@ def without_secrets(word: str) -> str:
 
 
 def source_of(app: Any) -> str:
-    """The file that the app's class is in; empty for one of a notebook's cell."""
+    """The file that the app's class is in, or its text if that is all of it; empty for one of a notebook's cell."""
+    if getattr(app, "takes_data", False):
+        return str(app.notation.file)
     module = sys.modules.get(type(app).__module__)
     return str(getattr(module, "__file__", None) or "")
 

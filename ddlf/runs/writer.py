@@ -79,6 +79,8 @@ class FolderWriter:
             self._write_metrics(rows)
         if any(isinstance(event, e.RunBegan | e.TrainingBegan) for _, event in batch):
             self._write_summary()
+            if (notation := getattr(vars(self._app).get("model"), "notation", None)) is not None:
+                (self._path / folder.NOTATION).write_text(notation.text, encoding="utf-8")
         if self.is_over:
             self._write_end()
 

@@ -330,7 +330,12 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
 def _check_models(app: Any, opened: dict[int, dict[str, Any]]) -> None:
     mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # its weights may be on the workers
     for number, facts in opened.items():
-        theirs = facts["weights"]
+        theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
+        if text is not None and facts["text"] != text.digest:
+            raise AppError(
+                f"worker {number} has another text of {text.file}, or decides otherwise by it, than the master",
+                hint="run it again; if it was changed meanwhile, both have the same then",
+            )
         if [tuple(row[1:]) for row in theirs] != mine:
             raise AppError(
                 f"create_model makes another model on worker {number} ({len(theirs)} weights) than on the master ({len(mine)})",

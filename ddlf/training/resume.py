@@ -292,6 +292,7 @@ def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, A
         "samples": samples,
         "data": app._content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
+        **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
         **app._optimizer,  # the workers'; the master has an equal one
         **rules_of(settings),
     }

@@ -29,6 +29,7 @@ from ddlf.net.admission import Admission
 from ddlf.net.buffers import POOL
 from ddlf.net.listen import answer
 from ddlf.net.tls import Security, worker_tls
+from ddlf.texts import shipped
 from ddlf.wire.code import CodeCache, unpickle
 from ddlf.wire.frame import Limits
 from ddlf.wire.messages import Request
@@ -113,6 +114,7 @@ class Executor:
         self._finder = MasterFinder(ask, lambda: self.calls.running.id if self.calls.running else None)
         self._finder.enabled = self._may_ask_master
         sys.meta_path.append(self._finder)
+        shipped.ask = lambda name: ask("text", name) if self._may_ask_master() else None
 
     async def serve(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         """Serve one connection until it ends.

@@ -116,7 +116,10 @@ def test_modules_beside_the_app_can_be_imported(app):
         (".", "there is no file '.' (it is a folder)"),
         ("lab", "there is no file 'lab' (it is a folder); did you mean 'lab/app.py'?"),
         ("lab/ap.py", "there is no file 'lab/ap.py'; did you mean 'lab/app.py'?"),
-        ("notes.txt", "'notes.txt' is no Python file; give the .py file of an app"),
+        (
+            "notes.txt",
+            "'notes.txt' is no Python file, and no text of a model; give the .py file of an app, or a text that ends in .nnm",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_run_is_exit_code_2(refused, tmp_path, name, sentence):

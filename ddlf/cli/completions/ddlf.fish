@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -61,6 +61,7 @@ complete -c ddlf -n _shtab_ddlf_using -l version -d 'show program'"'"'s version 
 complete -c ddlf -n _shtab_ddlf_using -l schema -d 'print the JSON Schema of cluster.yaml, for editors'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a run -d 'run an app on a cluster'
 complete -c ddlf -n '_shtab_ddlf_using run' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using run' -l data -x -d 'what a text is to learn: digits, mnist, cifar10, iris, or arrays'
 complete -c ddlf -n '_shtab_ddlf_using run' -l target -x -d 'the class or function that is meant, when the file has several'
 complete -c ddlf -n '_shtab_ddlf_using run' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file'
 complete -c ddlf -n '_shtab_ddlf_using run' -l local -x -d 'start N workers on this machine'
@@ -124,7 +125,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -s p -x -d 'set an attribute of the 
 complete -c ddlf -n '_shtab_ddlf_using run' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using run' -s q -l quiet -d 'print the results only'
 complete -c ddlf -n '_shtab_ddlf_using run' -s v -l verbose -l debug -d 'show the whole traceback of an error'
-complete -c ddlf -n '_shtab_ddlf_using run; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'Python file with a subclass of ddlf.IApp, or an async function main(cluster)'
+complete -c ddlf -n '_shtab_ddlf_using run; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'Python file with a subclass of ddlf.IApp or an async function main(cluster), or the text of a model (.nnm)'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a check -d 'compare an app with plain Keras'
 complete -c ddlf -n '_shtab_ddlf_using check' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using check' -l target -x -d 'the class that is meant, when the file has several'

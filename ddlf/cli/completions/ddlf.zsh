@@ -558,6 +558,7 @@ _shtab_ddlf_report_defaults_added=0
 
 _shtab_ddlf_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--data[what a text is to learn\: digits, mnist, cifar10, iris, or arrays]:NAME|FILE.npz:"
   "--target[the class or function that is meant, when the file has several]:NAME:"
   {-c,--config}"[cluster file]:PATH:_files"
   "--local[start N workers on this machine]:N:"
@@ -621,7 +622,7 @@ _shtab_ddlf_run_options=(
   "--dry-run[print what would be done, and train nothing]"
   {-q,--quiet}"[print the results only]"
   {-v,--verbose,--debug}"[show the whole traceback of an error]"
-  ":Python file with a subclass of ddlf.IApp, or an async function main(cluster):_files"
+  ":Python file with a subclass of ddlf.IApp or an async function main(cluster), or the text of a model (.nnm):_files"
 )
 
 # guard to ensure default positional specs are added only once per session

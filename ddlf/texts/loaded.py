@@ -1,0 +1,362 @@
+"""A model that is text, as programs have it: to set as ``self.model``, or to run, test and train by itself.
+
+Keras is imported when the model is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import AppError, NotationError
+from ddlf.models.deciding import Decision, Facts, decide, mismatch
+from ddlf.notation.graph import Head
+from ddlf.notation.model import read, statements
+from ddlf.notation.printer import changed, spelled
+from ddlf.notation.problems import Problems
+from ddlf.notation.values import Call, Text, Value
+from ddlf.settings import Settings
+from ddlf.texts.block import IN_BRACKETS, check_train, read_key, values
+from ddlf.texts.found import blocks_of, facts, inputs_of, last_activation
+from ddlf.texts.shipped import text_of
+
+
+def load_notation(path: str | Path) -> Notation:
+    """Load a model that is text.
+
+    In ``create_model`` it is what ``self.model`` can be set to: a worker gets the text of the master, and what is not written is decided when the
+    data is there. By itself it has ``run``, ``test`` and ``train``.
+
+    Args:
+        path: The file: from the current folder, or beside the script.
+
+    Raises:
+        NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
+    """
+    return Notation(text_of(path), str(path))
+
+
+class Notation:
+    """A model that is text, and what is decided of its training. Other names are those of the model of Keras, which is made when one is asked for.
+
+    Args:
+        text: The text.
+        file: Its name, for errors.
+        values: What holds in the place of the text: value by block and key.
+        decisions: Those among them that rules have made.
+
+    Attributes:
+        parsed: What the text says of the model.
+        train_block: What its block ``train`` says.
+        inputs: Shape of each input, by name.
+        outputs: Shape of each output, by name.
+
+    Raises:
+        NotationError: Something is wrong in it.
+    """
+
+    def __init__(
+        self,
+        text: str | bytes,
+        file: str = "model.nnm",
+        values: Mapping[tuple[str, str], str] | None = None,
+        decisions: tuple[Decision, ...] = (),
+    ) -> None:
+        self.parsed = read(text, file)
+        self.file, self.values, self.decisions = file, dict(values or {}), decisions
+        self._problems = Problems(self.parsed.text, file)
+        self.train_block = check_train(self.parsed)
+        self._own = {
+            key: read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"
+        }
+        self._made: Any = None
+        graph = self.parsed.graph
+        self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
+        self.outputs = {head.name: tuple(head.wanted or graph.nodes[head.node].shape or ()) for head in graph.heads}
+
+    def __reduce__(self) -> Any:
+        return Notation, (self.parsed.text, self.file, self.values, self.decisions)
+
+    def __repr__(self) -> str:
+        return f"Notation({self.file!r}: {', '.join(self.inputs)} -> {', '.join(self.outputs)})"
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        """The text with all that was decided: whoever runs it again decides nothing."""
+        return changed(self.parsed.text, self.values) if self.values else self.parsed.text
+
+    @property
+    def digest(self) -> str:
+        """Of what decides about the bits: layers, losses and keys of training, but for settings of the run; 16 hex digits."""
+        own = {key: value for key, value in self._all_own().items() if key != "data"}
+        blocks = changed(
+            self.parsed.text,
+            {place: value for place, value in self.values.items() if place[0] != "train"},
+            without="train",
+        )
+        return hashlib.sha256(
+            f"{blocks}\n{sorted((key, spelled(value)) for key, value in own.items())!r}".encode()
+        ).hexdigest()[:16]
+
+    def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
+        """The same with other values, by block and key.
+
+        Raises:
+            NotationError: One of them cannot be.
+        """
+        values = {**self.values, **values}
+        optimizer = self.own("optimizer")
+        if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
+            less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
+            left = tuple(arg for arg in optimizer.args if arg.key not in less)
+            values["train", "optimizer"] = spelled(replace(optimizer, args=left))
+        return Notation(self.parsed.text, self.file, values, self.decisions)
+
+    def own(self, key: str) -> Value | None:
+        """The value of a key of the block ``train``; None if it has none."""
+        return self._own.get(key, self.train_block.own.get(key))
+
+    def _all_own(self) -> dict[str, Value]:
+        return {**self.train_block.own, **self._own}
+
+    @property
+    def data(self) -> str | None:
+        """The data that the text names: a data set, or a file as it is written."""
+        value = self.own("data")
+        return None if value is None else value.value if isinstance(value, Text) else str(getattr(value, "name", ""))
+
+    @property
+    def loss(self) -> str:
+        """The loss of outputs without one of their own; empty if there is none."""
+        return str(getattr(self.own("loss"), "name", ""))
+
+    @property
+    def written(self) -> frozenset[tuple[str, str]]:
+        """Block and key of all that is not to be decided."""
+        _, parsed, _ = statements(self.parsed.text, self.file)
+        found = {(each.block.name, each.property.name) for each in parsed.statements} | self.values.keys()
+        optimizer = self.own("optimizer")
+        if isinstance(optimizer, Call) and any(arg.key in IN_BRACKETS["clipping"] for arg in optimizer.args):
+            found.add(("train", "clipping"))
+        return frozenset(found)
+
+    def place(self, key: str) -> str:
+        """File, line and column of a key of the block ``train``, for an error."""
+        if key not in self._own and key in self.train_block.at:
+            line, column = self._problems.place(self.train_block.at[key])
+            return f"{self.file}:{line}:{column}: train:{key}"
+        return f"{self.file}: train:{key}"
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def settled(self, x: Any, y: Any, *, validation: bool) -> Notation:
+        """The same with all decided that is open.
+
+        Args:
+            x: Inputs of training, as Keras takes them; None if they are not in memory.
+            y: Labels, likewise.
+            validation: Whether there is validation data.
+
+        A model of Keras that is there already is kept, and what would make it another one is not decided.
+
+        Raises:
+            AppError: Model and labels do not go together, or nothing can be decided.
+        """
+        found = facts(self.parsed, x, y, parameters=self.parsed.graph.parameters or 0, validation=validation)
+        written = self.written | ({("train", "scaling"), ("train", "initial")} if self._made is not None else set())
+        try:
+            decisions = tuple(decide(found, written))
+        except ValueError as error:
+            raise AppError(f"{self.file} has no loss for an output: {error}") from None
+        settled = Notation(
+            self.parsed.text,
+            self.file,
+            self.values | {(each.block, each.key): each.value for each in decisions},
+            self.decisions + decisions,
+        )
+        settled._check(found)
+        if self._made is not None:
+            settled._made, self._made.notation = self._made, settled
+        return settled
+
+    def _check(self, found: Facts) -> None:
+        """Refuse losses that cannot compare labels with outputs."""
+        blocks = blocks_of(self.parsed)
+        for head, output in zip(self.parsed.graph.heads, found.outputs, strict=True):
+            loss, _ = self.loss_of(head, blocks)
+            if output.labels is not None and (why := mismatch(output, loss)):
+                raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {why}")
+
+    def loss_of(self, head: Head, blocks: Mapping[str, str]) -> tuple[str, dict[str, float]]:
+        """Name of an output's loss, and its factors."""
+        block = blocks.get(head.name, head.name)
+        factors = dict(head.factors) | {
+            key: float(self.values[block, key]) for key in ("delta", "gamma", "alpha") if (block, key) in self.values
+        }
+        return head.loss or self.values.get((block, "loss"), "") or self.loss, factors
+
+    # -- the model of Keras -------------------------------------------------------------------------------------------
+
+    @property
+    def made(self) -> Any:
+        """The model of Keras, if it was made; else None."""
+        return self._made
+
+    @property
+    def keras(self) -> Any:
+        """The model of Keras, made at the first time; compiled once something was decided."""
+        if self._made is None:
+            from ddlf.models.build import build
+
+            self._made = build(self.parsed, self._scaling(), self._initial())
+            self._made.notation = self
+        return self._made
+
+    def _scaling(self) -> dict[str, Call]:
+        value = self.own("scaling")
+        layers = dict(zip(self.inputs, values(value), strict=False)) if value is not None else {}
+        return {name: layer for name, layer in layers.items() if isinstance(layer, Call)}
+
+    def _initial(self) -> str:
+        name = str(getattr(self.own("initial"), "name", ""))
+        return "" if name == "by_activation" else name
+
+    def compiled(self) -> Any:
+        """The model of Keras, compiled.
+
+        Raises:
+            NotationError: Keras refuses something.
+        """
+        from ddlf.texts.compiled import compile
+
+        model, blocks, graph = self.keras, blocks_of(self.parsed), self.parsed.graph
+        heads = [(head, *self.loss_of(head, blocks), last_activation(graph, head.node)) for head in graph.heads]
+        compile(model, heads, self._all_own(), self.place)
+        return model
+
+    @property
+    def patience(self) -> int | None:
+        """Epochs without progress after which training ends; None for no limit."""
+        value = self.own("patience")
+        return getattr(value, "value", None)
+
+    def ready(self, app: Any) -> Any:
+        """The model of Keras that an app trains, compiled by the text and the app's data; what a program has compiled stays as it is.
+
+        Args:
+            app: The user's ``IApp``, with its data.
+        """
+        from ddlf.texts.in_app import ready
+
+        return ready(self, app)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.keras, name)
+
+    # -- by itself ----------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Any) -> Any:
+        """What the model gives: an array, or of several outputs a dict of arrays by name.
+
+        Args:
+            inputs: An array with a row for each sample, or a dict by the names of the inputs.
+
+        Raises:
+            NotationError: A name is no input's.
+        """
+        return self.keras.predict(self._named(inputs, self.inputs, "input"), verbose=0)
+
+    def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
+        """Loss and metrics by name.
+
+        Args:
+            inputs: As ``run`` has them.
+            outputs: What is to come out: an array, or a dict by the names of the outputs.
+
+        Raises:
+            NotationError: A name is no input's or output's.
+            AppError: Labels do not go with an output.
+        """
+        x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
+        self._be_compiled(x, y, validation=False)
+        return {name: float(value) for name, value in self.keras.evaluate(x, y, verbose=0, return_dict=True).items()}
+
+    def train(
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        validation: tuple[Any, Any] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> dict[str, list[float]]:
+        """Train on this machine with Keras's ``fit``; what is not written is decided by these arrays, and is in ``decisions``.
+
+        Args:
+            inputs: As ``run`` has them.
+            outputs: As ``test`` has them.
+            validation: Inputs and outputs that are tested after each epoch.
+            epochs: By default those of the text, else 10.
+            batch_size: By default that of the text, else 32.
+            seed: Of first weights and order, by default that of the text, else 0; without effect on a model that is there already.
+
+        Returns:
+            A list for loss and each metric, with a value for each epoch.
+        """
+        import keras
+
+        said = {
+            name: self.train_block.settings.get(name, getattr(Settings, name))
+            for name in ("master_epochs", "batch_size", "seed")
+        }
+        x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
+        if self._made is None:
+            keras.utils.set_random_seed(said["seed"] if seed is None else seed)
+        self._be_compiled(x, y, validation=validation is not None)
+        beside, callbacks = None, []
+        if validation is not None:
+            beside = (
+                self._named(validation[0], self.inputs, "input"),
+                self._named(validation[1], self.outputs, "output"),
+            )
+            if self.patience is not None:
+                callbacks = [keras.callbacks.EarlyStopping(patience=self.patience, restore_best_weights=True)]
+        history = self.keras.fit(
+            x,
+            y,
+            batch_size=batch_size or said["batch_size"],
+            epochs=epochs or said["master_epochs"],
+            validation_data=beside,
+            callbacks=callbacks,
+            verbose=0,
+        ).history
+        return {name: [float(value) for value in each] for name, each in history.items()}
+
+    def _be_compiled(self, x: Any, y: Any, *, validation: bool) -> None:
+        if self._made is None or not self._made.compiled:
+            settled = self.settled(x, y, validation=validation)
+            settled.compiled()
+            vars(self).update(vars(settled))
+
+    def _named(self, data: Any, names: Mapping[str, Any], what: str) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        problems = Problems("", self.file)
+        for name in data:
+            if name not in names:
+                meant = (
+                    problems.near(str(name), names)
+                    or f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+                )
+                raise NotationError(f"{self.file} has no {what} {name!r}{meant}")
+        if missing := [name for name in names if name not in data]:
+            raise NotationError(f"{self.file}: nothing is given for the {what} {missing[0]!r}")
+        return next(iter(data.values())) if len(names) == 1 else dict(data)

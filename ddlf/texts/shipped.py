@@ -1,0 +1,45 @@
+"""The bytes of a text: on the master those of the file, on a worker those that the master has. Runs on both; imports nothing of weight."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import NotationError
+
+SUFFIX = ".nnm"
+
+ask: Callable[[str], Any] | None = None
+"""In an executor: asks the master for the text with a name; None also where nobody answers."""
+
+
+def text_of(path: Path | str) -> bytes:
+    """Return the bytes of a text.
+
+    Args:
+        path: As the program has it: from the current folder, or from that of the script.
+
+    Raises:
+        NotationError: There is none.
+    """
+    from ddlf.notation.model import read_bytes
+
+    if ask is not None:
+        found = ask(str(path))
+        if isinstance(found, bytes):
+            return found
+        raise NotationError(
+            f"the master gives no text {str(path)!r} to this worker",
+            hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX}",
+        )
+    return read_bytes(place_of(path))
+
+
+def place_of(path: Path | str) -> Path:
+    """Where a text is that a program names: from the current folder, else beside the script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [*([Path(script).parent] if script else []), *map(Path, sys.path[:1])]
+    beside = [folder / path for folder in folders if (folder / path).is_file()]
+    return beside[0] if beside and not Path(path).is_file() else Path(path)

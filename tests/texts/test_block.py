@@ -1,0 +1,115 @@
+"""The block ``train``: what it may say, and what is wrong with it, at its line and column."""
+
+import pytest
+
+from ddlf.errors import ConfigError, NotationError
+from ddlf.notation.model import read
+from ddlf.notation.problems import Problems
+from ddlf.notation.values import Call, Word
+from ddlf.settings import SETTINGS
+from ddlf.texts.block import KEYS, NOT_WRITTEN, read_key, read_train
+from tests.notation.texts import DIGITS
+
+
+def block(*lines):
+    model = read(DIGITS + "\n".join(f"train:{line};" for line in lines))
+    problems = Problems(model.text, model.file)
+    found = read_train(model.train, problems)
+    problems.check()
+    return found
+
+
+def test_settings_of_a_run_have_their_names_and_two_have_short_ones():
+    found = block(
+        "epochs 3",
+        "batch 16",
+        "seed 7",
+        'merge "trimmed:0.1"',
+        "worker_steps 5",
+        "class_weight [1, 2.5]",
+        "verbose false",
+    )
+    assert found.settings == {
+        **dict(master_epochs=3, batch_size=16, seed=7, merge="trimmed:0.1", worker_steps=5),
+        **dict(class_weight={0: 1, 1: 2.5}, verbose=False),
+    }
+
+
+def test_every_setting_that_is_no_object_can_be_written():
+    for name in SETTINGS:
+        text = f"train:{name} ~;"
+        model = read(DIGITS + text.replace("~", "none"))
+        problems = Problems(model.text, model.file)
+        read_train(model.train, problems)
+        said = str(problems._found)
+        assert ("objects of a program" in said) == (name in NOT_WRITTEN)
+        assert "has no key" not in said
+
+
+def test_own_keys_are_values_of_the_text():
+    found = block(
+        "optimizer adam",
+        "penalty L2(l2=0.1)",
+        "metrics [accuracy, AUC()]",
+    )
+    assert found.own["optimizer"] == Word("adam", 0)
+    assert isinstance(found.own["penalty"], Call)
+
+
+WRONG = [
+    ("~optimzer adam", "train has no key 'optimzer', did you mean 'optimizer'?"),
+    ("~batchsize 3", "did you mean 'batch_size'?"),
+    ("optimizer ~adamm", "did you mean 'Adam'?"),
+    ("optimizer ~Sequential()", "optimizer must be an optimizer of Keras"),
+    ("learning_rate ~0", "a number above 0"),
+    ("learning_rate ~fast", "a number above 0"),
+    ("epochs ~0", "epochs must be a whole number of 1 or more, got 0"),
+    ("epochs ~many", "epochs must be a whole number"),
+    ("mode ~asink", "did you mean 'async'?"),
+    ("batch 3; train:~batch_size 4", "which are the same"),
+    ("loss ~SSE", "did you mean 'SCE'?"),
+    ("metrics ~[accuracy, 3]", "a metric of Keras"),
+    ("metrics accuracy, ~mae", "a list in brackets"),
+    ("data ~cifar", "did you mean 'cifar10'?"),
+    ("patience ~0", "1 or more"),
+    ("validation ~1", "between 0 and 1"),
+    ("loss_weights ~[-1, 2]", "0 or more"),
+    ("clipping ~0", "above 0"),
+    ("penalty ~L3(l3=1)", "L1(l1=)"),
+    ("scaling ~Dense(units=3)", "Rescaling(scale=)"),
+    ("optimizer ~Adam(learning_rate=Lambda(function=f))", "an optimizer of Keras"),
+    ("~callbacks [EarlyStopping()]", "objects of a program"),
+    ("epochs ~relu()", "and no layer"),
+    ("initial ~he_unifrm", "did you mean 'he_uniform'?"),
+    ("optimizer SGD(learning_rate=0.1); train:learning_rate ~0.2", "optimizer has one, too"),
+    ("optimizer SGD(clipnorm=1.0); train:clipping ~1", "optimizer has one, too"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_what_is_wrong_is_told_at_its_place(text, sentence):
+    lines = f"train:{text};"
+    before, after = lines.split("~")
+    with pytest.raises(NotationError) as error:
+        block((before + after).removeprefix("train:").removesuffix(";"))
+    line = DIGITS.count("\n") + 1
+    assert f"model.nnm:{line}:{len(before) + 1}: " in str(error.value).splitlines()[0], str(error.value)
+    assert sentence in str(error.value)
+
+
+def test_two_errors_are_both_told():
+    with pytest.raises(NotationError) as error:
+        block("optimzer adam", "epochs 0")
+    assert len(error.value.problems) == 2
+
+
+def test_a_value_that_does_not_stand_in_the_text_is_looked_at_as_well():
+    assert read_key("optimizer", "sgd", "-p optimizer") == Word("sgd", 0)
+    with pytest.raises(ConfigError, match=r"^-p optimizer: optimizer must be .*did you mean 'SGD'"):
+        read_key("optimizer", "sdg", "-p optimizer")
+
+
+def test_all_own_keys_are_told_of_when_none_is_near():
+    with pytest.raises(NotationError) as error:
+        block("zzzzz 3")
+    assert all(key in str(error.value) for key in KEYS)

@@ -1,0 +1,238 @@
+"""A loaded text as an object: what it decides, what it writes down, how it runs by itself with named inputs and outputs."""
+
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.errors import AppError, ConfigError, NotationError
+from ddlf.notation.values import Word
+from ddlf.texts.loaded import Notation
+from tests.notation.texts import DIGITS, HEADS, one
+from tests.processes import python
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 64)).astype("float32")
+Y = np.arange(40) % 10
+OPEN = DIGITS.replace("digits:loss SCE;", "")
+WEIGHTS = "a:layers Dense(units=3), Dense(units=1);\n"
+LINE = "a:input shape=[2]; a:output shape=[1];\n" + WEIGHTS
+
+
+def settled(text, x=X, y=Y, validation=False):
+    return Notation(text).settled(x, y, validation=validation)
+
+
+def test_what_is_decided_is_written_down_and_then_decides_itself():
+    """Whoever runs the text of a run again decides nothing, and has the same model."""
+    first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
+    assert {each.key: each.value for each in first.decisions} == {
+        **dict(loss="SCE", optimizer="adam", initial="by_activation", scaling="none", clipping="none"),
+        **dict(loss_weights="none", patience="none"),
+    }
+    assert "# why" in first.text
+    again = settled(first.text)
+    assert again.decisions == ()
+    assert again.digest == first.digest
+    assert again.text == first.text
+
+
+def test_what_is_written_stays_whatever_the_data_is():
+    text = (
+        OPEN
+        + "train:loss CCE; train:optimizer SGD(learning_rate=0.5); train:scaling none; train:patience 3; train:clipping 2; train:metrics none;"
+    )
+    found = settled(text, X * 100, np.eye(10)[Y])
+    model = found.compiled()
+    assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights"}
+    assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
+    assert float(model.optimizer.learning_rate) == 0.5
+    assert model.optimizer.global_clipnorm == 2
+    assert found.patience == 3
+    assert not any(isinstance(layer, keras.layers.Normalization) for layer in model.layers)
+
+
+def test_clipping_in_the_optimizers_brackets_is_written_too():
+    text = (
+        one("LSTM(units=4), dense(shape=[1], activation=linear)", "[5, 2]", "[1]")
+        + "train:optimizer Adam(clipnorm=3.0);"
+    )
+    found = settled(text, RANDOM.normal(size=(8, 5, 2)), RANDOM.normal(size=8))
+    assert "clipping" not in {each.key for each in found.decisions}
+    assert found.compiled().optimizer.clipnorm == 3
+
+
+def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
+    x = np.stack([np.arange(10.0), 1000 * np.arange(10.0)], axis=1)
+    found = settled(LINE, x, x[:, 0])
+    layer = next(layer for layer in found.keras.layers if isinstance(layer, keras.layers.Normalization))
+    np.testing.assert_allclose(np.asarray(layer(x)), (x - x.mean(0)) / x.std(0), rtol=1e-4)
+    assert "Normalization(axis=-1, mean=[4.5, 4500]" in found.text
+    assert found.keras.count_params() == Notation(LINE).keras.count_params()
+
+
+def test_a_penalty_is_of_weights_and_not_of_biases():
+    found = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
+    model = found.compiled()
+    expected = sum(0.5 * float(np.sum(np.square(each))) for each in model.get_weights() if each.ndim == 2)
+    assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_start_weights_can_be_written():
+    found = settled(OPEN + "train:initial he_normal;")
+    assert found.own("initial") == Word("he_normal", 0)
+    first, bias, *_ = found.keras.get_weights()
+    assert np.abs(first).max() > np.sqrt(6 / 64)  # which uniform values do not pass
+    assert not bias.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "factors", "last", "y", "p", "expected"),
+    [
+        ("CCE", "", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.356675),
+        ("MSE", "", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.0466667),
+        ("FOL", "a:gamma 2; a:alpha 0.25;", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.00802519),
+        ("SCE", "", "softmax", 1, [0.2, 0.7, 0.1], 0.356675),
+        ("HUL", "a:delta 0.5;", "identity", [3.0], [1.0], 0.5 * (2 - 0.25)),
+        ("KLD", "", "softmax", [0.5, 0.25, 0.25], [0.2, 0.7, 0.1], 0.5 * np.log(2.5) + 0.25 * np.log(0.25 / 0.7) + 0.25 * np.log(2.5)),
+    ],
+)  # fmt: skip
+def test_losses_are_those_of_the_formulas(name, factors, last, y, p, expected):
+    size = len(p)
+    found = Notation(f"a:input shape=[{size}]; a:output shape=[{size}]; a:loss {name}; {factors} a:layers {last}();")
+    found = found.settled(np.zeros((2, size)), np.array([y, y]), validation=False)
+    made = found.compiled()
+    assert float(made.loss(np.array([y]), np.array([p]))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_logits_are_compared_as_such():
+    text = "a:input shape=[3]; a:output shape=[3]; a:layers identity();"
+    made = settled(text, np.zeros((3, 3)), np.arange(3)).compiled()
+    assert float(made.loss(np.array([0]), np.zeros((1, 3)))) == pytest.approx(np.log(3))
+
+
+@pytest.mark.slow  # it trains
+def test_it_runs_tests_and_trains_by_itself_with_names(tmp_path, monkeypatch):
+    (tmp_path / "heads.nnm").write_text(HEADS + "train:epochs 3;")
+    monkeypatch.chdir(tmp_path)
+    loaded = ddlf.load_notation("heads.nnm")
+    assert loaded.inputs == {"trunk": (64,)}
+    assert loaded.outputs == {"digit": (10,), "parity": (1,)}
+    labels = {"digit": Y, "parity": Y % 2}
+    history = loaded.train({"trunk": X}, labels, validation=(X, labels))
+    assert len(history["loss"]) == 3
+    assert {"digit_accuracy", "parity_accuracy", "val_loss"} <= set(history)
+    assert {each.key: each.value for each in loaded.decisions if each.key in ("loss", "patience")}["patience"] == "10"
+    assert {name: each.shape for name, each in loaded.run({"trunk": X}).items()} == {
+        "digit": (40, 10),
+        "parity": (40, 1),
+    }
+    assert loaded.test(X, labels)["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-4)
+
+
+@pytest.mark.slow  # it trains
+def test_training_alone_is_that_of_keras_with_the_same_seed():
+    loaded = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1); train:batch 8; train:penalty none;")
+    loaded.train(X, Y, epochs=2, seed=5)
+    keras.utils.set_random_seed(5)
+    he = dict(activation="relu", kernel_initializer="he_uniform", bias_initializer=keras.initializers.Constant(0.01))
+    sizes = [keras.layers.Dense(size, **he) for size in (48, 24)]
+    usual = keras.Sequential([keras.Input((64,)), *sizes, keras.layers.Dense(10, activation="softmax")])
+    usual.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    usual.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    for ours, theirs in zip(loaded.get_weights(), usual.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda one: one.run({"trank": X}), "has no input 'trank', did you mean 'trunk'"),
+        (lambda one: one.test(X, {"digit": Y}), "nothing is given for the output 'parity'"),
+        (
+            lambda one: one.test(X, {"digit": Y, "parity": Y, "more": Y}),
+            "has no output 'more'; there are digit, parity",
+        ),
+    ],
+)
+def test_a_name_that_is_none_is_told(call, sentence):
+    with pytest.raises(NotationError, match=sentence):
+        call(Notation(HEADS))
+
+
+@pytest.mark.parametrize(
+    ("text", "y", "sentence"),
+    [
+        (OPEN, Y + 1, "has no loss for an output: it has 10 values, and its labels are one number each, from 1 to 10"),
+        (DIGITS, np.eye(10)[Y], "'digits' has the loss SCE: it takes the number of a class"),
+        (OPEN, None, "write loss"),
+    ],
+)
+def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
+    with pytest.raises(AppError, match=sentence):
+        settled(text, y=y)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("optimizer SGD(momentm=0.9)", "model.nnm:5:17: train:optimizer: Keras says: .*momentm"),
+        ("metrics [Acuracy()]", "model.nnm:5:15: train:metrics: Keras says: there is no Acuracy"),
+        ("loss_weights [1, 2]", "model.nnm:5:20: train:loss_weights: Keras says: 2 numbers for 1 outputs"),
+    ],
+)
+def test_what_keras_refuses_has_its_place(key, sentence):
+    text = DIGITS + "\n" * (4 - DIGITS.count("\n")) + f"train:{key};"
+    with pytest.raises(NotationError, match=sentence):
+        settled(text).compiled()
+
+
+def test_values_of_a_command_win_over_the_text():
+    found = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
+    assert float(found.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
+    assert "train:optimizer SGD(learning_rate=0.25);" in found.text
+    rate = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1, momentum=0.9);").having(
+        {("train", "learning_rate"): "0.5"}
+    )
+    optimizer = Notation(rate.settled(X, Y, validation=False).text).settled(X, Y, validation=False).compiled().optimizer
+    assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.9)
+    with pytest.raises(ConfigError, match="-p optimizer: optimizer must be"):
+        found.having({("train", "optimizer"): "fast"})
+
+
+def test_it_travels_as_text():
+    first = settled(OPEN)
+    there = pickle.loads(pickle.dumps(first))
+    assert there.text == first.text
+    assert there.decisions == first.decisions
+    assert there.digest == first.digest
+
+
+def test_comments_and_the_length_of_the_run_are_no_part_of_what_it_is():
+    same = [
+        DIGITS,
+        "# a comment\n" + DIGITS,
+        DIGITS + "train:epochs 9; train:data digits;",
+        DIGITS.replace(", ", ",  "),
+    ]
+    assert len({Notation(text).digest for text in same}) == 1
+    others = [DIGITS.replace("[24]", "[25]"), DIGITS + "train:learning_rate 0.5;", DIGITS.replace("SCE", "CCE")]
+    assert len({Notation(text).digest for text in [DIGITS, *others]}) == 4
+
+
+def test_a_model_that_a_program_has_compiled_stays_as_it_is():
+    loaded = Notation(DIGITS)
+    loaded.compile("sgd", "mse")
+    app = type("App", (), {"x_train": X, "y_train": Y, "notation": loaded})()
+    assert loaded.ready(app) is loaded.keras
+    assert loaded.keras.loss == "mse"
+
+
+@pytest.mark.slow  # a new process
+def test_loading_imports_no_keras():
+    python(
+        "import sys, ddlf; ddlf.load_notation('apps/models/digits.nnm'); assert not {'keras', 'tensorflow', 'pydantic'} & set(sys.modules)"
+    )
