@@ -45,9 +45,15 @@ def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def convolve_transposed(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """The gradient of a filter, which makes images larger; then a bias."""
+    """The gradient of a filter, which makes images larger; then a bias. Each group of channels has a slice of the filter's input channels."""
     x = _last(into[0], options, "inputLayout")
-    weights = _filter(operands[0], options, "hwoi")
+    weights, groups = _filter(operands[0], options, "hwoi"), options.get("groups", 1)
+    parts = zip(ops.split(x, groups, axis=-1), ops.split(weights, groups, axis=-1), strict=True)
+    made = ops.concatenate([_transposed(*part, options) for part in parts], axis=-1)
+    return _back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+
+
+def _transposed(x: Any, weights: Any, options: Options) -> Any:
     strides, dilations, extra = (
         options.get(key, usual)
         for key, usual in (("strides", [1, 1]), ("dilations", [1, 1]), ("outputPadding", [0, 0]))
@@ -62,7 +68,7 @@ def convolve_transposed(into: list[Any], operands: list[Any], options: Options) 
         made = ops.pad(made, [(0, max(lacks, 0) if each == 1 + axis else 0) for each in range(4)])
         cut = slice(before, before + size)
         made = made[:, cut] if axis == 0 else made[:, :, cut]
-    return _back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+    return made
 
 
 def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, whole: Callable[..., Any]) -> Any:
@@ -70,12 +76,32 @@ def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, wh
     if window is None:
         return whole(x, axis=(1, 2), keepdims=True)
     padded = ops.pad(x, _padding(options), constant_values=value)
+    if options.get("dilations", [1, 1]) != [1, 1]:
+        return whole(_dilated(padded, options), axis=0)
     return pool(
         padded,
         tuple(window),
         strides=tuple(options.get("strides", [1, 1])),
         padding="valid",
         data_format="channels_last",
+    )
+
+
+def _dilated(x: Any, options: Options) -> Any:
+    """Of each window the values at each of its places, first; places are apart from each other."""
+    window, apart = options["windowDimensions"], options["dilations"]
+    steps = options.get("strides", [1, 1])
+    ends = [size - (places - 1) * gap for size, places, gap in zip(x.shape[1:3], window, apart, strict=True)]
+    return ops.stack(
+        [
+            x[
+                :,
+                row * apart[0] : row * apart[0] + ends[0] : steps[0],
+                column * apart[1] : column * apart[1] + ends[1] : steps[1],
+            ]
+            for row in range(window[0])
+            for column in range(window[1])
+        ]
     )
 
 

@@ -69,6 +69,14 @@ def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
     return made[:, :, padding[0] : made.shape[2] - padding[1], padding[2] : made.shape[3] - padding[3]]
 
 
+def apart(x, size, dilations, strides):
+    """Each window's values first, places apart by dilations: by their indices."""
+    wide = [(each - 1) * gap + 1 for each, gap in zip(size, dilations, strict=True)]
+    rows, columns = ((x.shape[2 + axis] - wide[axis]) // strides[axis] + 1 for axis in (0, 1))
+    i, j = np.meshgrid(np.arange(rows) * strides[0], np.arange(columns) * strides[1], indexing="ij")
+    return np.stack([x[:, :, i + h * dilations[0], j + v * dilations[1]] for h, v in np.ndindex(*size)])
+
+
 def windows(x, size, strides, padding, value, function):
     x = np.pad(x, [(0, 0), (0, 0), tuple(padding[:2]), tuple(padding[2:])], constant_values=value)
     rows, columns = ((x.shape[2 + axis] - size[axis]) // strides[axis] + 1 for axis in (0, 1))
@@ -324,6 +332,35 @@ CASES = [
         [(3, 2, 3, 2)],
         {"strides": [2, 3], "padding": [1, 0, 0, 1], "outputPadding": [1, 0]},
         lambda x, w: conv_transposed(x[0], w, (1, 0, 0, 1), (2, 3), (1, 0)),
+    ),
+    Case(
+        "convTranspose2d",
+        [IMAGE],
+        [(2, 2, 3, 2)],
+        {"strides": [2, 1], "groups": 2},
+        lambda x, w: np.concatenate(
+            [conv_transposed(x[0][:, at : at + 1], w[:, at : at + 1], strides=(2, 1)) for at in (0, 1)], 1
+        ),
+    ),
+    one(
+        "maxPool2d",
+        lambda x: apart(x, (2, 2), (2, 1), (2, 1)).max(0),
+        {"windowDimensions": [2, 2], "dilations": [2, 1], "strides": [2, 1]},
+        shape=IMAGE,
+    ),
+    one(
+        "averagePool2d",
+        lambda x: np.nanmean(
+            apart(np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)], constant_values=np.nan), (2, 2), (1, 3), (1, 1)), 0
+        ),
+        {"windowDimensions": [2, 2], "dilations": [1, 3], "padding": [1, 1, 0, 0]},
+        shape=IMAGE,
+    ),
+    one(
+        "l2Pool2d",
+        lambda x: np.sqrt((apart(x, (2, 2), (2, 2), (1, 1)) ** 2).sum(0)),
+        {"windowDimensions": [2, 2], "dilations": [2, 2]},
+        shape=IMAGE,
     ),
     Case("gather", [(4, 3)], [], {"axis": 1}, None),
     Case(
