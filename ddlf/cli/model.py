@@ -1,4 +1,4 @@
-"""``ddlf model``: models that are text. Nothing is connected, and Keras is imported to convert one only."""
+"""``ddlf model``: models that are text, shown, checked and formatted. Nothing is connected, and Keras is imported to show a file of its own only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.output import native_output_to_log
+from ddlf.cli.model_files import opened
 from ddlf.errors import ConfigError, NotationError
-from ddlf.notation.graph import Node, distances
+from ddlf.notation.drawing import drawn
+from ddlf.notation.graph import Graph, Node, distances
 from ddlf.notation.model import Model, load, read_bytes
 from ddlf.notation.printer import format as formatted
 from ddlf.notation.printer import spelled
 from ddlf.notation.shapes import shown
+from ddlf.notation.svg import picture
 from ddlf.notation.values import Number
 from ddlf.texts.block import check_train
 
@@ -67,12 +69,19 @@ def _replace(path: Path, content: bytes) -> None:
 
 def show(options: argparse.Namespace) -> int:
     """Show the layers of a model; returns the exit code."""
-    model = load(options.file)
+    model = opened(options.file, options.layers)
+    if options.svg:
+        return _svg(model, options.svg)
     if options.json:
         print(json.dumps(_facts(model)))
         return 0
     _warn(model)
     graph = model.graph
+    if options.graph:
+        for line in drawn(graph, [_label(graph, number) for number in range(len(graph.nodes))]):
+            print(line)
+        print(f"model     {_sum(model)}")
+        return 0
     rows = [("", "layer", "reads", "shape", "type", "parameters")]
     far = distances(graph)
     for number, node in enumerate(graph.nodes):
@@ -92,40 +101,37 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def convert(options: argparse.Namespace) -> int:
-    """Make a model of Keras of a text; returns the exit code."""
-    target: Path = options.target
-    if target.suffix != ".keras":
-        raise ConfigError(f"{target} does not end in .keras", hint=f"write {target.with_suffix('.keras')}")
-    if target.exists():
-        raise ConfigError(f"{target} exists", hint="name a new file, or delete it first")
-    if not target.parent.is_dir():
-        raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or name another")
-    model = load(options.file)
-    _warn(model)
-    with native_output_to_log():
-        from ddlf.models.build import build
-
-        made = build(model)
-    beside = target.with_name(f".{os.getpid()}.{target.name}")
+def _svg(model: Model, path: Path) -> int:
+    """Write the picture of a model."""
+    graph = model.graph
+    labels = [
+        (f"{node.operator} {node.name}", f"{shown(node.shape)} {node.dtype}", f"{at + 1} {_called(node)}")
+        for at, node in enumerate(graph.nodes)
+    ]
     try:
-        made.save(beside)
-        beside.replace(target)
+        path.write_text(picture(graph, labels), encoding="utf-8")
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-    print(f"wrote     {target}: {made.count_params():,} parameters")
-    print("load      keras.saving.load_model, after: import ddlf.models.operator")
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    print(f"wrote     {path}: {_sum(model)}")
     return 0
+
+
+def _label(graph: Graph, number: int) -> str:
+    """A layer as its row of a picture has it."""
+    node = graph.nodes[number]
+    heads = "".join(f"  -> output {head.name}" for head in graph.heads if head.node == number)
+    return f"{number + 1:>3} {_called(node)}  {shown(node.shape)}{heads}"
 
 
 def _called(node: Node) -> str:
     operands = [each.written if isinstance(each, Number) else each for each in node.operands]
     types = [node.written] if node.operator == "cast" else []
     options = [f"{arg.key}={spelled(arg.value)}" for arg in node.options]
+    options += [f"call={spelled(node.given)}"] if node.given else []
+    options += [f"share={node.share}"] if node.share and node.share != node.operator else []
     name = f" {node.name}" if node.name else ""
     return (
-        f"input{name}"
+        f"input{name}{' ' * bool(options)}{' '.join(options)}"
         if node.operator == "input"
         else f"{node.operator}({', '.join([*operands, *types, *options])}){name}"
     )

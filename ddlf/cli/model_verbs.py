@@ -15,7 +15,7 @@ def add(verbs: Verbs) -> None:
     """Add the verb."""
     model = verbs.add_parser(
         "model",
-        help="show, check, format and convert models that are text",
+        help="show, check, format, convert and compare models that are text",
         description="Models as text. Nothing in a text is run; Keras is needed to convert one only.",
         epilog=examples_of("ddlf model show model.nnm", "ddlf model check *.nnm", "ddlf model format model.nnm"),
     )
@@ -28,10 +28,14 @@ def add(verbs: Verbs) -> None:
         "Show each layer of a model with what it reads, its shape, its type and its parameters, and how far each parameter is from an input "
         "and from an output.",
         "ddlf model show model.nnm",
-        "ddlf model show model.nnm --json",
+        "ddlf model show model.nnm --graph",
+        "ddlf model show model.nnm --svg model.svg",
     )
-    show.add_argument("file", type=Path, metavar="FILE", help="text of a model")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    show.add_argument("file", type=Path, metavar="FILE", help="a text, .keras or .safetensors")
+    how = show.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print JSON")
+    how.add_argument("--graph", action="store_true", help="draw what reads what")
+    how.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of what reads what")
 
     check = verb(
         actions,
@@ -62,14 +66,36 @@ def add(verbs: Verbs) -> None:
     convert = verb(
         actions,
         "convert",
-        "model:convert",
-        "make a model of Keras of a text",
-        "Make a model of Keras of a text, with its first weights, and save it. It is not compiled.",
+        "model_files:convert",
+        "make a model of Keras, weights or a text of another of them",
+        "Make of a text, a .keras file or a .safetensors file (weights with their text) another of them. Weights stay the same bits; a text "
+        "by itself begins with first weights. What a model is compiled with does not come along.",
         "ddlf model convert model.nnm model.keras",
+        "ddlf model convert model.keras model.nnm",
+        "ddlf model convert model.keras model.safetensors",
+        "ddlf model convert model.nnm model.keras --weights model.safetensors",
     )
-    convert.add_argument("file", type=Path, metavar="FILE", help="text of a model")
-    convert.add_argument("target", type=Path, metavar="TARGET", help="new file, which ends in .keras")
-    for action in (show, check, format_, convert):
+    convert.add_argument("file", type=Path, metavar="FILE", help="a text, .keras or .safetensors")
+    convert.add_argument("target", type=Path, metavar="TARGET", help="new file, whose ending says what is made")
+    convert.add_argument("--weights", type=Path, metavar="FILE", help=".safetensors file with the weights of the text")
+
+    diff = verb(
+        actions,
+        "diff",
+        "model_files:diff",
+        "say what differs between two models",
+        "Say what differs between two models: layers that are gone (-) or new (+), and options, shapes and parameters that changed (~). The exit "
+        "code is 1 if anything differs.",
+        "ddlf model diff old.nnm new.nnm",
+        "ddlf model diff model.keras model.nnm",
+    )
+    diff.add_argument("one", type=Path, metavar="A", help="a text, .keras or .safetensors")
+    diff.add_argument("other", type=Path, metavar="B", help="another one")
+    for action in (show, convert, diff):
+        action.add_argument(
+            "--layers", type=Path, metavar="FILE.py", help="Python file to run, which registers layers of your own"
+        )
+    for action in (show, check, format_, convert, diff):
         action.add_argument(
             "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
         )

@@ -12,6 +12,7 @@ from ddlf.notation.operators import (
     DTYPES,
     EVERYWHERE,
     FLAG,
+    FOREIGN,
     LIST,
     LOSSES,
     NUMBER,
@@ -30,6 +31,10 @@ from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Valu
 MAX_SIZE = 2**31 - 1
 PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
 TRAIN = "train"
+OF_INPUTS = {"batch": "a size", "sparse": FLAG, "ragged": FLAG, "optional": FLAG, "name": "a name"}
+"""What an input says beside its type and shape."""
+CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+"""Layers that run code of their own."""
 
 
 @dataclass(slots=True)
@@ -51,7 +56,12 @@ class Block:
     @property
     def is_macro(self) -> bool:
         """Whether it is called by its name, and begins where it is called."""
-        return not self.statements.keys() & {"input", "output", "from"}
+        return not self.statements.keys() & {"input", "output", "from", "model"}
+
+    @property
+    def is_name_only(self) -> bool:
+        """Whether it only says what a model is, whose layers are in other blocks."""
+        return "model" in self.statements and not self.statements.keys() & {"input", "output", "from", "layers"}
 
 
 def plain(value: Value) -> Any:
@@ -63,8 +73,18 @@ def plain(value: Value) -> Any:
     return [plain(each) for each in value.values] if isinstance(value, Items) else value
 
 
-def sizes(value: Value, key: str, problems: Problems, *, empty: bool = True) -> tuple[int, ...] | None:
-    """The sizes of a list; None if it is wrong, which is told."""
+def sizes(
+    value: Value, key: str, problems: Problems, *, empty: bool = True, free: bool = False
+) -> tuple[int | None, ...] | None:
+    """The sizes of a list; None if it is wrong, which is told.
+
+    Args:
+        value: The list.
+        key: What it is, for errors.
+        problems: Is told what is wrong.
+        empty: Whether it may have no size.
+        free: Whether a size may be ``none``, which takes any.
+    """
     if not isinstance(value, Items):
         meant = f", did you mean '{key}=[{value.written}]'?" if isinstance(value, Number) else ""
         problems.add(value.at, f"{key} must be a list of sizes{meant or ', such as [28, 28]'}")
@@ -74,11 +94,13 @@ def sizes(value: Value, key: str, problems: Problems, *, empty: bool = True) -> 
         return None
     for each in value.values:
         number = each.value if isinstance(each, Number) else None
+        if free and each == Word("none", 0):
+            continue
         if not isinstance(number, int) or not 1 <= number <= MAX_SIZE:
             shown = each.written if isinstance(each, Number) else getattr(each, "name", "a list")
             problems.add(each.at, f"a size must be a whole number from 1 to {MAX_SIZE:,}, got {shown[:MAX_DIGITS]}")
             return None
-    return tuple(int(plain(each)) for each in value.values)
+    return tuple(plain(each) for each in value.values)
 
 
 class Blocks(dict[str, Block]):
@@ -162,10 +184,25 @@ class Blocks(dict[str, Block]):
             self.problems.add(value.at, f"there is no loss {shown!r}{meant}")
         elif property_ in ("delta", "gamma", "alpha") and not isinstance(value, Number):
             self.problems.add(value.at, f"{property_} must be a number")
+        elif property_ == "model":
+            self._model(value)
         elif property_ == "from" and not isinstance(value, Word):
             self.problems.add(value.at, "'from' must name a block")
         elif property_ == "name" and not isinstance(value, Word | Text):
             self.problems.add(value.at, "'name' must be a name")
+
+    def _model(self, value: Value) -> None:
+        """Look at what a block says of a model."""
+        if not isinstance(value, Call):
+            self.problems.add(value.at, "'model' is a class of models, such as Sequential() or Functional()")
+            return
+        if value.name not in ("Sequential", "Functional") and ">" not in value.name:
+            meant = self.problems.near(value.name, ["Sequential", "Functional"]) or "; write Functional()"
+            self.problems.add(value.at, f"there is no model {value.name!r}{meant}")
+        for arg in value.args:
+            if not arg.key:
+                self.problems.add(arg.at, "a model has options only, such as name= or inputs=")
+            self.nested(arg.value)
 
     def _check(self, call: Call) -> None:
         """Look at a layer where it stands; what macros bind to it is looked at later."""
@@ -174,8 +211,7 @@ class Blocks(dict[str, Block]):
             if arg.key in seen:
                 self.problems.add(arg.at, f"{arg.key!r} is given twice")
             seen |= {arg.key} - {""}
-            if isinstance(arg.value, Call):
-                self.nested(arg.value)
+            self.nested(arg.value)
         if is_keras(call.name):
             self._check_keras(call)
             return
@@ -202,13 +238,16 @@ class Blocks(dict[str, Block]):
         known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
         return not known and self.is_placeholder(name)
 
-    def nested(self, call: Call) -> None:
+    def nested(self, value: Value) -> None:
         """Refuse code within a value."""
-        if call.name == "Lambda":
-            self.problems.add(call.at, "Lambda is not allowed: a text never runs code")
-        for arg in call.args:
-            if isinstance(arg.value, Call):
+        if isinstance(value, Call):
+            if value.name in CODE:
+                self.problems.add(value.at, f"{value.name} is not allowed: a text never runs code")
+            for arg in value.args:
                 self.nested(arg.value)
+        elif isinstance(value, Items):
+            for each in value.values:
+                self.nested(each)
 
     def is_placeholder(self, name: str) -> bool:
         """Whether a layer of this name stands for what an option of a macro says."""
@@ -288,7 +327,7 @@ class Blocks(dict[str, Block]):
         return len(self.problems) == before
 
 
-COMMON_OPTIONS = (*keras_layers.COMMON, *EVERYWHERE, "to")
+COMMON_OPTIONS = (*keras_layers.COMMON, *EVERYWHERE, "to", "call", "share")
 
 
 def _suits(kind: str, value: Any) -> bool:
@@ -299,7 +338,15 @@ def _suits(kind: str, value: Any) -> bool:
     return kind == NUMBER or (isinstance(value, int) and (kind == WHOLE or value >= 1))
 
 
-def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int, ...] | None]:
+def _of_input(arg: Arg, problems: Problems) -> None:
+    """Look at what an input says beside its type and shape."""
+    kind, value = OF_INPUTS[arg.key], arg.value
+    right = isinstance(value, Word | Text) if kind == "a name" else _suits(kind, plain(value))
+    if not right:
+        problems.add(value.at, f"{arg.key} must be {kind}")
+
+
+def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
     """Type and shape of an input or output; the type is empty if it is not written, the shape None if it is wrong."""
     dtype, shape, seen = "", None, False
     for index, arg in enumerate(args):
@@ -308,11 +355,13 @@ def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[st
             problems.add(behind, "'=' is missing behind 'shape', did you mean 'shape=['?")
             return dtype, None
         if arg.key == "shape":
-            seen, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output")
+            seen, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output", free=True)
+        elif property_ == "input" and arg.key in OF_INPUTS:
+            _of_input(arg, problems)
         elif arg.key:
-            problems.add(arg.at, f"{property_!r} has no {arg.key!r}{problems.near(arg.key, ['shape'])}")
+            problems.add(arg.at, f"{property_!r} has no {arg.key!r}{problems.near(arg.key, ['shape', *OF_INPUTS])}")
             seen = True
-        elif isinstance(arg.value, Word) and arg.value.name in DTYPES and not dtype:
+        elif isinstance(arg.value, Word) and arg.value.name in (*DTYPES, *FOREIGN) and not dtype:
             dtype = arg.value.name
         elif isinstance(arg.value, Word):
             problems.add(

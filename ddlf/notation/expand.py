@@ -6,33 +6,28 @@ What nobody takes is bound to its last layer. An inner one wins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlf.notation import keras_layers
 from ddlf.notation.blocks import Block, Blocks, plain, typed
+from ddlf.notation.forms import Forms
 from ddlf.notation.graph import Graph, Head, Node
-from ddlf.notation.operators import DTYPES, EVERYWHERE, OPERATORS, is_keras
+from ddlf.notation.operators import EVERYWHERE, OPERATORS, is_keras
+from ddlf.notation.reads import Reads, Scope
 from ddlf.notation.values import Arg, Call, Items, Number, Text, Word
 
 MAX_LAYERS = 10_000
 MAX_NESTED = 30
 """Macros within macros, and blocks each of which begins at the end of the next."""
+NO_OPTIONS = ("", "to", "call", "share", *EVERYWHERE)
+"""Keys of what is no option of the layer itself."""
 KEPT = ("name", "shapes", "lrm")
 """Options of a macro's call that belong to the call itself."""
 
 
 class _TooMany(Exception):
     """The text asks for more layers than there may be."""
-
-
-@dataclass(slots=True)
-class Scope:
-    """The names that can be seen from a layer."""
-
-    start: int
-    names: dict[str, int] = field(default_factory=dict)
-    above: Scope | None = None
 
 
 @dataclass(slots=True)
@@ -44,16 +39,17 @@ class Within:
     call: int | None = None
 
 
-def expand(blocks: Blocks) -> Graph:
-    """Return the graph of all blocks, with what leads nowhere. What is wrong is told to the blocks' problems."""
-    return _Expansion(blocks).graph()
+def expand(blocks: Blocks, forms: Forms) -> Graph:
+    """Return the graph of all blocks of all models, with what leads nowhere. What is wrong is told to the blocks' problems."""
+    return _Expansion(blocks, forms).graph()
 
 
-class _Expansion:
-    def __init__(self, blocks: Blocks) -> None:
-        self.blocks, self.problems = blocks, blocks.problems
+class _Expansion(Reads):
+    def __init__(self, blocks: Blocks, forms: Forms) -> None:
+        super().__init__(blocks)
+        self.forms = forms
         self.nodes: list[Node] = []
-        self.names: dict[str, int] = {}
+        self.names: dict[str, dict[str, int]] = {}
         self.ends: dict[str, int | None] = {}
         self.open: list[str] = []
         self.called: set[str] = set()
@@ -64,9 +60,9 @@ class _Expansion:
         heads: list[Head] = []
         try:
             for block in self.blocks.values():
-                if not block.is_macro:
+                if not block.is_macro and not block.is_name_only:
                     self._end(block, block.at)
-            heads = [head for block in self.blocks.values() if (head := self._head(block))]
+            heads = [head for block in self.blocks.values() if not block.is_macro and (head := self._head(block))]
         except _TooMany:
             pass
         inputs = [block for block in self.blocks.values() if "input" in block.statements]
@@ -100,7 +96,11 @@ class _Expansion:
         if "loss" in says and says["loss"].items:
             loss = str(plain(says["loss"].items[0][0].value))
         numbers = tuple((key, float(each.items[0][0].value.value)) for key, each in factors if _is_number(each))  # type: ignore[union-attr]
-        return Head(name, end, loss, numbers, dtype, shape, says["output"].at)
+        return Head(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
+
+    def end_of(self, name: str, at: int) -> int | None:
+        """As ``Reads`` has it."""
+        return self._end(self.blocks[name], at)
 
     def _end(self, block: Block, at: int) -> int | None:
         """Number of the node at the end of a block that begins somewhere; None if it cannot be found."""
@@ -114,7 +114,8 @@ class _Expansion:
             return None
         self.open.append(block.name)
         current = self._start(block)
-        scope = Scope(-1 if current is None else current, self.names)
+        names = self.names.setdefault(self.forms.owner(block.name), {})
+        scope = Scope(-1 if current is None else current, names)
         for call in block.calls if current is not None else ():
             current = self._layer(call, current, scope, Within())
         self.open.pop()
@@ -132,22 +133,29 @@ class _Expansion:
                 return None
             dtype, shape = typed(says["input"].items[0], "input", self.problems)
             at = says["input"].at
-            self.nodes.append(Node("input", name=block.name, written=dtype or "float32", wanted=shape, at=at, call=at))
+            more = tuple(arg for arg in says["input"].items[0] if arg.key not in ("", "shape"))
+            self.nodes.append(
+                Node("input", options=more, name=block.name, written=dtype or "float32", wanted=shape, at=at, call=at)
+            )
             return len(self.nodes) - 1
         if "from" not in says:
             sentence = (
                 f"{block.name!r} has an output, but nothing goes in; write {block.name}:input or {block.name}:from"
             )
             if block.name not in self.blocks.broken:
-                self.problems.add(says["output"].at, sentence)
+                self.problems.add(says["output" if "output" in says else "model"].at, sentence)
             return None
         if not says["from"].items or not isinstance(word := says["from"].items[0][0].value, Word):
             return None
         other = self.blocks.get(word.name)
-        if other is None or other.is_macro:
+        if other is None or other.is_macro or other.is_name_only:
             if word.name not in self.blocks.broken:
                 known = [each.name for each in self.blocks.values() if not each.is_macro and each is not block]
-                why = "is a macro, which has no end of its own" if other else "there is no such block"
+                why = (
+                    "is a macro, which has no end of its own"
+                    if other and other.is_macro
+                    else "has no layers of its own"
+                )
                 sentence = f"{word.name!r} {why}" if other else f"there is no block {word.name!r}"
                 self.problems.add(word.at, sentence + self.problems.near(word.name, known))
             return None
@@ -166,13 +174,14 @@ class _Expansion:
         factor = plain(own["lrm"].value) if "lrm" in own else 1.0
         lrm = within.lrm * (factor if isinstance(factor, int | float) and factor > 0 else 1.0)
         block = self.blocks.get(call.name)
-        if block is not None and call.name not in OPERATORS:
+        if block is not None and call.name not in OPERATORS and call.name not in self.forms:
             end = self._macro(call, block, current, scope, replace(within, lrm=lrm))
         else:
             end = self._node(call, current, scope, replace(within, lrm=lrm))
         if end is not None and "name" in own and isinstance(own["name"].value, Word | Text):
             name = str(plain(own["name"].value))
-            if name in scope.names or name in self.blocks:
+            last = self.blocks[name].calls[-1:] if name in self.blocks and name == self.open[-1] else []
+            if name in scope.names or (name in self.blocks and call not in last):
                 self.problems.add(own["name"].at, f"the name {name!r} is given twice")
             scope.names[name] = end
         return end
@@ -284,7 +293,7 @@ class _Expansion:
 
     def _node(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
         name, at = call.name, call.at if within.call is None else within.call
-        keras = is_keras(name)
+        keras = is_keras(name) or name in self.forms
         if name not in OPERATORS and not keras:
             if name not in self.blocks.broken:
                 macros = [each.name for each in self.blocks.values() if each.is_macro]
@@ -294,95 +303,79 @@ class _Expansion:
             return None
         if keras:
             self.blocks.nested(call)
-        options = tuple(arg for arg in call.args if arg.key and arg.key not in EVERYWHERE)
         more = self.blocks.free if within.macros else ()
         wrong = 0 if keras else sum(not self.blocks.option(name, arg, more) for arg in call.args if arg.key)
         if wrong:
             return None
         own = {arg.key: arg for arg in call.args if arg.key}
-        written, operands = self._operands(call, scope, "to" in own)
+        written, operands = self.operands(call, scope, "to" in own)
         if operands is None or current is None:
             return None
+        read = self._inputs(call, own, current, scope, keras=keras)
+        if read is None:
+            return None
+        shape = own["shape"].value if "shape" in own else None
+        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _whole(shape) else None
+        options = tuple(sorted((arg for arg in call.args if arg.key not in NO_OPTIONS), key=lambda arg: arg.key))
+        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | Text) else ""
+        given, inputs = read
+        share = ""
+        if keras and "share" in own:
+            again = self._shared(call, own["share"], options, scope)
+            if again is None:
+                return None
+            share, options = again
+        elif name in self.forms:
+            share = name if any(each.operator == name for each in self.nodes) else ""
+            for arg in options:
+                self.problems.add(arg.at, f"{name!r} is a model, which is called without {arg.key}=")
+        node = Node(name, inputs, operands, options, called, written, wanted, within.lrm, given, share)
+        self.nodes.append(replace(node, at=call.at, call=at))
+        return len(self.nodes) - 1
+
+    def _inputs(
+        self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
+    ) -> tuple[Call | None, tuple[int, ...]] | None:
+        """What a layer is called with, if the text says it, and what it reads; None if that is wrong."""
+        name = call.name
+        if keras and "call" in own:
+            if "to" in own:
+                self.problems.add(own["to"].at, "'to' and 'call' are given both")
+                return None
+            found = self.given(own["call"], current, scope)
+            return None if found is None else (found[0], tuple(found[1]))
         inputs = [current]
         if name == "residual" and "to" not in own:
             inputs.append(scope.start)
         if "to" in own and name != "cast":
             value = own["to"].value
             for word in value.values if isinstance(value, Items) else (value,):
-                other = self._named(word, scope)
+                other = self.named(word, scope)
                 if other is None:
                     return None
                 inputs.append(other)
         if name == "concat" and len(inputs) < 2:
             self.problems.add(call.at, "concat needs to=, the name of a layer or block, or a list of them")
             return None
-        shape = own["shape"].value if "shape" in own else None
-        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _whole(shape) else None
-        options = tuple(sorted((arg for arg in options if arg.key != "to"), key=lambda arg: arg.key))
-        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | Text) else ""
-        self.nodes.append(
-            Node(name, tuple(inputs), operands, options, called, written, wanted, within.lrm, at=call.at, call=at)
-        )
-        return len(self.nodes) - 1
-
-    def _operands(self, call: Call, scope: Scope, to: bool) -> tuple[str, tuple[str | Number, ...] | None]:
-        """The type that a layer is given, and its parameters and numbers; None if they are wrong."""
-        name, written = call.name, ""
-        if name not in OPERATORS:
-            return "", ()
-        operator, found = OPERATORS[name], list[str | Number]()
-        for arg in (arg for arg in call.args if not arg.key):
-            value = arg.value
-            if isinstance(value, Word) and value.name in DTYPES:
-                written = value.name
-            elif isinstance(value, Word) and name == "cast":
-                self.problems.add(value.at, f"there is no type {value.name!r}{self.problems.near(value.name, DTYPES)}")
-                return "", None
-            elif isinstance(value, Word):
-                found.append(value.name)
-                if value.name in scope.names:
-                    self.problems.add(value.at, f"{value.name!r} is a layer, did you mean 'to={value.name}'?")
-            elif isinstance(value, Number):
-                found.append(value)
-            else:
-                self.problems.add(value.at, f"an operand of {name} is a parameter's name, a number or a type")
-                return "", None
-        least, most = max(operator.least - to, 0), operator.most - (to and operator.kind in ("binary", "matmul"))
-        if name == "cast" and not written:
-            self.problems.add(call.at, "cast needs a type, such as cast(float16)")
-            return "", None
-        if not least <= len(found) <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
-            if most == 0:
-                self.problems.add(call.at, f"{name} takes no operand, got {len(found)}")
-            else:
-                self.problems.add(
-                    call.at, f"{name} takes {wanted} parameter{'s' * (most > 1)} or numbers, got {len(found)}"
-                )
-            return "", None
-        return written, tuple(found)
-
-    def _named(self, value: object, scope: Scope) -> int | None:
-        """Number of the node that ``to`` names."""
-        if not isinstance(value, Word):
-            self.problems.add(getattr(value, "at", 0), "to= must name a layer or a block")
+        if name == "part" and self.nodes[current].operator in OPERATORS:
+            self.problems.add(call.at, "part is of a layer of Keras that gives several tensors")
             return None
-        looked: Scope | None = scope
-        known: list[str] = []
-        while looked is not None:
-            if value.name in looked.names:
-                return looked.names[value.name]
-            known += looked.names
-            looked = looked.above
-        block = self.blocks.get(value.name)
-        if block is not None and not block.is_macro:
-            return self._end(block, value.at)
-        known += [each.name for each in self.blocks.values() if not each.is_macro]
-        if value.name not in self.blocks.broken:
-            self.problems.add(
-                value.at, f"nothing above is called {value.name!r}{self.problems.near(value.name, known)}"
-            )
-        return None
+        return None, tuple(inputs)
+
+    def _shared(
+        self, call: Call, arg: Arg, options: tuple[Arg, ...], scope: Scope
+    ) -> tuple[str, tuple[Arg, ...]] | None:
+        """Name and options of the layer that a call is of again; None if that is wrong."""
+        number = self.named(arg.value, scope, "share")
+        if number is None:
+            return None
+        other = self.nodes[number]
+        if other.operator != call.name or not other.name:
+            self.problems.add(arg.at, f"share= must name a {call.name}, and this is a {other.operator}")
+            return None
+        for each in options:
+            self.problems.add(each.at, f"{call.name} has its options where it is called first, not with share=")
+        return other.share or other.name, other.options
 
 
 def _whole(items: Items) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from ddlf.notation.values import Arg, Number
+from ddlf.notation.values import Arg, Call, Number
 
 Shape = tuple[int | None, ...]
 
@@ -48,6 +48,8 @@ class Node:
         written: The type that the text gives it; empty if it is inferred.
         wanted: The shape that the text gives it.
         lrm: Factor of the learning rate of its parameters.
+        given: What a layer of Keras is called with, if that is more than what it reads; words for tensors are their numbers.
+        share: Name of the layer that it is again, with the same weights; empty if it is one of its own.
         shape: Sizes of what comes out, without the batch.
         dtype: Type of what comes out.
         parameters: What it learns.
@@ -63,6 +65,8 @@ class Node:
     written: str = ""
     wanted: Shape | None = None
     lrm: float = 1.0
+    given: Call | None = None
+    share: str = ""
     shape: Shape | None = None
     dtype: str = ""
     parameters: tuple[Parameter, ...] = ()
@@ -81,6 +85,7 @@ class Head:
         factors: What the text says of ``delta``, ``gamma`` and ``alpha``.
         written: The type that the text gives it.
         wanted: The shape that the text gives it.
+        block: The block's name.
         at: Where the text says it.
     """
 
@@ -90,6 +95,7 @@ class Head:
     factors: tuple[tuple[str, float], ...] = ()
     written: str = ""
     wanted: Shape | None = None
+    block: str = ""
     at: int = field(default=0, compare=False)
 
 
@@ -108,9 +114,14 @@ class Graph:
         return sum(known) if len(known) == len(counts) else None
 
 
-def pruned(graph: Graph) -> Graph:
-    """Return a graph without what lies on no path from an input to an output."""
-    kept: set[int] = set()
+def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
+    """Return a graph without what lies on no path from an input to an output.
+
+    Args:
+        graph: All nodes.
+        inputs: Names of inputs that stay anyway.
+    """
+    kept = {at for at, node in enumerate(graph.nodes) if node.operator == "input" and node.name in inputs}
     wanted = [head.node for head in graph.heads]
     while wanted:
         number = wanted.pop()

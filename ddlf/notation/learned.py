@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ddlf.notation import keras_layers
@@ -17,14 +17,29 @@ _SPACE = {"oihw": "oihw", "hwio": "hwio", "ohwi": "ohwi", "ihwo": "ihwo"}
 WHOLE_NUMBERS = DTYPES[3:]
 
 
-def with_parameters(graph: Graph, problems: Problems) -> Graph:
-    """Return a graph whose nodes have their parameters; what cannot be inferred is told to ``problems``."""
+def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph] | None = None) -> Graph:
+    """Return a graph whose nodes have their parameters.
+
+    Args:
+        graph: Nodes with shapes and types.
+        problems: Is told what cannot be inferred.
+        models: Graphs of the models that are called as layers.
+    """
     used: Counter[str] = Counter()
     nodes: list[Node] = []
-    unknown = any(is_keras(node.operator) and node.shape is None for node in graph.nodes)
+    models, shared = models or {}, set[str]()
+    unknown = any(node.operator not in OPERATORS and node.shape is None for node in graph.nodes)
     count = 0
     for node in graph.nodes:
         made: list[Parameter] = []
+        if node.share and node.share in shared:
+            nodes.append(node)
+            continue
+        shared.add(node.share or (node.operator if node.operator in models else node.name))
+        if node.operator in models:
+            inner = [each for other in models[node.operator].nodes for each in other.parameters]
+            made = [replace(each, name=f"{node.operator}.{each.name}") for each in inner]
+            count += sum(each.count or 0 for each in made)
         for base, shape in _shapes(node, [graph.nodes[each] for each in node.inputs]):
             used[base] += 1
             dtype = node.dtype if node.written or node.dtype in WHOLE_NUMBERS else "float32"
@@ -49,7 +64,7 @@ def with_parameters(graph: Graph, problems: Problems) -> Graph:
 def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
     """Name and shape of each parameter of a node."""
     before = inputs[0].shape if inputs else None
-    if node.operator == "input":
+    if node.operator == "input" or not (node.operator in OPERATORS or is_keras(node.operator)):
         return []
     if node.operator not in OPERATORS:
         found = keras_layers.parameters_of(node.operator, options_of(node), before)
@@ -102,5 +117,8 @@ def _filters(node: Node, options: dict[str, object], before: Shape | None, out: 
     into = before[axis]
     each = None if into is None or not isinstance(groups, int) else into // groups
     sizes = {"o": out[axis], "i": each, "h": kernel[0], "w": kernel[1]}
+    if "Transpose" in node.operator:  # there a group's output channels are in the filter
+        made = out[axis]
+        sizes |= {"o": None if made is None or not isinstance(groups, int) else made // groups, "i": into}
     layout = _SPACE[str(options.get("filterLayout", "oihw"))]
     return [tuple(sizes[letter] for letter in layout), (out[axis],)]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlf.errors import NotationError
 from ddlf.notation.blocks import Blocks
 from ddlf.notation.expand import expand
-from ddlf.notation.graph import Graph, pruned
-from ddlf.notation.learned import with_parameters
+from ddlf.notation.forms import Form, Forms
+from ddlf.notation.graph import Graph
+from ddlf.notation.parts import Parts
 from ddlf.notation.problems import Problem, Problems
-from ddlf.notation.shapes import infer
 from ddlf.notation.syntax import MAX_BYTES, Parsed, parse
-from ddlf.notation.types import typed
 from ddlf.notation.values import Statement
 
 
@@ -28,6 +27,8 @@ class Model:
         graph: What it computes: pruned, with shapes, types, casts and parameters.
         train: What its block ``train`` says, by key.
         warnings: What is allowed, and probably not meant.
+        form: What kind of a model it is.
+        parts: The models that are called in it as layers, by their blocks: what kind, and what each computes.
     """
 
     file: str
@@ -35,6 +36,8 @@ class Model:
     graph: Graph
     train: dict[str, Statement]
     warnings: tuple[Problem, ...]
+    form: Form = field(default_factory=Form)
+    parts: dict[str, tuple[Form, Graph]] = field(default_factory=dict)
 
 
 def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = ()) -> Model:
@@ -50,22 +53,17 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
     """
     text, parsed, problems = statements(text, file)
     blocks = Blocks(parsed, problems, own)
-    graph = expand(blocks)
+    forms = Forms(blocks)
+    whole = expand(blocks, forms)
     problems.check()
-    graph = pruned(graph)
-    reached = {node.at for node in graph.nodes if node.operator == "input"}
+    parts = Parts(whole, forms, problems)
+    graph = parts.graph(forms.main)
+    reached = {node.at for each in parts.values() for node in each.nodes if node.operator == "input"}
     for block in blocks.values():
         if "input" in block.statements and block.statements["input"].at not in reached:
             problems.warn(block.at, f"the input {block.name!r} leads to no output")
-    shapes = infer(graph, problems)
-    graph = replace(
-        graph, nodes=tuple(replace(node, shape=shape) for node, shape in zip(graph.nodes, shapes, strict=True))
-    )
-    graph = typed(graph, problems)
-    problems.check()
-    graph = with_parameters(graph, problems)
-    problems.check()
-    return Model(file, text, graph, blocks.train, problems.warnings())
+    called = {name: (forms[name], each) for name, each in parts.items() if name != forms.main.block}
+    return Model(file, text, graph, blocks.train, problems.warnings(), forms.main, called)
 
 
 def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:

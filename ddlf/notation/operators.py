@@ -9,7 +9,9 @@ DTYPES = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", 
 LOSSES = ("MSE", "MAE", "HUL", "BCE", "CCE", "CCEL", "SCE", "HIL", "KLD", "FOL")
 EVERYWHERE = ("name", "shape", "shapes", "lrm")
 """Options that every layer takes."""
-PROPERTIES = ("input", "output", "from", "layers", "name", "loss", "delta", "gamma", "alpha")
+PROPERTIES = ("input", "output", "from", "layers", "name", "loss", "delta", "gamma", "alpha", "model")
+FOREIGN = ("bool", "float64", "int16", "int64", "string", "uint16", "uint64")
+"""Types of inputs that only layers of Keras can read."""
 
 
 def is_keras(name: str) -> bool:
@@ -93,6 +95,7 @@ _ROWS = (
     ("tile", 0, 0, "repetitions", "tile"),
     ("resample", 0, 0, "mode scales sizes axes", "resample2d"),
     ("free", 0, 0, "splits axis index", "split"),
+    ("free", 1, 1, "", "part"),
     ("free", 1, 1, "to axis", "gather gatherElements gatherND"),
     ("free", 2, 2, "to axis", "scatterElements scatterND"),
     ("where", 2, 2, "to", "where"),

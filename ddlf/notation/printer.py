@@ -93,4 +93,5 @@ def spelled(value: Value) -> str:
         return '"' + value.value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, Items):
         return f"[{', '.join(map(spelled, value.values))}]"
+    # a word, or a tensor with its name
     return f"{value.name}({', '.join(map(_arg, value.args))})" if isinstance(value, Call) else value.name

@@ -12,7 +12,7 @@ from typing import Any
 from ddlf.notation import keras_layers
 from ddlf.notation.blocks import plain
 from ddlf.notation.graph import Graph, Node, Shape, consumers
-from ddlf.notation.operators import OPERATORS
+from ddlf.notation.operators import OPERATORS, is_keras
 from ddlf.notation.problems import Problems
 
 Known = Shape | None
@@ -359,7 +359,8 @@ def _free(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    return ins, unified(out, keras_layers.shape_of(node.operator, options, ins[0]))
+    known = keras_layers.shape_of(node.operator, options, ins[0]) if is_keras(node.operator) else None
+    return ins, unified(out, known)
 
 
 _RULES: dict[str, Rule] = {

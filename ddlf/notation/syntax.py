@@ -16,7 +16,7 @@ from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Valu
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
 MAX_DIGITS = 40
-MAX_STATEMENTS = 1000
+MAX_STATEMENTS = 5000
 MAX_ITEMS = 1000
 GRAMMAR = r"""
 start: NAME ":" NAME [item ("," item)* [","]]

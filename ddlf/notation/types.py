@@ -37,6 +37,9 @@ def typed(graph: Graph, problems: Problems) -> Graph:
     def cast(source: int, dtype: str, at: Node | Head, call: int) -> int:
         if made[source].dtype == dtype:
             return source
+        if made[source].dtype not in DTYPES:
+            problems.add(call, f"{made[source].dtype} is read by layers of Keras only")
+            return source
         if _is_down(made[source].dtype, dtype):
             problems.warn(
                 call, f"{made[source].dtype} becomes {dtype}, which loses; if that is meant, write cast({dtype})"
@@ -50,7 +53,11 @@ def typed(graph: Graph, problems: Problems) -> Graph:
 
     for old, node in enumerate(graph.nodes):
         inputs = [numbers[each] for each in node.inputs]
-        works, result = _types(node, [made[each].dtype for each in inputs])
+        into = [made[each].dtype for each in inputs]
+        if node.operator in OPERATORS and any(each not in DTYPES for each in into):
+            problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
+            into = ["float32"] * len(into)
+        works, result = _types(node, into)
         if works:
             inputs = [cast(each, works, node, node.call) for each in inputs]
         for operand in node.operands:

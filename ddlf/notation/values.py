@@ -68,7 +68,16 @@ class Call:
     at: int = field(compare=False)
 
 
-Value: TypeAlias = Number | Word | Text | Items | Call
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a layer reads, by its number among all that it reads; a word until the graph is made."""
+
+    name: str
+    index: int
+    at: int = field(compare=False)
+
+
+Value: TypeAlias = Number | Word | Text | Items | Call | Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,93 +1,166 @@
-"""``ddlf model``: show, check and format."""
+"""``ddlf model``: conversions in all directions with the same bits, what differs, pictures; what is wrong in a sentence each."""
 
-import json
-
+import keras
+import numpy as np
 import pytest
 
 from ddlf.cli import main
-from tests.notation.texts import DIGITS
+from ddlf.notation.model import read
+from tests.notation.texts import DIGITS, HEADS
+
+
+def ddlf(capsys, *arguments):
+    """What a command prints, and its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main.main(["model", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return out + err, int(ended.value.code or 0)
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch, capsys):
-    """Runs an action with files of some texts; returns what was printed, the errors and the exit code."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, **texts):
-        for name, text in texts.items():
-            (tmp_path / f"{name}.nnm").write_text(text)
-        with pytest.raises(SystemExit) as ended:
-            main.main(["model", *arguments])
-        return *capsys.readouterr(), ended.value.code
-
-    return run
+def digits(tmp_path):
+    (tmp_path / "digits.nnm").write_text(DIGITS)
+    return tmp_path / "digits.nnm"
 
 
-def test_show_has_a_row_for_each_layer_with_its_shape_and_parameters(model):
-    out, _, code = model("show", "a.nnm", a=DIGITS)
-    assert code == 0
-    assert ["5", "matmul(w)", "4", "[24]", "float32", "w2", "[48,", "24]", "(4,6)"] in [
-        line.split() for line in out.splitlines()
+def test_every_kind_of_file_becomes_every_other_one_with_the_same_bits(digits, tmp_path, capsys):
+    files = [
+        tmp_path / name
+        for name in ("a.safetensors", "b.keras", "c.nnm", "d.safetensors", "e.nnm", "f.keras", "g.keras")
     ]
-    assert "output    digits: float32 [10] of 10, loss SCE\nmodel     4,546 parameters, 10 layers\n" in out
+    ways = [(digits, 0), (files[0], 1), (files[1], 2), (files[1], 3), (files[3], 4), (files[3], 5)]
+    for source, target in ways:
+        assert ddlf(capsys, "convert", source, files[target])[1] == 0
+    assert ddlf(capsys, "convert", files[4], files[6], "--weights", files[3])[1] == 0
+    weights = [keras.saving.load_model(files[at]).get_weights() for at in (1, 5, 6)]
+    for other in weights[1:]:
+        assert all(np.array_equal(one, two) for one, two in zip(weights[0], other, strict=True))
+    assert files[2].read_text() == files[4].read_text()
+    assert ddlf(capsys, "diff", files[0], digits) == ("", 0)
 
 
-def test_show_as_json_has_the_same_facts(model):
-    facts = json.loads(model("show", "a.nnm", "--json", a=DIGITS)[0])
-    assert facts["parameters"] == 4546
-    assert facts["layers"][1]["parameters"] == [
-        {"name": "w1", "shape": [64, 48], "dtype": "float32", "count": 3072, "from_input": 1, "to_output": 9}
-    ]
-
-
-def test_check_names_all_that_is_wrong_in_all_files_and_where(model):
-    out, err, code = model(
-        "check", "a.nnm", "b.nnm", "c.nnm", a=DIGITS, b="a:input shape=[1];\na:layers rellu(), tanhh();"
-    )
+def test_weights_of_a_text_that_was_changed_are_refused(digits, tmp_path, capsys):
+    saved = tmp_path / "a.safetensors"
+    ddlf(capsys, "convert", digits, saved)
+    digits.write_text(DIGITS.replace("48", "47"))
+    said, code = ddlf(capsys, "convert", digits, tmp_path / "b.keras", "--weights", saved)
     assert code == 2
-    assert out == "a.nnm: 4,546 parameters, 10 layers\n"
-    assert err.splitlines() == [
-        "b.nnm:2:10: unknown operator 'rellu', did you mean 'relu'?",
-        "b.nnm:2:19: unknown operator 'tanhh', did you mean 'tanh'?",
-        "c.nnm cannot be read: No such file or directory; name a file with the text of a model",
-    ]
-
-
-def test_check_tells_what_is_probably_not_meant(model):
-    _, err, code = model("check", "a.nnm", a="a:input shape=[2]; a:output int32 shape=[2];")
-    assert code == 0
-    assert err.startswith("a.nnm:1:20: warning: float32 becomes int32")
-
-
-def test_format_writes_files_that_have_another_form_and_with_check_only_says_so(model, tmp_path):
-    out, _, code = model("format", "--check", "a.nnm", a=DIGITS)
-    assert code == 1
-    assert "ddlf model format a.nnm" in out
-    assert (tmp_path / "a.nnm").read_text() == DIGITS
-    assert model("format", "a.nnm")[::2] == ("wrote     a.nnm\n", 0)
-    assert (tmp_path / "a.nnm").read_text().count("\n") == 5
-    assert model("format", "--check", "a.nnm")[::2] == ("", 0)
-
-
-def test_format_leaves_a_file_that_cannot_be_read_as_it_is(model, tmp_path):
-    _, err, code = model("format", "a.nnm", a="a:input shape=[8\n")
-    assert code == 2
-    assert "a.nnm:1:15: '[' is not closed" in err
-    assert (tmp_path / "a.nnm").read_text() == "a:input shape=[8\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.nnm"]
+    assert "was changed since its weights were saved" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "digits.nnm"]
 
 
 @pytest.mark.parametrize(
-    ("target", "sentence"),
+    ("arguments", "sentence"),
     [
-        ("a.h5", "a.h5 does not end in .keras; write a.keras"),
-        ("there.keras", "there.keras exists"),
-        ("no/a.keras", "there is no folder no"),
+        (["{}", "b.nnm"], "are both a text"),
+        (["{}", "none/b.keras"], "there is no folder"),
+        (["none.keras", "b.nnm"], "there is no such file"),
+        (["none.safetensors", "b.nnm"], "cannot be read"),
+        (["{}", "{}.keras", "--layers", "none.py"], "--layers names a Python file"),
+        (["none.keras", "b.nnm", "--weights", "c.safetensors"], "leave --weights out"),
     ],
 )
-def test_convert_refuses_a_target_before_keras_is_imported(model, tmp_path, target, sentence):
-    (tmp_path / "there.keras").write_text("mine")
-    _, err, code = model("convert", "a.nnm", target, a=DIGITS)
+def test_what_cannot_be_converted_has_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, code = ddlf(capsys, "convert", *(each.format(digits) for each in arguments))
     assert code == 2
-    assert sentence in err
-    assert (tmp_path / "there.keras").read_text() == "mine"
+    assert sentence in said
+
+
+def test_what_no_text_can_say_and_what_is_no_model_is_refused(tmp_path, capsys):
+    (tmp_path / "a.keras").write_bytes(b"no zip file")
+    said, code = ddlf(capsys, "convert", tmp_path / "a.keras", tmp_path / "b.nnm")
+    assert code == 2
+    assert "cannot be loaded by Keras" in said
+
+
+def test_layers_of_ones_own_come_from_a_file(tmp_path, capsys):
+    source = (
+        "import keras\n\n@keras.saving.register_keras_serializable('mine')\nclass Twice(keras.layers.Layer):\n"
+        "    def call(self, x):\n        return 2 * x\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "a.nnm").write_text("a:input shape=[3]; a:output shape=[3]; a:layers mine>Twice();")
+    for one, other in (("a.nnm", "a.keras"), ("a.keras", "b.nnm")):
+        said, code = ddlf(capsys, "convert", tmp_path / one, tmp_path / other, "--layers", tmp_path / "mine.py")
+        assert code == 0, said
+    assert "mine>Twice()" in (tmp_path / "b.nnm").read_text()
+
+
+def test_a_difference_is_a_line_with_what_changed(digits, tmp_path, capsys):
+    (tmp_path / "other.nnm").write_text(DIGITS.replace("[24]", "[20]").replace("relu)", "tanh)").replace("SCE", "CCE"))
+    said, code = ddlf(capsys, "diff", digits, tmp_path / "other.nnm")
+    assert code == 1
+    assert said.splitlines() == [
+        "~ model: parameters 4,546 -> 4,310",
+        "- 4 relu() [48]",
+        "+ 4 tanh() [48]",
+        "~ 5 matmul: shape [24] -> [20], parameters [48, 24] -> [48, 20]",
+        "~ 6 add: shape [24] -> [20], parameters [24] -> [20]",
+        "- 7 relu() [24]",
+        "+ 7 tanh() [20]",
+        "~ 8 matmul: parameters [24, 10] -> [20, 10]",
+        "~ output digits: loss SCE -> CCE",
+    ]
+
+
+def test_a_model_of_keras_differs_by_its_layers(tmp_path, capsys):
+    for name, more in (("a", []), ("b", [keras.layers.Dropout(0.5, name="drop")])):
+        layers = [
+            keras.Input((4,)),
+            keras.layers.Dense(8 + len(more), name="d"),
+            *more,
+            keras.layers.Dense(2, name="e"),
+        ]
+        keras.Sequential(layers, name="m").save(tmp_path / f"{name}.keras")
+    said, code = ddlf(capsys, "diff", tmp_path / "a.keras", tmp_path / "b.keras")
+    assert code == 1
+    assert "~ 2 Dense d: units 8 -> 9, shape [8] -> [9], parameters [4, 8] [8] -> [4, 9] [9]" in said
+    assert "+ 3 Dropout(rate=0.5) drop [9]" in said
+    assert "~ 3 Dense e: parameters [8, 2] [2] -> [9, 2] [2]" in said
+    assert "reads" not in said
+
+
+RESIDUAL = (
+    "a:input shape=[8]; a:output shape=[8]; a:layers relu(), block(), tanh();"
+    "block:layers matmul(w, shape=[8]), add(b), residual();"
+)
+
+
+def test_a_picture_in_the_terminal_has_lanes_for_what_goes_around_others(tmp_path, capsys):
+    (tmp_path / "a.nnm").write_text(RESIDUAL)
+    said, _ = ddlf(capsys, "show", tmp_path / "a.nnm", "--graph")
+    assert said.splitlines()[:-1] == [
+        "○      1 input a  [8]",
+        "●      2 relu()  [8]",
+        "├─╮",
+        "│ ●    3 matmul(w)  [8]",
+        "│ ●    4 add(b)  [8]",
+        "├─╯",
+        "●      5 residual()  [8]",
+        "●      6 tanh()  [8]  -> output a",
+    ]
+
+
+def test_a_picture_as_svg_has_a_box_for_each_layer_that_none_other_touches(tmp_path, capsys):
+    import xml.etree.ElementTree as xml
+
+    text = HEADS.replace("softmax);", "softmax), add(to=trunk, shape=[10]);").replace("shape=[32]", "shape=[10]")
+    (tmp_path / "a.nnm").write_text(text)
+    assert ddlf(capsys, "show", tmp_path / "a.nnm", "--svg", tmp_path / "a.svg")[1] == 0
+    root = xml.parse(tmp_path / "a.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [[float(each.get(key)) for key in ("x", "y", "width", "height")] for each in root.iter(f"{space}rect")]
+    assert len(boxes) == len(read(text).graph.nodes)
+    for at, (x, y, wide, high) in enumerate(boxes):
+        for other_x, other_y, *_ in boxes[at + 1 :]:
+            assert other_y != y or abs(other_x - x) >= wide
+        assert y + high <= float(root.get("height"))
+        assert x >= 0
+        assert x + wide <= float(root.get("width"))
+    assert len([*root.iter(f"{space}path")]) == sum(len({*node.inputs}) for node in read(text).graph.nodes)
+
+
+def test_a_file_of_keras_is_shown(tmp_path, capsys):
+    keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="d")], name="m").save(tmp_path / "a.keras")
+    assert "650 parameters" in ddlf(capsys, "show", tmp_path / "a.keras")[0]

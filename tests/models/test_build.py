@@ -139,16 +139,6 @@ def test_types_are_those_of_the_text():
         ("relu(), Dense(units=3)", "1:20", "what arrives has [3]"),
         ("matmul(w, int4)", "2:10", "Keras has no type int4"),
         ("dense(shape=[8], activation=relu, lrm=0.5)", "2:10", "lrm= cannot be trained yet"),
-        (
-            "reshape(shape=[2, 2, 2]), maxPool2d(windowDimensions=[1, 1], dilations=[2, 2]), reshape(shape=[8])",
-            "2:35",
-            "maxPool2d with dilations= yet",
-        ),
-        (
-            "reshape(shape=[2, 2, 2]), convTranspose2d(w, kernel=[1, 1], groups=2, shape=[2, 2, 2]), reshape(shape=[8])",
-            "2:35",
-            "convTranspose2d with groups= yet",
-        ),
         ("own>Missing(units=3)", "2:10", "there is no own>Missing"),
     ],
 )

@@ -131,7 +131,7 @@ def test_an_error_has_the_right_place_and_says_what_is_meant(row):
     [
         ("(" * 100_000, "is not closed|deeper"),
         ("a:layers " + "[" * 100_000 + ";", "deeper"),
-        ("a:x b;" * 5000, "at most"),
+        ("a:x b;" * 6000, "at most"),
         ("a:layers " + "relu()," * 5000 + ";", "at most"),
         ("a:loss 1" + "0" * 5000 + ";", "too large"),
         (one("m1()", more="".join(f"m{n}:layers m{n + 1}(), m{n + 1}();" for n in range(1, 25)) + "m25:layers relu();"), "more than 10,000"),

@@ -17,6 +17,12 @@ LM = """lm:input int32 shape=[96]; lm:layers Embedding(input_dim=256, output_dim
 block:layers mix(), feed(); mix:layers LayerNormalization(), attend(q, k, v, heads=4, mask=causal), residual();
 feed:layers LayerNormalization(), Dense(units=128, activation=gelu), Dense(units=64), residual();
 """
+KERAS = """siamese:model Functional(inputs=[left, right], outputs=score);
+left:input int64 shape=[none] batch=2; left:layers Embedding(input_dim=20, output_dim=4, name=embed), tower();
+right:input int64 shape=[none] batch=2 name="the right"; right:layers Embedding(share=embed), tower(), Dot(axes=-1, to=left, name="far apart");
+score:from right; score:layers LSTM(units=2, return_state=true, call=with(it, initial_state=[it, it], mask=none)), part(1); score:output shape=[2];
+tower:model Sequential(name=Tower, trainable=false); tower:input shape=[none, 4]; tower:layers GlobalAveragePooling1D(); tower:output shape=[4];
+"""
 
 
 def one(layers, before="[8]", after="[8]", more=DENSE):

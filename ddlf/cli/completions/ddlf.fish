@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --target --template --timeout --token-file --ui --update-policy --warm-start --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --token-file --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -306,13 +306,16 @@ complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -
 complete -c ddlf -n '_shtab_ddlf_using data export' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data export' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data export; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'file that is not there yet'
-complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a model -d 'show, check, format and convert models that are text'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a model -d 'show, check, format, convert and compare models that are text'
 complete -c ddlf -n '_shtab_ddlf_using model' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a show -d 'layers, shapes and parameters'
 complete -c ddlf -n '_shtab_ddlf_using model show' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using model show' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using model show' -l graph -d 'draw what reads what'
+complete -c ddlf -n '_shtab_ddlf_using model show' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'write a picture of what reads what'
+complete -c ddlf -n '_shtab_ddlf_using model show' -l layers -xka "(__fish_complete_path (commandline -ct))" -d 'Python file to run, which registers layers of your own'
 complete -c ddlf -n '_shtab_ddlf_using model show' -s v -l verbose -l debug -d 'show the traceback of an error'
-complete -c ddlf -n '_shtab_ddlf_using model show; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'text of a model'
+complete -c ddlf -n '_shtab_ddlf_using model show; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a text, .keras or .safetensors'
 complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a check -d 'say what is wrong'
 complete -c ddlf -n '_shtab_ddlf_using model check' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using model check' -s v -l verbose -l debug -d 'show the traceback of an error'
@@ -322,11 +325,19 @@ complete -c ddlf -n '_shtab_ddlf_using model format' -s h -l help -d 'show this 
 complete -c ddlf -n '_shtab_ddlf_using model format' -l check -d 'write nothing; the exit code is 1 if a text has another form'
 complete -c ddlf -n '_shtab_ddlf_using model format' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using model format; and test $_shtab_ddlf_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'text of a model'
-complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a convert -d 'make a model of Keras of a text'
+complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a convert -d 'make a model of Keras, weights or a text of another of them'
 complete -c ddlf -n '_shtab_ddlf_using model convert' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using model convert' -l weights -xka "(__fish_complete_path (commandline -ct))" -d '.safetensors file with the weights of the text'
+complete -c ddlf -n '_shtab_ddlf_using model convert' -l layers -xka "(__fish_complete_path (commandline -ct))" -d 'Python file to run, which registers layers of your own'
 complete -c ddlf -n '_shtab_ddlf_using model convert' -s v -l verbose -l debug -d 'show the traceback of an error'
-complete -c ddlf -n '_shtab_ddlf_using model convert; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'text of a model'
-complete -c ddlf -n '_shtab_ddlf_using model convert; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'new file, which ends in .keras'
+complete -c ddlf -n '_shtab_ddlf_using model convert; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a text, .keras or .safetensors'
+complete -c ddlf -n '_shtab_ddlf_using model convert; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'new file, whose ending says what is made'
+complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a diff -d 'say what differs between two models'
+complete -c ddlf -n '_shtab_ddlf_using model diff' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using model diff' -l layers -xka "(__fish_complete_path (commandline -ct))" -d 'Python file to run, which registers layers of your own'
+complete -c ddlf -n '_shtab_ddlf_using model diff' -s v -l verbose -l debug -d 'show the traceback of an error'
+complete -c ddlf -n '_shtab_ddlf_using model diff; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a text, .keras or .safetensors'
+complete -c ddlf -n '_shtab_ddlf_using model diff; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'another one'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a runs -d 'list runs, compare them, remove old ones'
 complete -c ddlf -n '_shtab_ddlf_using runs' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using runs' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'

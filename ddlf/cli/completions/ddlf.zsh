@@ -21,7 +21,7 @@ _shtab_ddlf_commands() {
     doctor:'look for what is wrong here and on the workers'
     env:'print what a bug report needs'
     logs:'what workers wrote in a run'
-    model:'show, check, format and convert models that are text'
+    model:'show, check, format, convert and compare models that are text'
     new:'write a small project to begin with'
     report:'what a run came to, as a page and a table'
     run:'run an app on a cluster'
@@ -56,7 +56,8 @@ _shtab_ddlf_data_commands() {
 _shtab_ddlf_model_commands() {
   local _commands=(
     check:'say what is wrong'
-    convert:'make a model of Keras of a text'
+    convert:'make a model of Keras, weights or a text of another of them'
+    diff:'say what differs between two models'
     format:'write texts in their one form'
     show:'layers, shapes and parameters'
   )
@@ -506,13 +507,26 @@ _shtab_ddlf_model_check_defaults_added=0
 
 _shtab_ddlf_model_convert_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--weights[.safetensors file with the weights of the text]:FILE:_files"
+  "--layers[Python file to run, which registers layers of your own]:FILE.py:_files"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":text of a model:_files"
-  ":new file, which ends in .keras:_files"
+  ":a text, .keras or .safetensors:_files"
+  ":new file, whose ending says what is made:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_model_convert_defaults_added=0
+
+_shtab_ddlf_model_diff_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--layers[Python file to run, which registers layers of your own]:FILE.py:_files"
+  {-v,--verbose,--debug}"[show the traceback of an error]"
+  ":a text, .keras or .safetensors:_files"
+  ":another one:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_diff_defaults_added=0
 
 _shtab_ddlf_model_format_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -527,8 +541,11 @@ _shtab_ddlf_model_format_defaults_added=0
 _shtab_ddlf_model_show_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[print JSON]"
+  "--graph[draw what reads what]"
+  "--svg[write a picture of what reads what]:FILE:_files"
+  "--layers[Python file to run, which registers layers of your own]:FILE.py:_files"
   {-v,--verbose,--debug}"[show the traceback of an error]"
-  ":text of a model:_files"
+  ":a text, .keras or .safetensors:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -847,6 +864,7 @@ _shtab_ddlf_model() {
       case $line[1] in
         check) _arguments -C -s $_shtab_ddlf_model_check_options ;;
         convert) _arguments -C -s $_shtab_ddlf_model_convert_options ;;
+        diff) _arguments -C -s $_shtab_ddlf_model_diff_options ;;
         format) _arguments -C -s $_shtab_ddlf_model_format_options ;;
         show) _arguments -C -s $_shtab_ddlf_model_show_options ;;
       esac

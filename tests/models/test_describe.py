@@ -1,0 +1,162 @@
+"""Models of Keras as text and back: the same config and, with the weights, the same bits; what no text can say is refused by name."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from ddlf.errors import NotationError
+from ddlf.models import weights
+from ddlf.models.arguments import CannotBeWritten
+from ddlf.models.build import build
+from ddlf.models.describe import describe
+from ddlf.notation.model import read
+from ddlf.notation.printer import format
+from tests.models import zoo
+from tests.notation.texts import DIGITS, HEADS, LM
+
+
+def as_a_file_has_it(model):
+    config = json.loads(json.dumps(model.get_config()))
+    for layer in config["layers"]:
+        layer.pop("compile_config", None)
+    return config
+
+
+def comes_back(name, tmp_path):
+    model = zoo.made(name)
+    random = np.random.default_rng(0)
+    model.set_weights([random.normal(0, 0.1, each.shape) ** 2 for each in model.get_weights()])
+    text = describe(model)
+    assert format(text) == text
+    weights.save(model, text, tmp_path / "m.safetensors")
+    found, tensors = weights.load(tmp_path / "m.safetensors")
+    again = build(read(found))
+    weights.fill(again, tensors, tmp_path)
+    assert type(again) is type(model)
+    assert again.name == model.name
+    assert as_a_file_has_it(again) == as_a_file_has_it(model)
+    assert again.get_config() == model.get_config()
+    x = zoo.inputs(model)
+    for one, other in zip(keras.tree.flatten(model(x)), keras.tree.flatten(again(x)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    return text
+
+
+@pytest.mark.parametrize("name", zoo.OTHERS)
+def test_a_model_comes_back_with_its_bits(name, tmp_path):
+    comes_back(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*zoo.APPS, *zoo.APPLICATIONS])
+def test_apps_and_applications_come_back_with_their_bits(name, tmp_path):
+    comes_back(name, tmp_path)
+
+
+def test_a_stack_is_as_short_as_one_would_write_it():
+    keras.backend.clear_session()
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="small",
+    )
+    assert describe(model) == (
+        "small:model Sequential();\nsmall:input shape=[8, 8, 1] name=input_layer;\nsmall:layers\n"
+        "    Conv2D(filters=32, kernel_size=3, activation=relu),\n    MaxPooling2D(),\n    Flatten(),\n"
+        "    Dense(units=10, activation=softmax);\nsmall:output shape=[10];\n"
+    )
+
+
+@pytest.mark.parametrize("text", [DIGITS, HEADS, LM])
+def test_a_model_that_was_text_is_text_again(text):
+    model = build(read(text))
+    again = build(read(describe(model)))
+    assert again.get_config() == model.get_config()
+
+
+def function(x):
+    return x
+
+
+class Unregistered(layers.Layer):
+    def call(self, x):
+        return x
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def stack(*more):
+    return keras.Sequential([keras.Input((4,)), *more], name="m")
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: stack(layers.Lambda(lambda x: x, name="twice")), "'twice' is a Lambda"),
+        (lambda: stack(layers.Dense(3, activation=lambda x: x, name="d")), "the layer 'd' has a function"),
+        (lambda: stack(layers.Dense(3, activation=function, name="d")), r"'d' has a function \(function\)"),
+        (lambda: stack(Unregistered(name="u")), "'u' is a Unregistered of tests.models.test_describe, which is not registered"),
+        (Subclassed, "subclassed model"),
+        (lambda: keras.Sequential([layers.Dense(3)]), "has no input shape yet"),
+        (lambda: keras.Model(x := keras.Input((4,)), ops.where(x > 0, x, np.ones((2000, 4), "float32"))), "2,000 values"),
+    ],
+    ids=["lambda", "lambda-argument", "function", "layer", "subclassed", "unbuilt", "constant"],
+)  # fmt: skip
+def test_what_no_text_can_say_is_refused_by_name(make, sentence):
+    with pytest.raises(CannotBeWritten, match=sentence):
+        describe(make())
+
+
+def test_defaults_are_those_of_a_fresh_keras_whatever_is_set_here():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        text = describe(stack(layers.Dense(3, name="d")))
+        assert "Dense(units=3, dtype=mixed_float16" in text
+        assert keras.config.dtype_policy().name == "mixed_float16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+WRONG = [
+    ("a:model ~Sequentail(); a:input shape=[3]; a:output shape=[3];", "'Sequential'"),
+    ("a:model ~Sequential; a:input shape=[3]; a:output shape=[3];", "a class of models"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3, share=~b);", "nothing above is called 'b'"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers ReLU(name=b), Dense(~share=b);", "must name a Dense, and this is a ReLU"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3, name=b), Dense(share=b, ~units=4);", "where it is called first"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3, call=~it);", "call=with(it"),
+    ("b:input shape=[3]; a:input shape=[3]; a:output shape=[3]; a:layers Add(call=~with([b, b]));", "what comes in is not used"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers relu(), ~part(1);", "part is of a layer of Keras"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3), part(~w);", "the number of a tensor"),
+    ("a:model ~Functional(); a:input shape=[3]; a:output shape=[3]; b:model Functional(); b:input shape=[3]; b:output shape=[3];", ""),
+    ("a:model ~Functional(); a:input shape=[3]; a:output shape=[3]; a:layers a();", "is called by another one or itself"),
+    ("a:input ~string shape=[3]; a:output shape=[3]; a:layers relu();", ""),
+    ("a:input shape=[3] ~bach=3; a:output shape=[3];", "'batch'"),
+    ("a:input shape=[3] batch=~0; a:output shape=[3];", "batch must be a size"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers StackedRNNCells(cells=[~Lambda()]);", "never runs code"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers ~TFSMLayer(filepath=b);", "never runs code"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG, ids=[str(number) for number in range(len(WRONG))])
+def test_what_is_wrong_with_models_in_a_text_has_its_place(text, sentence):
+    at = text.index("~")
+    with pytest.raises(NotationError) as caught:
+        read(text.replace("~", ""))
+    places = {column: said for _, column, said in caught.value.problems}
+    assert sentence in " ".join(places.values())
+    assert at + 1 in places or not sentence
