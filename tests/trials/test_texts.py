@@ -1,0 +1,10 @@
+"""The short form of made-up texts of models."""
+
+import pytest
+
+from tests.trials import texts
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(3000, marks=pytest.mark.slow)])
+def test_made_up_texts_are_read_or_refused_with_a_place(count, capsys):
+    assert texts.main(["--texts", str(count), "--seed", str(count)]) == 0, capsys.readouterr().out

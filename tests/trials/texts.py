@@ -1,0 +1,121 @@
+"""Made-up texts of models: each is read, or refused with a NotationError that has places, and parsing takes at most 50 ms for 10 kB.
+
+    python -m tests.trials.texts [--texts 1000000] [--seed 0]
+
+Right texts are cut, mixed, repeated and sprinkled with words and signs of the notation and of other languages. What breaks a promise is printed, and
+the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import time
+
+from ddlf.errors import NotationError
+from ddlf.notation.model import read, statements
+from ddlf.notation.operators import DTYPES, OPERATORS, PROPERTIES
+from ddlf.notation.printer import format
+from tests.notation.texts import DIGITS, HEADS, KERAS, LM, SQUARE
+
+SECONDS = 0.05
+CHARACTERS = 10_000
+"""A text of so many may take so long."""
+LARGEST = 30_000
+SEEDS = (DIGITS, SQUARE, HEADS, LM, KERAS)
+WORDS = (
+    *OPERATORS, *DTYPES, *PROPERTIES, "Dense(units=3)", "Conv2D", "Lambda", "own>Mine()", "numpy>Add", "train", "it", "with(it)", "share=x", "to=x",
+    "call=with(it, mask=x)", "shape=[3]", "shapes=[[3], [4]]", "name=x", "lrm=0.5", "1", "-1", "0.5", "1e999", "2147483648", "none", "true",
+    '"x"', '"', "'", "#", "#x\n", "\n", "\r\n", "\t", "\x00", "\ufeff", "__class__", "а", "（", "－", "\ud800", "😀", "é", "\u202e",
+    *"()[]:;,=.>_+-*/{}|&%$@!\\",
+)  # fmt: skip
+
+
+def changed(text: str, dice: random.Random) -> str:
+    """A text after one change."""
+    a, b = sorted(dice.randrange(len(text) + 1) for _ in "ab")
+    what = dice.randrange(8)
+    if what == 0:
+        return text[:a] + text[b:]
+    if what == 1:
+        return text[:a] + dice.choice(WORDS) + text[a:]
+    if what == 2:
+        return text[:a] + dice.choice(WORDS) + text[a + 1 :]
+    if what == 3:
+        b = min(b, a + 200)
+        return text[:b] + text[a:b] * dice.choice((1, 2, 50)) + text[b:]
+    if what == 4:
+        other = dice.choice(SEEDS)
+        c, d = sorted(dice.randrange(len(other) + 1) for _ in "cd")
+        return text[:a] + other[c:d] + text[a:]
+    if what == 5:
+        return text[b:] + text[a:b] + text[:a]
+    if what == 6:
+        words = text.split(" ")
+        c, d = (dice.randrange(len(words)) for _ in "cd")
+        words[c], words[d] = words[d], words[c]
+        return " ".join(words)
+    return "".join(dice.choice(WORDS) for _ in range(dice.randrange(60)))
+
+
+def broken(text: str) -> str:
+    """What promise a text breaks; nothing if none."""
+    sent: str | bytes = text.encode("utf-8", "surrogatepass") if len(text) % 7 == 0 else text
+    try:
+        read(sent)
+    except NotationError as error:
+        if not error.problems or any(line < 1 or column < 1 for line, column, _ in error.problems):
+            return "an error without a place"
+    except Exception as error:  # anything else is what is looked for
+        return f"{type(error).__name__}: {error}"
+    else:
+        if read(format(text)).graph != read(text).graph:
+            return "another model in its one form"
+    return ""
+
+
+def slow(text: str) -> float:
+    """Seconds of parsing above what a text may take, the least of three times: others use this machine, too."""
+    allowed = SECONDS * max(1, len(text) / CHARACTERS)
+    least = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        with contextlib.suppress(NotationError):
+            statements(text, "m")
+        least = min(least, time.process_time() - began)
+        if least <= allowed:
+            return 0.0
+    return least - allowed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--texts", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    dice = random.Random(options.seed)
+    for seed in SEEDS:
+        read(seed)
+    failures, letters, began = 0, 0, time.perf_counter()
+    text = dice.choice(SEEDS)
+    for number in range(options.texts):
+        if dice.random() < 0.3 or len(text) > LARGEST:
+            text = dice.choice(SEEDS)
+        text = changed(text, dice)
+        letters += len(text)
+        wrong = broken(text)
+        if not wrong and (over := slow(text)):
+            wrong = f"parsing {len(text):,} characters takes {1000 * over:.0f} ms more than it may"
+        if wrong:
+            failures += 1
+            print(f"text {number}: {wrong}\n{text[:2000]!r}", flush=True)
+    print(
+        f"{options.texts:,} texts, {letters / 1e6:,.0f} MB, {time.perf_counter() - began:,.0f} s: {failures} break a promise"
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
