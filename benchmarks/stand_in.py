@@ -60,7 +60,7 @@ class StandIn(ShardedReplica):
         """See ``Replica``."""
         asked = Task.from_message(task)
         if "generation" in asked.weights:
-            await self._end.have(asked.weights["generation"], asked.weights["at"], self._like)
+            asked = await self._end.begin(asked, self._like)
         reply: Reply = await self._worker.compute(self._carry, asked)
         return reply.to_message()
 

@@ -183,33 +183,41 @@ def _squared_norm(x: npt.NDArray[np.float64]) -> float:
 
 
 def encode_parts(
-    codec: Codec, parts: Sequence[Tensor], whole_bytes: Sequence[int], lossless: Sequence[bool]
+    codec: Codec,
+    parts: Sequence[Tensor],
+    whole_bytes: Sequence[int],
+    lossless: Sequence[bool],
+    peaks: Sequence[float] = (),
 ) -> EncodedUpdate:
-    """Encode parts of tensors as ``encode_update`` has them in the whole, with a codec that works value by value.
+    """Encode parts of tensors as ``encode_update`` has them in the whole, with a codec that works value by value, or by the peak of a tensor.
 
-    A part with values beyond the codec's range travels raw, though not the rest of its tensor.
+    With one that works value by value a part with values beyond the codec's range travels raw, though not the rest of its tensor.
 
     Args:
-        codec: One with ``by_value``.
+        codec: One with ``by_value``, or with ``by_peak``.
         parts: Flat, one of each tensor.
         whole_bytes: Of each of these tensors.
         lossless: Of each whether it must travel exactly.
+        peaks: Of each its ``peak_of``, for a codec with ``by_peak``.
     """
-    payloads = [
-        _raw(part) if _travels_raw(codec, part, exact, size) else codec.pack(part)
-        for part, size, exact in zip(parts, whole_bytes, lossless, strict=True)
-    ]
+    payloads = []
+    for i, (part, size, exact) in enumerate(zip(parts, whole_bytes, lossless, strict=True)):
+        if _stays_raw(codec, part, exact, size):
+            payloads.append(_raw(part))
+        elif codec.by_peak:
+            payloads.append(codec.pack_within(part, peaks[i]) if peaks[i] <= codec.largest else _raw(part))
+        else:
+            payloads.append(codec.pack(part) if _in_range(codec, part) else _raw(part))
     return {"codec": codec.name, "payloads": payloads}
 
 
-def _travels_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int | None = None) -> bool:
-    return (
-        exact
-        or tensor.dtype != np.float32
-        or (tensor.nbytes if whole_bytes is None else whole_bytes) < RAW_BELOW_BYTES
-        or isinstance(codec, Float32)
-        or not _in_range(codec, tensor)
-    )
+def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
+    return _stays_raw(codec, tensor, exact, tensor.nbytes) or not _in_range(codec, tensor)
+
+
+def _stays_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int) -> bool:
+    """Whether a tensor travels raw whatever its values are."""
+    return exact or tensor.dtype != np.float32 or whole_bytes < RAW_BELOW_BYTES or isinstance(codec, Float32)
 
 
 def _raw(tensor: Tensor) -> Payload:

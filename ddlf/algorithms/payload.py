@@ -31,6 +31,7 @@ class Codec(Named, ABC):
         goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; "" for none.
         largest: The largest magnitude that ``pack`` keeps.
         by_value: Whether what becomes of a value depends on no other value.
+        by_peak: Whether it depends on the largest magnitude of its tensor besides, and on nothing else.
     """
 
     __slots__ = ()
@@ -38,6 +39,7 @@ class Codec(Named, ABC):
     goes_on: ClassVar[str] = ""
     largest: ClassVar[float] = float(np.finfo(np.float32).max)
     by_value: ClassVar[bool] = False
+    by_peak: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -47,6 +49,10 @@ class Codec(Named, ABC):
     @abstractmethod
     def pack(self, tensor: Float32s) -> Payload:
         """Return the payload of one tensor of any shape, without error feedback. It may share the tensor's memory."""
+
+    def pack_within(self, tensor: Float32s, peak: float) -> Payload:
+        """As ``pack``, for a part of a tensor with that largest magnitude, if the codec goes by it."""
+        return self.pack(tensor)
 
     def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
         """As ``pack``, with what ``goes_on`` names of the payload before, if there is one."""
@@ -108,6 +114,11 @@ def added(x: Float32s, y: Float32s) -> Float32s:
     """Return ``x + y`` as an array even if 0-d. Overflow gives an infinity, which is then reported as such."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(x + y)
+
+
+def peak_of(tensor: Tensor) -> float:
+    """Return the largest magnitude of a float32 tensor: 0 of an empty one, NaN of one that holds a NaN. Others, which travel raw, have none: 0."""
+    return float(max(tensor.max(), -tensor.min())) if tensor.size and tensor.dtype == np.float32 else 0.0
 
 
 def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tensor:

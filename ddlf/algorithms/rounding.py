@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.payload import Codec, Float32s, Payload, array_of
+from ddlf.algorithms.payload import Codec, Float32s, Payload, array_of, peak_of
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
@@ -42,10 +42,14 @@ class Float16(Codec):
     """
 
     largest: ClassVar[float] = (2 - 2**-10) * 2.0**127  # what is above rounds to 2**128
+    by_peak: ClassVar[bool] = True
 
     def pack(self, tensor: Float32s) -> Payload:
+        return self.pack_within(tensor, peak_of(tensor))
+
+    def pack_within(self, tensor: Float32s, peak: float) -> Payload:
         values = tensor.reshape(-1)
-        unit = _half_unit(values)
+        unit = _half_unit(peak)
         values = values * (np.float32(1) / unit)
         # Below the smallest normal half, 2**-14, halves are multiples of 2**-24, and so are float32 values near 0.75.
         # NumPy's cast of what lies between them takes 20 ns per value, and updates are full of it, so round it first.
@@ -62,9 +66,8 @@ class Float16(Codec):
         return values.reshape(shape)
 
 
-def _half_unit(values: Float32s) -> Float32s:
+def _half_unit(largest: float) -> Float32s:
     """The power of two, shape (1,), in units of which the largest magnitude is 2**14 .. 2**15, or as near as float32 allows."""
-    largest = float(max(values.max(), -values.min())) if values.size else 0.0
     exponent = frexp(largest)[1] - 15 if isfinite(largest) and largest else 0
     return np.array([2.0 ** max(exponent, -126)], np.float32)
 

@@ -11,7 +11,7 @@ A *piece* is a slice of a slice: what is sent, merged and stepped at a time, so 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -99,6 +99,24 @@ def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice,
     if begin < end:
         raise ConfigError(f"nothing has values {begin:,} to {end:,}")
     return found
+
+
+def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
+    """The slices that some arrays are, by their numbers; those that follow each other are one."""
+    found: list[Slice] = []
+    ends = accumulate(array.size for array in arrays)
+    for i, (array, end) in enumerate(zip(arrays, ends, strict=True)):
+        begin = end - array.size
+        if i in chosen and begin < end:
+            begin = found.pop()[0] if found and found[-1][1] == begin else begin
+            found.append((begin, end))
+    return found
+
+
+def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
+    """What a slice has in common with others, which are in order."""
+    both = [(max(part[0], begin), min(part[1], end)) for begin, end in parts]
+    return [(begin, end) for begin, end in both if begin < end]
 
 
 def take(arrays: Sequence[Tensor], part: Slice) -> list[Tensor]:

@@ -46,11 +46,11 @@ class Streaming(Named):
     overlap: int = 0
 
     only: ClassVar[str] = "sync"
+    kept: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, least in {"fragments": 1, "overlap": 0}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        _check_least(fragments=(self.fragments, 1), overlap=(self.overlap, 0))
         check_shares(alpha=self.alpha)
         Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
 
@@ -103,3 +103,9 @@ def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Seque
     """Return the numbers, ascending, of the tensors in some fragments and of all that are not trained."""
     dealt = deal(weights, trainable, fragments)
     return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])
+
+
+def _check_least(**values: tuple[int, int]) -> None:
+    for name, (value, least) in values.items():
+        if value < least:
+            raise ConfigError(f"{name} must be >= {least}, got {value}")

@@ -42,14 +42,15 @@ def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
     return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
 
 
-def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float]) -> list[Tensor]:
+def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float], total: float | None = None) -> list[Tensor]:
     """Return the weighted mean of lists of arrays, summed in their order in float64; of what is no float, element by element the largest.
 
     Args:
         lists: With arrays of equal shapes and types, at least one.
         shares: Weight of each list, > 0.
+        total: What their sum is divided by; that of the shares, if others count as zeros it is more.
     """
-    total = sum(shares)
+    total = sum(shares) if total is None else total
     return [
         np.asarray(
             sum(share * np.asarray(a, np.float64) for share, a in zip(shares, arrays, strict=True)) / total,

@@ -92,27 +92,17 @@ class Copies:
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
         """Shapes and types of groups of it."""
         state = self.state(slot, number)
-        return {
-            name: [
-                None if array is None else (np.shape(array), np.empty(0, np.asarray(array).dtype))
-                for array in state[name]
-            ]
-            for name in groups
-            if name in state
-        }
+        return shapes_of({name: state[name] for name in groups if name in state})
 
     async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
         """A slice of a group of it."""
-        return take(_arrays(self.state(slot, number)[group]), (begin, end))
+        return take(arrays_of(self.state(slot, number)[group]), (begin, end))
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
         shapes: Shapes = await self._ask(worker, "shapes", slot, number, list(groups))
-        found: SlotState = {
-            name: [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes[name]]
-            for name in shapes
-        }
+        found: SlotState = {name: empty_of(shapes[name]) for name in shapes}
         for name, group in found.items():
-            arrays = _arrays(group)
+            arrays = arrays_of(group)
 
             async def one(piece: Slice, name: str = name, arrays: Weights = arrays) -> None:
                 values = await self._ask(worker, "left", slot, number, name, *piece)
@@ -141,5 +131,19 @@ def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor])
     }
 
 
-def _arrays(group: Sequence[Any]) -> Weights:
+def shapes_of(state: SlotState) -> Shapes:
+    """Shapes and types of groups."""
+    return {
+        name: [None if array is None else (np.shape(array), np.empty(0, np.asarray(array).dtype)) for array in group]
+        for name, group in state.items()
+    }
+
+
+def empty_of(shapes: Sequence[tuple[tuple[int, ...], Tensor] | None]) -> list[Any]:
+    """Room for a group."""
+    return [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes]
+
+
+def arrays_of(group: Sequence[Any]) -> Weights:
+    """The arrays that are in a group."""
     return [np.asarray(array) for array in group if array is not None]

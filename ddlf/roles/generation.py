@@ -12,7 +12,7 @@ import numpy as np
 from ddlf.algorithms.check import Fault
 from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update, encode_parts, encode_update
-from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.shards import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ConfigError
@@ -28,10 +28,13 @@ class Plan:
         updates: Of each slot, in slot order, its number, the worker that has its update, the samples that it trained on, and what the update is
             scaled by.
         owners: Workers that step a slice, in the order of the slices.
-        state: Parts of the outer optimizer's state: first value, the one behind the last, and the worker that has them.
+        tensors: Numbers of those that are exchanged; None for all. The others stay as they are.
+        kept: Arrays that are kept of each weight: the outer optimizer's, and the weight as it is stepped where it travels as a codec makes it.
+        state: Parts of these: first value, the one behind the last, and the worker that has them.
         copies: Whether the owner of the next slice keeps a copy of that state.
         left: Of what slots have left on their workers, of which others keep copies: slot, its round, its worker, and the worker with the copy.
         groups: Groups of these states that are copied.
+        means: Means of what slots have left that are made with it: ``MeanPlan`` of ``ddlf.roles.means``, as they travel.
         merge: The merge rule, as text.
         weighed: What it makes of the updates as wholes: a weight for each, and what their sum is divided by; empty if it merges value by value.
         outer: The outer optimizer, as text.
@@ -45,10 +48,13 @@ class Plan:
     generation: int
     updates: Sequence[tuple[int, int, int, float]]
     owners: Sequence[int]
+    tensors: Sequence[int] | None
+    kept: int
     state: Sequence[tuple[int, int, int]]
     copies: bool
     left: Sequence[tuple[int, int, int, int]]
     groups: Sequence[str]
+    means: Sequence[dict[str, Any]]
     merge: str
     weighed: Sequence[float]
     outer: str
@@ -74,6 +80,10 @@ class Generation:
         codec: How they travel; None for as they are, as from who has them from others.
         trainable: Of each whether it is trained: others travel as they are.
         made: Pieces that were encoded here.
+        peaks: Largest magnitude of each weight as it is stepped, where the codec goes by that and there is one.
+        within: The same of the slice that was stepped here.
+        stepped: Set when that is known.
+        means: By group those of what slots have left that their next rounds begin with.
     """
 
     weights: Weights
@@ -82,18 +92,23 @@ class Generation:
     codec: Codec | None = None
     trainable: Sequence[bool] = ()
     made: dict[Slice, EncodedUpdate] = field(default_factory=dict)
+    peaks: Sequence[float] = ()
+    within: list[float] = field(default_factory=list)
+    stepped: asyncio.Event = field(default_factory=asyncio.Event)
+    means: dict[str, Any] = field(default_factory=dict)  # ``Mean`` of ``ddlf.roles.means``
 
     @classmethod
     def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
         """Weights and the outer optimizer's state that are here whole."""
         weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
         groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
+        peaks = list(map(peak_of, weights)) if used is not None and used.by_peak else []
         if used is not None:
             groups.append(weights)
             encoded, _ = encode_update(used, weights, [not one for one in trainable])
             weights = [np.asarray(array, order="C") for array in decode_update(encoded, weights)]
         kept = [((0, size_of(weights)), groups)] if groups else []
-        return cls(weights, kept, codec=used, trainable=trainable)
+        return cls(weights, kept, codec=used, trainable=trainable, peaks=peaks)
 
     def set(self, piece: Slice, values: Weights) -> None:
         """Have new weights of a piece, as all will have them."""
@@ -101,18 +116,6 @@ class Generation:
             encoded = self.made[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)
         put(self.weights, piece, values)
-
-    def patched(self, places: Sequence[int], arrays: Weights) -> Generation:
-        """The same with other weights in some places, which are not trained."""
-        weights, changed = list(self.weights), [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in self.weights]
-        for place, array in zip(places, arrays, strict=True):
-            weights[place] = changed[place] = np.asarray(array, order="C")
-        state = [(part, list(groups)) for part, groups in self.state]
-        for part, groups in state if self.codec is not None else ():
-            new = take(changed, part)
-            at = [i for i, _, _ in overlapped(changed, part)]
-            groups[-1] = [new[k] if i in places else old for k, (i, old) in enumerate(zip(at, groups[-1], strict=True))]
-        return Generation(weights, state, codec=self.codec, trainable=self.trainable)
 
     def sent(self, part: Slice) -> Weights | EncodedUpdate:
         """A slice of the weights as it travels; it is there."""
@@ -123,7 +126,7 @@ class Generation:
         assert self.codec is not None
         places = [i for i, _, _ in overlapped(self.weights, part)]
         sizes, exact = [self.weights[i].nbytes for i in places], [not self.trainable[i] for i in places]
-        return encode_parts(self.codec, values, sizes, exact)
+        return encode_parts(self.codec, values, sizes, exact, [self.peaks[i] for i in places] if self.peaks else ())
 
     async def wait_for(self, part: Slice) -> None:
         """Wait until a slice is there."""
@@ -178,12 +181,6 @@ class Unreached(Exception):
 def codec_of(text: str) -> Codec | None:
     """The codec of weights; None where they travel as they are."""
     return None if text == "float32" else CODEC.read(text)
-
-
-def room(plan: Plan, like: Weights) -> State:
-    """Room for what is kept of a slice."""
-    groups = getattr(OUTER.read(plan.outer), "kept", 0) + (codec_of(plan.codec) is not None)
-    return [[np.empty_like(view) for view in like] for _ in range(groups)]
 
 
 def write(worker: int, arrays: Weights, part: Slice, values: Any) -> None:

@@ -14,8 +14,10 @@ from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
 from ddlf.roles.evaluation import beside, evaluate
 from ddlf.roles.exchange import whole
+from ddlf.roles.fragments import exchanged
 from ddlf.roles.generation import State, Unreached
 from ddlf.roles.shards import ShardEnd
+from ddlf.roles.statistics import moving
 from ddlf.roles.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
@@ -43,19 +45,17 @@ class ShardedReplica(CallingReplica):
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``; the weights are those of a generation that others have, but for ``ddlf check``."""
         if "generation" in task["weights"]:
-            await self._end.have(task["weights"]["generation"], task["weights"]["at"], self._model.like)
-            task = (await self._end.copies.have(Task.from_message(task))).to_message()
+            task = (await self._end.begin(Task.from_message(task), self._model.like)).to_message()
         return await super().train(task)
 
-    async def measure(self, task: dict[str, Any]) -> Weights:
-        """See ``Replica``; the weights are those of a generation."""
-        weights = await self._end.bring(task["weights"]["generation"], task["weights"]["at"], self._model.like)
-        return await super().measure({**task, "weights": whole(weights)})
-
-    @concurrent
-    async def patch(self, generation: int, following: int, places: list[int], arrays: Weights) -> None:
-        """See ``ShardEnd``."""
-        await self._end.patch(generation, following, places, arrays)
+    async def measure(self, task: dict[str, Any]) -> Any:
+        """See ``Replica``; the weights are those of a generation, and the statistics stay here: the answer is what makes them unusable, or None."""
+        asked, like = Task.from_message(task), self._model.like
+        await self._end.have(**asked.weights, like=like)
+        weights = self._end.weights(asked.weights["generation"])
+        found = await super().measure({**task, "weights": whole(weights)})
+        names = [weight.path for weight in self.app.model.weights]
+        return self._end.measured(asked, found, moving(self.app.model), names)
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
@@ -64,9 +64,17 @@ class ShardedReplica(CallingReplica):
         return {name: left[name] for name in groups if name in left}
 
     @concurrent
-    async def hold(self, generation: int, weights: Weights, state: Weights, codec: str, trainable: list[bool]) -> None:
+    async def hold(
+        self,
+        generation: int,
+        weights: Weights,
+        state: Weights,
+        codec: str,
+        trainable: list[bool],
+        means: SlotState | None = None,
+    ) -> None:
         """See ``ShardEnd``."""
-        await self._end.hold(generation, weights, state, codec, trainable)
+        await self._end.hold(generation, weights, state, codec, trainable, means)
 
     @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +133,11 @@ class ShardedReplica(CallingReplica):
         return await self._end.write_left(slot, number, groups, place)
 
     @concurrent
+    async def write_mean(self, generation: int, group: str, place: dict[str, Any]) -> Any:
+        """See ``ShardEnd``."""
+        return await self._end.write_mean(generation, group, place)
+
+    @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
         return await self._end.compare(asked)
@@ -145,6 +158,21 @@ class ShardedReplica(CallingReplica):
     async def values(self, generation: int, begin: int, end: int) -> Weights | EncodedUpdate:
         """See ``ShardEnd``."""
         return await self._end.values(generation, begin, end)
+
+    @offered
+    async def peaks(self, generation: int) -> list[float]:
+        """See ``ShardEnd``."""
+        return await self._end.peaks(generation)
+
+    @offered
+    async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
+        """See ``ShardEnd``."""
+        return await self._end.mean(generation, group, begin, end)
+
+    @offered
+    async def mean_shapes(self, generation: int, group: str) -> Shapes:
+        """See ``ShardEnd``."""
+        return await self._end.mean_shapes(generation, group)
 
     @offered
     async def kept(self, generation: int, begin: int, end: int) -> State:
@@ -170,4 +198,5 @@ class ShardedReplica(CallingReplica):
         weights = whole(self._end.weights(task.weights["generation"]), copy=self._own)
         reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
-        return dataclasses.replace(reply, update=self._end.sent(task, reply.update, names, copy=self._own))
+        tensors = exchanged(task, self._model.like, self._model.lossless)
+        return dataclasses.replace(reply, update=self._end.sent(task, reply.update, names, tensors, copy=self._own))

@@ -13,37 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.check import fault, scaled
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
-from ddlf.algorithms.merge import MERGE
-from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.pairs import norm
-from ddlf.algorithms.robust import Weighed
-from ddlf.algorithms.shards import (
-    PIECE,
-    Slice,
-    cut,
-    overlapped,
-    pieces,
-    put,
-    stepped,
-    take,
-    take_encoded,
-    within,
-)
+from ddlf.algorithms.payload import Payload
+from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, take, take_encoded, within
+from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import parts_of, write_if_seen
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
-from ddlf.roles.copies import Copies
-from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, codec_of, moved, room, size_of, write
+from ddlf.roles.copies import Copies, Shapes, left_parts
+from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, size_of, write
 from ddlf.roles.held import Held
-from ddlf.roles.task import KeptStates, Task
-from ddlf.roles.wholes import Pairs, Sent, all_of, decoded, limited, sums
+from ddlf.roles.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
+from ddlf.roles.merging import Merging, fetch, update_of
+from ddlf.roles.task import KeptStates, SlotState, Task
+from ddlf.roles.wholes import Pairs, all_of, limited, sums
 
 Ask = Callable[..., Awaitable[Any]]
 """Asks another worker's end: its number, a verb, and the verb's own arguments."""
@@ -73,10 +63,17 @@ class ShardEnd:
     # -- what the master asks for -------------------------------------------------------------------------------------
 
     async def hold(
-        self, generation: int, weights: Weights, state: Weights, codec: str, trainable: Sequence[bool]
+        self,
+        generation: int,
+        weights: Weights,
+        state: Weights,
+        codec: str,
+        trainable: Sequence[bool],
+        means: SlotState | None = None,
     ) -> None:
-        """Hold weights and the outer optimizer's state, whole; others get them from here, as the codec makes them."""
+        """Hold weights, what the outer optimizer keeps, and the means that slots begin with; others get the weights as the codec makes them."""
         found = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
+        found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
         await self._held.hold({generation: found})
 
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
@@ -91,24 +88,17 @@ class ShardEnd:
         """
         now = Plan(**plan)
         base = self._held.generation(now.base)
-        slices = cut(size_of(base.weights), len(now.owners))
-        weights = [np.empty(w.shape, w.dtype) for w in base.weights]
-        new = Generation(weights, codec=codec_of(now.codec), trainable=now.trainable)
-        new.ready = {piece: asyncio.Event() for part in slices for piece in pieces(part, now.piece)}
-        await self._held.only({now.base: base, now.generation: new})
-        work: list[Coroutine[Any, Any, None]] = []
-        for shard, (part, owner) in enumerate(zip(slices, now.owners, strict=True)):
-            mine = owner == self._me
-            work.append(
-                self._make(now, base, new, part) if mine else self._fetch(owner, now.generation, new, part, now.piece)
-            )
-            if now.copies and now.owners[(shard + 1) % len(slices)] == self._me != owner:
-                work.append(self._copy(owner, now, new, part))
+        merging = Merging(self._me, now, base, self._asked)
+        work = merging.work()
+        for wanted in now.means:
+            work += averaging(self._me, now, MeanPlan(**wanted), merging.new, self.copies, self._asked)
+        before = {number: one for number, one in self._held.generations.items() if number <= now.base}
+        await self._held.only({**before, now.generation: merging.new})
         work += [self.copies.keep(slot, n, worker, now.groups) for slot, n, worker, to in now.left if to == self._me]
         found = await self._told(all_of(work))
         if not found:
-            begin, end = slices[now.owners.index(self._me)]
-            self.shard = begin, end, slices[-1][1], now.generation
+            begin, end = merging.mine
+            self.shard = begin, end, size_of(base.weights), now.generation
         return found
 
     async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
@@ -130,6 +120,11 @@ class ShardEnd:
         """Write what a slot has left here into a checkpoint; see ``Copies``."""
         return {**await self.copies.write(slot, number, groups, place), "by": self._me}
 
+    async def write_mean(self, generation: int, group: str, place: dict[str, Any]) -> Any:
+        """Write a mean of what slots have left into a checkpoint, as what the first slot has left."""
+        arrays, more = left_parts(0, {group: mean_in(self._held.generation(generation), group).group()})
+        return {**await asyncio.to_thread(write_if_seen, place, arrays), **more, "by": self._me}
+
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Compute a part of what updates are to each other.
 
@@ -146,7 +141,7 @@ class ShardEnd:
 
         async def compute() -> None:
             found["sums"] = await sums(
-                now, base.weights, part, lambda sent, part: self._update_of(now.base, sent, part)
+                now, base.weights, part, lambda sent, part: update_of(self._asked, now.base, sent, part)
             )
 
         return await self._told(compute()) or found
@@ -167,45 +162,66 @@ class ShardEnd:
 
     # -- what a round needs -------------------------------------------------------------------------------------------
 
-    async def have(self, generation: int, at: Sequence[int], like: Weights) -> None:
-        """Have the weights of a generation here, and forget those before it; see ``bring``."""
-        await self.bring(generation, at, like)
-        await self._held.only_since(generation)
+    async def begin(self, task: Task, like: Weights) -> Task:
+        """Have here what a slot's round begins with, and nothing of the rounds before.
 
-    async def bring(self, generation: int, at: Sequence[int], like: Weights) -> Weights:
-        """Have the weights of a generation here, whole.
+        Args:
+            task: The round, whose weights are those of a generation that others have.
+            like: Arrays with the shapes and types of the model's weights.
+
+        Returns:
+            The round with what others had for it, but for the weights.
+
+        Raises:
+            AppMissing: Nobody gives it.
+        """
+        await self.have(**task.weights, like=like)
+        await self._held.only_since(task.weights["generation"])
+        task = await self.copies.have(task)
+        means = self.means(task.weights["generation"])
+        return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
+
+    async def have(self, generation: int, at: Sequence[int], like: Weights, means: Iterable[str] = ()) -> None:
+        """Have the weights of a generation here, whole, and means of what slots have left.
 
         Args:
             generation: Which.
             at: Workers that have them.
             like: Arrays with the shapes and types of the model's weights.
+            means: Groups of what slots have left.
 
         Raises:
             AppMissing: Nobody gives them.
         """
+        await self._bring(generation, at, like)
+        await bring(self._asked, self._in_turn(at), generation, self._held.generation(generation), means)
+
+    def means(self, generation: int) -> SlotState:
+        """The means of a generation that are here.
+
+        Raises:
+            AppMissing: It is not.
+        """
+        return {name: mean.group() for name, mean in self._held.generation(generation).means.items()}
+
+    def _in_turn(self, at: Sequence[int]) -> list[int]:
+        """Workers that have something, in another order on each: they are not all to ask the same one."""
+        return sorted(at, key=lambda one: (one - self._me) % (max(at) + 1))
+
+    async def _bring(self, generation: int, at: Sequence[int], like: Weights) -> None:
         if generation not in self._held.generations:
             found = Generation([np.empty(w.shape, w.dtype) for w in like])
             found.ready = {piece: asyncio.Event() for piece in pieces((0, size_of(like)), PIECE)}
             why = "nobody has them"
-            for worker in sorted(at, key=lambda one: (one - self._me) % (max(at) + 1)):  # not all from the same one
+            for worker in self._in_turn(at):
                 try:
-                    await self._fetch(worker, generation, found, (0, size_of(like)), PIECE)
+                    await fetch(self._asked, worker, ("values", generation), found, list(found.ready))
                     break
                 except Unreached as error:
                     why = f"worker {worker}: {error.why}"
             else:
                 raise AppMissing(f"the weights of this round cannot be had: {why}")
             await self._held.hold({generation: found})
-        return self.weights(generation)
-
-    async def patch(self, generation: int, following: int, places: Sequence[int], arrays: Weights) -> None:
-        """Have the weights of a generation with others in some places, which are not trained, as those of another one.
-
-        Raises:
-            AppMissing: They are not here.
-        """
-        found = self._held.generation(generation).patched(places, arrays)
-        await self._held.hold({following: found})
 
     def weights(self, generation: int) -> Weights:
         """The weights of a generation that are here, whole. Nobody may change them.
@@ -216,7 +232,13 @@ class ShardEnd:
         return self._held.generation(generation).weights
 
     def sent(
-        self, task: Task, update: EncodedUpdate, names: Sequence[str], *, copy: bool = False
+        self,
+        task: Task,
+        update: EncodedUpdate,
+        names: Sequence[str],
+        tensors: Sequence[int] | None = None,
+        *,
+        copy: bool = False,
     ) -> dict[str, Any] | None:
         """Keep a slot's update, which nobody may change from then on. Any thread may call this.
 
@@ -224,6 +246,7 @@ class ShardEnd:
             task: What it came of.
             update: As its codec made it.
             names: Paths of the weights, for what is said of it.
+            tensors: Numbers of those that it is of; None for all. Of the others it is zero.
             copy: Whether somebody may.
 
         Returns:
@@ -236,9 +259,33 @@ class ShardEnd:
                 **update,
                 "payloads": [{name: np.array(a) for name, a in one.items()} for one in update["payloads"]],
             }
+        if tensors is not None:
+            nothing: list[Payload] = [{"raw": np.broadcast_to(np.zeros((), w.dtype), w.shape)} for w in like]
+            update = {**update, "payloads": put(nothing, tensors, update["payloads"])}
         self._held.updates[generation, task.slot] = update
         found = fault(decode_update(update, like), len(task.indices), like, names)
         return None if found is None else dataclasses.asdict(found)
+
+    def measured(
+        self, task: Task, found: Weights, places: Sequence[int], names: Sequence[str]
+    ) -> dict[str, Any] | None:
+        """Keep by what a slot's moving statistics differ from those in the weights, as its update of these.
+
+        Args:
+            task: What they came of.
+            found: The statistics.
+            places: Their places among the weights.
+            names: Paths of the weights.
+
+        Returns:
+            What makes them unusable, as data; None if nothing does.
+        """
+        like = self.weights(task.weights["generation"])
+        old = [like[place] for place in places]
+        if (wrong := fault(found, 1, old, [names[place] for place in places])) is not None:
+            return dataclasses.asdict(wrong)
+        payloads: list[Payload] = [{"raw": np.asarray(w - one)} for w, one in zip(old, found, strict=True)]
+        return self.sent(task, {"codec": "float32", "payloads": payloads}, names, places)
 
     # -- what other workers ask for -----------------------------------------------------------------------------------
 
@@ -262,6 +309,34 @@ class ShardEnd:
         await found.wait_for((begin, end))
         return found.sent((begin, end))
 
+    async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
+        """A slice of a mean of what slots have left, when it is there.
+
+        Raises:
+            AppMissing: It is not to be expected here.
+        """
+        found = mean_in(await self._held.expected(generation), group)
+        await found.of.wait_for((begin, end))
+        return take(found.of.weights, (begin, end))
+
+    async def mean_shapes(self, generation: int, group: str) -> Shapes:
+        """Shapes and types of a mean.
+
+        Raises:
+            AppMissing: It is not to be expected here.
+        """
+        return shapes(await self._held.expected(generation), group)
+
+    async def peaks(self, generation: int) -> list[float]:
+        """Of each tensor the largest magnitude in the slice that is stepped here, when it is; 0 where it has none in it.
+
+        Raises:
+            AppMissing: It is not to be expected here.
+        """
+        found = await self._held.expected(generation)
+        await found.stepped.wait()
+        return list(found.within)
+
     async def kept(self, generation: int, begin: int, end: int) -> State:
         """What the outer optimizer keeps of a slice, when it is there.
 
@@ -272,82 +347,7 @@ class ShardEnd:
         await found.wait_for((begin, end))
         return found.state_of((begin, end))
 
-    # -- making the next weights ----------------------------------------------------------------------------------------
-
-    async def _make(self, plan: Plan, base: Generation, new: Generation, part: Slice) -> None:
-        """Merge and step a slice, piece by piece."""
-        outer, state = OUTER.read(plan.outer), room(plan, take(base.weights, part))
-        new.state.append((part, state))
-
-        async def one(piece: Slice) -> None:
-            updates, old = await asyncio.gather(
-                asyncio.gather(*(self._update_of(plan.base, sent, piece) for sent in plan.updates)),
-                self._state_before(plan, piece, len(state)),
-            )
-            await asyncio.to_thread(step, piece, updates, old)
-            new.ready[piece].set()
-
-        def step(piece: Slice, updates: Sequence[EncodedUpdate], old: State) -> None:
-            weights = take(base.weights, piece) if new.codec is None else old.pop()
-            places = [i for i, _, _ in overlapped(base.weights, piece)]
-            samples = [samples for _, _, samples, _ in plan.updates]
-            merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
-            after, values = stepped(
-                merge,
-                outer,
-                [array for group in old for array in group],
-                weights,
-                list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
-                [plan.trainable[i] for i in places],
-                [base.weights[i].size for i in places],
-            )
-            if (found := fault(values, 1, values, [plan.names[i] for i in places])) is not None:
-                raise Unfit(found)
-            new.set(piece, values)
-            after = after if new.codec is None else [*after, *values]
-            for i, group in enumerate(state):
-                put(group, moved(piece, part[0]), after[i * len(places) : (i + 1) * len(places)])
-
-        await limited(one, pieces(part, plan.piece))
-
-    async def _fetch(self, owner: int, generation: int, new: Generation, part: Slice, length: int) -> None:
-        """Get a slice of weights from the worker that has them, or makes them."""
-
-        async def one(piece: Slice) -> None:
-            values = await self._asked(owner, "values", generation, *piece)
-            write(owner, new.weights, piece, values)
-            new.ready[piece].set()
-
-        await limited(one, pieces(part, length))
-
-    async def _copy(self, owner: int, plan: Plan, new: Generation, part: Slice) -> None:
-        """Keep what the outer optimizer keeps of another worker's slice."""
-        state = room(plan, take(new.weights, part))
-
-        async def one(piece: Slice) -> None:
-            groups = await self._asked(owner, "kept", plan.generation, *piece)
-            for group, values in zip(state, groups, strict=True):
-                write(owner, group, moved(piece, part[0]), values)
-
-        await limited(one, pieces(part, plan.piece))
-        new.state.append((part, state))
-
-    async def _update_of(self, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
-        slot, worker, _, _ = sent
-        found: EncodedUpdate = await self._asked(worker, "update", base, slot, *piece)
-        return found
-
-    async def _state_before(self, plan: Plan, piece: Slice, groups: int) -> State:
-        """The outer optimizer's state of a piece before this round, of those who have parts of it."""
-        if not groups:
-            return []
-        like = take(self._held.generation(plan.base).weights, piece)
-        state: State = [[np.empty_like(view) for view in like] for _ in range(groups)]
-        for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
-            found = await self._asked(worker, "kept", plan.base, *part)
-            for group, values in zip(state, found, strict=True):
-                write(worker, group, moved(part, piece[0]), values)
-        return state
+    # -- parts --------------------------------------------------------------------------------------------------------
 
     async def exact(self, generation: int, parts: Sequence[Sequence[int]]) -> Weights:
         """The weights of a generation as they are stepped, of those who have parts of them.

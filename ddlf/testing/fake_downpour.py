@@ -18,7 +18,10 @@ from ddlf.roles.task import Reply, Task
 
 VERBS = ("own", "arrange", "snapshot", "versions", "take_over", "release", "write")
 """What the master asks of a worker's end of Downpour."""
-SHARDED = ("hold", "merge", "patch", "values", "kept", "lengths", "compare", "write_left")
+SHARDED = (
+    *("hold", "merge", "values", "kept", "mean", "mean_shapes"),
+    *("lengths", "compare", "write_left", "write_mean"),
+)
 """The same of the sharded exchange."""
 LOOK_S = 0.002
 """How often a made-up worker looks whether it is lost."""

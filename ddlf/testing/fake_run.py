@@ -227,13 +227,14 @@ class FakeWorker:
         self.asked.append((verb, task))
         if verb == "measure":
             if "generation" in task.weights:
-                return self.measure(task, await self.end.bring(**task.weights, like=self._like))
+                await self.end.have(**task.weights, like=self._like)
+                found = self.measure(task, self.end.weights(task.weights["generation"]))
+                return self.end.measured(task, found, moving(vars(self._app)["model"]), list(self._app.start))
             return self.measure(task, read_weights(task.weights, None, self._like))
         if self._app.mode == "downpour":
             return await carried_until_lost(self, self._app, task)
         if "generation" in task.weights:
-            await self.end.have(**task.weights, like=self._like)
-            task = await self.end.copies.have(task)
+            task = await self.end.begin(task, self._like)
         reply = self.train(task)
         if self.turns is not None:
             await self.turns.arrive(task.slot + 1)
@@ -273,7 +274,7 @@ class FakeWorker:
         self.kept.leave(task, left)
         return Reply(
             task=task,
-            update=self.end.sent(task, encoded, list(self._app.start)) if sharded else encoded,
+            update=self.end.sent(task, encoded, list(self._app.start), tensors) if sharded else encoded,
             codec_error=error,
             samples=len(task.indices),
             fed=None,

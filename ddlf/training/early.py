@@ -131,33 +131,23 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
     if settings["exchange"] != "sharded":
         return
     whole = "looks at updates or tensors as wholes, and with exchange='sharded' workers have slices of them"
-    brings = "brings as much as the model to the master in each round, which exchange='sharded' is to spare"
     outer, rules, weights = settings["outer"], [OUTER.read(name) for name in OUTER.names], settings["weights_codec"]
     own = "is not one of DDLF's, and workers step their slices by its name"
-    fragments = "has slots keep weights of their own, and with exchange='sharded' all begin a round with the same"
     unknown = whole if type(outer) in map(type, rules) else own
     steps_values = fits(outer) and unknown is whole
     for name, fine, why, instead in (
         (
             "outer",
             steps_values,
-            fragments if isinstance(outer, Streaming) else unknown,
+            unknown,
             "a rule that steps each value by itself, such as 'nesterov' or 'fedadam'",
         ),
         (
             "weights_codec",
             not weights.delta,
-            "is of differences to what the master has sent before, and with exchange='sharded' it sends no weights",
-            "'bfloat16' or 'float32'",
+            "is of the difference to what each slot holds, and with exchange='sharded' slots hold nothing: all begin with the same weights",
+            "'bfloat16', 'float16' or 'float32'",
         ),
-        (
-            "weights_codec",
-            fits(weights.codec),
-            "has one unit for a whole tensor, and with exchange='sharded' workers have slices of them",
-            "'bfloat16' or 'float32'",
-        ),
-        ("local_rule", not settings["local_rule"].steers, brings, "'plain' or 'fedprox'"),
-        ("optimizer_state", settings["optimizer_state"] != "averaged", brings, "'stays' or 'fresh'"),
     ):
         if not fine:
             raise ConfigError(f"{name}={str(settings[name])!r} {why}", hint=f"use {instead}, or exchange='star'")

@@ -177,8 +177,8 @@ class Exchange:
         )
         at, state = self.states.at(task.slot, holds), await self.states.of(task.slot, holds)
         await self.weights_out.reach(worker)
-        exact = self.weights_out.lossless
-        fresh = changed(task, task.since, task.weights, exact) if task.merged else None
+        exact, stays = self.weights_out.lossless, self.weights_out.stays
+        fresh = changed(task, task.since, task.weights, exact) if task.merged and not stays else None
         encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
         message = dataclasses.replace(task, state=state, at=at, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
@@ -189,8 +189,8 @@ class Exchange:
                 task.weights,
                 self._samples,
                 worker.name,
-                exchanged(task, task.weights, exact),
-                stays=self.weights_out.stays,
+                None if stays else exchanged(task, task.weights, exact),
+                stays=stays,
             ),
             worker=worker.id,
             elapsed_s=time.perf_counter() - begin,
@@ -198,10 +198,10 @@ class Exchange:
             bytes_back=worker.bytes_received - back,
         )
 
-    async def measure(self, task: Task, worker: ProxyWorker) -> Weights:
-        """Have moving statistics computed anew with a task's weights, as ``whole`` made them, over its samples."""
+    async def measure(self, task: Task, worker: ProxyWorker) -> Any:
+        """Have moving statistics computed anew with a task's weights, as ``whole`` made them, over its samples; see ``Replica.measure``."""
         await self.weights_out.reach(worker)
-        return list(await worker.call(self._role, "measure", task.to_message()))
+        return await worker.call(self._role, "measure", task.to_message())
 
     def whole(self, weights: Weights) -> dict[str, Any]:
         """See ``WeightsOut``."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import fault
+from ddlf.algorithms.check import Fault, fault
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
@@ -40,47 +40,70 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
         return weights
     new = list(weights)
     old = [weights[place] for place in places]
-    for place, array in zip(
-        places, await statistics(run, run.exchange.whole(weights), old, replies, merge), strict=True
-    ):
-        new[place] = array
+    begin = time.perf_counter()
+    told = run.exchange.whole(weights)
+    found: list[Weights] = await _all(run, [_measuring(told, reply) for reply in replies], _measure)
+    names = [run.facts.names[place] for place in places]
+    into = merge.start(len(found), old, names)
+    for number, (reply, mine) in enumerate(zip(replies, found, strict=True)):
+        if wrong := fault(mine, reply.samples, old, names):
+            raise wrong.error(reply.slot + 1, f"worker {reply.worker}")
+        into.add(number, [w - one for w, one in zip(old, mine, strict=True)], reply.samples, checked=True)
+    run.arrived += time.perf_counter() - begin  # it was no merging
+    for place, w, moved in zip(places, old, into.result(), strict=True):
+        new[place] = np.asarray(w - moved, w.dtype)
     return new
 
 
-async def statistics(run: Run, weights: dict[str, Any], old: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:
-    """Moving statistics of weights.
+async def measured_there(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
+    """Have slots compute moving statistics of weights that workers have; by what these differ from those there stays with them, as updates do.
 
     Args:
         run: The run.
         weights: The weights, as tasks say which.
-        old: Moving statistics in them.
-        replies, merge: As of ``recalibrated``.
+        replies: What they came of.
+
+    Returns:
+        Replies of the same slots, in their order, whose updates are these differences.
 
     Raises:
         BadUpdate: Statistics cannot be used.
     """
     begin = time.perf_counter()
-    tasks = [dataclasses.replace(r.task, weights=weights, state=None, shared={}, control=None) for r in replies]
-    carrying = [asyncio.ensure_future(_carried(run, task)) for task in tasks]
+    tasks = [_measuring(weights, reply) for reply in replies]
+    found = await _all(run, tasks, _measure_there)
+    for reply, (worker, wrong) in zip(replies, found, strict=True):
+        if wrong is not None:
+            raise Fault(**wrong).error(reply.slot + 1, f"worker {worker}")
+    run.arrived += time.perf_counter() - begin
+    return [
+        dataclasses.replace(reply, task=task, worker=worker, factor=1.0)
+        for reply, task, (worker, _) in zip(replies, tasks, found, strict=True)
+    ]
+
+
+def _measuring(weights: dict[str, Any], reply: Reply) -> Task:
+    return dataclasses.replace(reply.task, weights=weights, state=None, shared={}, control=None)
+
+
+async def _all(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
+    """Have all of them measured, each by some worker."""
+
+    async def carried(task: Task) -> Any:
+        work = run.nearby.around(task.indices, partial(measure, run, task))
+        return await run.crew.carry(task.slot, task.round, work, leaves=False, near=run.nearby.of(task.indices))
+
+    carrying = [asyncio.ensure_future(carried(task)) for task in tasks]
     try:
-        found: list[Weights] = await asyncio.gather(*carrying)
+        return await asyncio.gather(*carrying)
     except BaseException:
         await end_all(carrying)
         raise
-    names = [run.facts.names[place] for place in run.facts.statistics]
-    into = merge.start(len(found), old, names)
-    for place, (reply, mine) in enumerate(zip(replies, found, strict=True)):
-        if wrong := fault(mine, reply.samples, old, names):
-            raise wrong.error(reply.slot + 1, f"worker {reply.worker}")
-        into.add(place, [w - one for w, one in zip(old, mine, strict=True)], reply.samples, checked=True)
-    run.arrived += time.perf_counter() - begin  # it was no merging
-    return [np.asarray(w - moved, w.dtype) for w, moved in zip(old, into.result(), strict=True)]
 
 
-async def _carried(run: Run, task: Task) -> Any:
-    work, near = run.nearby.around(task.indices, partial(_measure, run, task)), run.nearby.of(task.indices)
-    return await run.crew.carry(task.slot, task.round, work, leaves=False, near=near)
+async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
+    return list(await run.exchange.measure(task, worker))
 
 
-async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Weights:
-    return await run.exchange.measure(task, worker)
+async def _measure_there(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
+    return worker.id, await run.exchange.measure(task, worker)

@@ -16,6 +16,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import OUTER, WEIGHTS, Arrays, Slices, parts_of, write
 from ddlf.errors import CheckpointError
 from ddlf.events import Warned
+from ddlf.roles.copies import left_of
 from ddlf.training.recovery import LOSS
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class Writing:
 
     Attributes:
         after: Slices of the weights, which come first.
+        mean: Lengths of groups that are a mean of all slots, and in there as what the first has left.
     """
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
         self.after = 0
+        self.mean: dict[str, int] = {}
 
     async def slice(self, number: int, there: There, here: Here) -> dict[str, Any]:
         """Have one written, there or here.
@@ -112,6 +115,7 @@ async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], A
         writing = Writing(slices)
         await work(writing)
         slices.left = await run.exchange.states.written(writing, replies)
+        slices.left[0] |= writing.mean
     except CheckpointError:
         keeper.drop()
         return None
@@ -201,5 +205,14 @@ def reading(slices: Slices, group: str) -> Callable[[], list[Any]]:
     def read() -> list[Any]:
         found: Arrays = slices.read()
         return list(found[group].values())
+
+    return read
+
+
+def reading_left(slices: Slices, number: int, group: str) -> Callable[[], list[Any]]:
+    """Reads a group of what the first slot has left from the slice, from 0, where it was written."""
+
+    def read() -> list[Any]:
+        return left_of(0, {group: slices.left[0][group]}, slices.read_one(number))[group]
 
     return read

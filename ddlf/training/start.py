@@ -42,7 +42,6 @@ from ddlf.training.early import (
     check_slots,
     check_together,
     chosen_exchange,
-    keeps_little,
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.evaluation_there import EvaluationThere
@@ -57,7 +56,7 @@ from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
 from ddlf.training.serving import ShardsThere
-from ddlf.training.states import SlotStates
+from ddlf.training.states import states_of
 from ddlf.training.sync import Synchronous
 from ddlf.training.there import WeightsThere
 
@@ -373,22 +372,7 @@ async def _run(
         shuffle=str(settings["shuffle"]),
         **norms,
     )
-    copies = settings["exchange"] == "sharded" and settings["optimizer_state"] == "kept"
-    states = SlotStates(
-        app._run,
-        crew,
-        progress.states,
-        settings["codec"],
-        optimizers=settings["optimizer_state"] != "fresh" and settings["exchange"] != "gradient" and not downpour,
-        apart=bool(apart),
-        averages=settings["optimizer_state"] == "averaged",
-        stays=settings["optimizer_state"] == "stays" or (copies and not keeps_little(app._optimizer)),
-        copies=copies,
-        differences=weights_out.differences,
-        fragments=fragments,
-        controls=settings["local_rule"].steers,
-        callbacks=bool(app.worker_callbacks),
-    )
+    states = states_of(app, crew, progress, settings, weights_out)
     reporter = Reporter(app, progress.records, settings["batch_size"], callbacks, weights_out.evaluation)
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.codec import Codec
+from ddlf.algorithms.local import mean_control
+from ddlf.algorithms.streaming import Streaming
 from ddlf.algorithms.weights import Weights, digest, mean_of
 from ddlf.checkpoints.slices import Slices
 from ddlf.cluster.proxy import ProxyWorker
@@ -23,8 +25,13 @@ from ddlf.roles import REPLICA
 from ddlf.roles.copies import left_of, left_parts
 from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.crew import Crew
+from ddlf.training.early import keeps_little
 from ddlf.training.recovery import LOSS
 from ddlf.training.slices import Writing
+
+if TYPE_CHECKING:
+    from ddlf.training.exchange import Outwards
+    from ddlf.training.progress import Progress
 
 FETCH_S = 30.0
 """How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
@@ -47,12 +54,15 @@ class SlotStates:
         fragments: Whether they do in fragments.
         controls: Whether slots have controls, by the local rule.
         callbacks: Whether there are callbacks on the workers.
+        there: Whether the weights are on the workers: then so are the means that rounds begin with, and what these are made of.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
         back: Groups that come back with each reply.
         shared: Groups that every slot begins its next round with, in the place of its own.
         copied: Groups that do not come back, and of which other workers keep copies.
+        averages, controls: As they were given.
+        mean: Brings the mean of slots' optimizers here, where it is on workers; see ``mean_is``.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class SlotStates:
         fragments: bool = False,
         controls: bool = False,
         callbacks: bool = False,
+        there: bool = False,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
@@ -88,15 +99,29 @@ class SlotStates:
             CONTROL: controls,
         }
         self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        back = {OPTIMIZER: optimizers and not stays, APART: apart, CALLBACKS: callbacks, CONTROL: controls}
+        back = {
+            OPTIMIZER: optimizers and not stays,
+            APART: apart,
+            CALLBACKS: callbacks,
+            CONTROL: controls and not there,
+        }
         self.back = tuple(name for name, wanted in back.items() if wanted)
-        self._averages = averages
+        self.averages, self.controls, self._there = averages, controls, there
         self.shared: SlotState = {}
+        self.mean: Callable[[], Weights] | None = None  # that of slots' optimizers, where it is not shared from here
         if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):
             # Of a training that was stopped all are that mean already; the mean of equal numbers may be rounded.
             begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
             self._share(begun, [1] * len(begun))
-        self._fetched = tuple(name for name in self.keep if name not in (*self.back, HELD))
+        if there and self.shared:
+            mean, self.shared = self.shared[OPTIMIZER], {}
+            self.mean_is(lambda: mean)
+        elsewhere = (
+            *self.back,
+            HELD,
+            *([OPTIMIZER] if averages and there else []),
+        )  # what a mean was made of is not needed any more
+        self._fetched = tuple(name for name in self.keep if name not in elsewhere)
         self.copied = self._fetched if copies else ()
         self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
         self._stored: dict[
@@ -138,7 +163,7 @@ class SlotStates:
 
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Say that the replies of a round have all been taken in: what slots share follows from them."""
-        if self._averages:
+        if self.averages and not self._there:
             self._share([reply.state[OPTIMIZER] for reply in replies], [reply.samples for reply in replies])
 
     def _share(self, optimizers: Sequence[Weights], samples: Sequence[int]) -> None:
@@ -146,6 +171,36 @@ class SlotStates:
         self.shared = {OPTIMIZER: mean_of(optimizers, samples)}
         for slot, state in enumerate(self._known):
             self._known[slot] = state | self.shared
+
+    def mean_is(self, mean: Callable[[], Weights] | None) -> None:
+        """Say how the mean of slots' optimizers, which is on the workers, can be had here; None where it cannot."""
+        if not (self.averages and self._there):
+            return
+        self.mean = mean
+        for slot, state in enumerate(self._known):
+            self._known[slot] = {name: group for name, group in state.items() if name != OPTIMIZER}
+
+    def come_home(self) -> None:
+        """Have the mean of slots' optimizers here, as what each has left, if there is one."""
+        if self.mean is not None:
+            mean = self.mean()
+            for slot, state in enumerate(self._known):
+                self._known[slot] = state | {OPTIMIZER: mean}
+
+    async def means(self) -> SlotState:
+        """The means that the next round begins with, where they are to be given to workers from here."""
+        states, found = await self.all(), SlotState()
+        if self.averages and (begun := [state[OPTIMIZER] for state in states if OPTIMIZER in state]):
+            found[OPTIMIZER] = begun[0]
+        control = mean_control([state.get(CONTROL) for state in states]) if self.controls else None
+        return found if control is None else found | {CONTROL: control}
+
+    def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
+        """Where a group of what a slot has left is: a worker, and the round; or the group, if it is here; None if it is nowhere."""
+        if (left := self._on.get(slot)) is None:
+            return self._known[slot].get(group)
+        holders = self._holders(slot, left)
+        return (holders[0].id, left[2]) if holders else None
 
     def holds(self, slot: int, weights: Weights) -> None:
         """Say which weights a slot holds, which travel as differences."""
@@ -167,15 +222,16 @@ class SlotStates:
         whole = self._known[slot] | (await asyncio.shield(coming) if coming else {})
         return {name: group for name, group in whole.items() if name != HELD}
 
-    def set_back(self, states: Sequence[SlotState]) -> None:
-        """Say that slots have left this, and nothing since."""
-        self._known = list(states)
+    def set_back(self, states: list[SlotState]) -> None:
+        """Say that slots have left this, and nothing since; the list is gone on with."""
+        self._known = states
         self._coming, self._on, self._copies = {}, {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
         """The state of every slot, as it is now and not when it is awaited."""
+        mean = {} if self.mean is None else {OPTIMIZER: self.mean()}
         return asyncio.ensure_future(
-            _collected([(known, self._coming_of(slot)) for slot, known in enumerate(self._known)])
+            _collected([(known | mean, self._coming_of(slot)) for slot, known in enumerate(self._known)])
         )
 
     async def written(self, writing: Writing, replies: Sequence[Reply]) -> list[dict[str, int]]:
@@ -256,3 +312,39 @@ class SlotStates:
 async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | None]]) -> list[SlotState]:
     # Shielded: others may wait for the same.
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
+
+
+def states_of(app: Any, crew: Crew, progress: Progress, settings: Mapping[str, Any], how: Outwards) -> SlotStates:
+    """What slots leave in a run.
+
+    Args:
+        app: The user's ``IApp``.
+        crew: Workers.
+        progress: What the run goes on from.
+        settings: Every setting as it is used, by name.
+        how: How weights travel.
+    """
+    sharded, kind, steers = (
+        settings["exchange"] == "sharded",
+        settings["optimizer_state"],
+        settings["local_rule"].steers,
+    )
+    trains = settings["exchange"] != "gradient" and settings["mode"] != "downpour"
+    # What is as large as the weights stays, and is copied where it is not to be lost with its worker.
+    copies = sharded and (kind in ("kept", "averaged") or steers)
+    return SlotStates(
+        app._run,
+        crew,
+        progress.states,
+        settings["codec"],
+        optimizers=kind != "fresh" and trains,
+        apart=settings["batchnorm"] == "local",
+        averages=kind == "averaged",
+        stays=kind == "stays" or (sharded and (kind == "averaged" or not keeps_little(app._optimizer))),
+        copies=copies,
+        differences=how.differences,
+        fragments=isinstance(settings["outer"], Streaming),
+        controls=steers,
+        callbacks=bool(app.worker_callbacks),
+        there=sharded,
+    )

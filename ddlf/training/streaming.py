@@ -7,23 +7,75 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.streaming import Streaming, deal, tensors_of
+from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
+from ddlf.roles.task import Task
 from ddlf.training.recalibration import recalibrated
-from ddlf.training.rounds import Ended
+from ddlf.training.rounds import Ended, Round
 from ddlf.training.run import Run
+
+
+class Fragments:
+    """The fragments of one run, round by round. Of what the run keeps ``merged`` is the number of the round in which each was merged last.
+
+    Args:
+        run: The run.
+        rule: Which fragments there are.
+        like: Arrays with the shapes and types of the weights.
+
+    Attributes:
+        tensors: Numbers of those that are exchanged in the round that has begun.
+
+    Raises:
+        ConfigError: There are more fragments than tensors.
+    """
+
+    def __init__(self, run: Run, rule: Streaming, like: Weights) -> None:
+        deal(like, run.facts.trainable, rule.fragments)  # refused before anything is made as long as that
+        self._run, self._rule, self._like = run, rule, like
+        run.state.setdefault("outer", rule.init(run.weights))
+        run.state.setdefault("merged", [np.full(rule.fragments, -1)])
+        self.tensors: list[int] = []
+        self._parts: Sequence[int] = ()
+
+    async def tasks(self, round: Round) -> list[Task]:
+        """What slots do in a round."""
+        run, rule = self._run, self._rule
+        self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
+        self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
+        known, wanted = tuple(run.state["merged"][0].tolist()), tuple(self._parts)
+        more: dict[str, Any] = dict(merged=known, wanted=wanted, alpha=rule.alpha, overlap=rule.overlap)
+        ahead = await _ahead(run, round.number + 1, rule.overlap)
+        return [dataclasses.replace(task, **more, ahead=ahead.get(task.slot)) for task in round.tasks]
+
+    def were_merged(self, number: int) -> None:
+        """Say that those of a round, from 0, are merged."""
+        merged = self._run.state["merged"][0]
+        self._run.state["merged"] = [np.where(np.isin(np.arange(len(merged)), self._parts), number, merged)]
+
+    def tell_late(self) -> None:
+        """Say what is not in the model when training ends."""
+        merged = self._run.state["merged"][0]
+        if late := int(np.count_nonzero(merged < merged.max())):
+            why = (
+                f"what slots have learned since {late} of {len(merged)} fragments were merged is not in the model: "
+                "training that goes on to its last round merges it"
+            )
+            self._run.crew.emit(Warned(about="streaming", why=why))
 
 
 async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
     """Train until all rounds are over or the run is to end.
 
     Args:
-        run: The run. Of what it keeps, ``merged`` is the number of the round in which each fragment was merged last.
+        run: The run.
         merge: How the updates of a round become one.
         rule: Which fragments there are, and how their merged update changes them.
         balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
@@ -31,32 +83,18 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
     Raises:
         ConfigError: There are more fragments than tensors.
     """
-    deal(run.weights, run.facts.trainable, rule.fragments)  # refused before anything is made as long as that
-    run.state.setdefault("outer", rule.init(run.weights))
-    run.state.setdefault("merged", [np.full(rule.fragments, -1)])
+    fragments = Fragments(run, rule, run.weights)
     with contextlib.suppress(Ended):
         async for round in run.rounds(balance):
-            parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
-            tensors = tensors_of(parts, run.weights, run.facts.trainable, rule.fragments)
-            merged = run.state["merged"][0]
-            into = merge.start(len(round.tasks), run.weights, run.facts.names)
-            wanted, known = tuple(parts), tuple(merged.tolist())
-            more: dict[str, Any] = dict(merged=known, wanted=wanted, alpha=rule.alpha, overlap=rule.overlap)
-            ahead = await _ahead(run, round.number + 1, rule.overlap)
-            tasks = [dataclasses.replace(task, **more, ahead=ahead.get(task.slot)) for task in round.tasks]
+            tasks = await fragments.tasks(round)
+            into = merge.start(len(tasks), run.weights, run.facts.names)
             replies = await run.all(tasks, into=into)
             run.state["outer"], weights = rule.update(
-                run.state["outer"], run.weights, into.result(), run.facts.trainable, tensors
+                run.state["outer"], run.weights, into.result(), run.facts.trainable, fragments.tensors
             )
-            run.state["merged"] = [np.where(np.isin(np.arange(rule.fragments), parts), round.number, merged)]
+            fragments.were_merged(round.number)
             await run.commit(await recalibrated(run, weights, replies, merge), replies)
-    merged = run.state["merged"][0]
-    if late := int(np.count_nonzero(merged < merged.max())):
-        why = (
-            f"what slots have learned since {late} of {rule.fragments} fragments were merged is not in the model: "
-            "training that goes on to its last round merges it"
-        )
-        run.crew.emit(Warned(about="streaming", why=why))
+    fragments.tell_late()
 
 
 async def _ahead(run: Run, number: int, steps: int) -> dict[int, Any]:

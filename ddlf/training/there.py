@@ -36,6 +36,7 @@ class WeightsThere:
         role: How its replicas are called on the workers.
         generation: Of the weights that rounds begin with.
         at: Workers that have them.
+        means: Groups of what slots have left whose means rounds begin with, and of how many slots each is the sum; 0 for what is a mean.
         begin: Sees that some have.
         links: Links between them that are broken.
         compares: See ``Outwards``.
@@ -55,6 +56,7 @@ class WeightsThere:
         self.held: dict[int, Weights] = {}
         self.generation = 0
         self.at: Sequence[Member] = ()
+        self.means: dict[str, int] = {}
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
@@ -82,7 +84,8 @@ class WeightsThere:
     ) -> dict[str, Any]:
         """What a task says of its weights."""
         there = self.members()
-        return {"generation": self.generation, "at": [one[0] for one in self.at if one in there]}
+        at = [one[0] for one in self.at if one in there]
+        return {"generation": self.generation, "at": at, **({"means": self.means} if self.means else {})}
 
     def silent(self, worker: int, other: int, why: str) -> None:
         """See ``Links``."""

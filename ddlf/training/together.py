@@ -25,6 +25,7 @@ TRIES = 6
 
 Gone = tuple[ProxyWorker, DDLFError | None] | None
 """A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
+Again = Callable[[list[Reply]], Awaitable[list[Reply]]]
 Do = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[Gone]]
 """Gets replies, those of their workers that own slices, and all workers by number; returns who was lost meanwhile."""
 
@@ -36,15 +37,27 @@ class Together:
         run: The run.
         there: Where its tasks find their weights.
         like: Arrays with shapes and types of the weights.
+        base: The generation that the updates are of; None for the one that rounds begin with.
+        again: Has replies made again by others, in their order.
 
     Attributes:
         run, there, like: As they were given.
+        tensors: Numbers of those that are exchanged in this round; None for all. Updates of others are zero.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, like: Weights) -> None:
+    def __init__(
+        self, run: Run, there: WeightsThere, like: Weights, base: int | None = None, again: Again | None = None
+    ) -> None:
         self.run, self.there, self.like = run, there, like
+        self._base, self._made_again = base, again or self._carried
+        self.tensors: Sequence[int] | None = None
         self._size = sum(w.size for w in like)
         self._holders: dict[int, tuple[Task, Member | None]] = {}
+
+    @property
+    def base(self) -> int:
+        """The generation that the updates are of."""
+        return self.there.generation if self._base is None else self._base
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
         """Do something with the workers that have updates; when one is lost, have its slots carried again, and do it again.
@@ -132,7 +145,12 @@ class Together:
         return known[1]
 
     async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
-        """Have slots carried again; their updates are the same bits, and count as those of before."""
+        """Have replies made again; their updates are the same bits, and count as those of before."""
+        found = await self._made_again(replies)
+        return {new.slot: dataclasses.replace(new, factor=old.factor) for old, new in zip(replies, found, strict=True)}
+
+    async def _carried(self, replies: list[Reply]) -> list[Reply]:
+        """Have slots carried again."""
         carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
         try:
             found = await asyncio.gather(*carrying)
@@ -140,7 +158,7 @@ class Together:
             await end_all(carrying)
         for reply in found:
             check(self.run, reply)
-        return {new.slot: dataclasses.replace(new, factor=old.factor) for old, new in zip(replies, found, strict=True)}
+        return found
 
     async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
         """Raise what a worker says was in the way, or return who was lost, or cannot be reached; None if nothing was."""

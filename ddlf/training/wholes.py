@@ -74,9 +74,7 @@ async def lengths(
         there = [workers[reply.worker] for reply in replies]
         asking = [
             asyncio.ensure_future(
-                worker.call(
-                    among.there.role, "lengths", among.there.generation, one.slot, [*map(list, groups)], one.factor
-                )
+                worker.call(among.there.role, "lengths", among.base, one.slot, [*map(list, groups)], one.factor)
             )
             for one, worker in zip(replies, there, strict=True)
         ]
@@ -104,10 +102,10 @@ async def pairs(
 
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
         asked = Pairs(
-            base=among.there.generation,
+            base=among.base,
             updates=[(one.slot, one.worker, one.samples, one.factor) for one in replies],
             owners=[number for number, _ in owners],
-            tensors=list(tensors),
+            tensors=[i for i in tensors if among.tensors is None or i in among.tensors],
             norms=list(norms),
             piece=PIECE,
         )

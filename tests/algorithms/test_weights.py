@@ -80,3 +80,7 @@ def test_the_mean_of_equals_is_each_of_them_to_the_bit():
     one = [np.random.default_rng(0).normal(size=1000).astype("f4"), np.array([True, False])]
     for lists, shares in (([one], [7]), ([one] * 3, [3, 60_000, 1])):
         assert [array.tobytes() for array in mean_of(lists, shares)] == [array.tobytes() for array in one]
+
+
+def test_a_mean_of_some_among_more_counts_the_others_as_zeros():
+    assert mean_of([[np.float32([2, 4])], [np.float32([4, 8])]], [1, 1], 4)[0].tolist() == [1.5, 3]

@@ -110,6 +110,10 @@ ROWS = {
         {"exchange": "sharded", "batchnorm": "recalibrated", "norms": frozenset(["norm/variance", "dense/bias"])},
     ),
     "sharded, bfloat16": (("sync",), {"exchange": "sharded", "weights_codec": "bfloat16", "outer": "fedadam"}),
+    "sharded, float16": (("sync",), {"exchange": "sharded", "weights_codec": "float16", "outer": "nesterov"}),
+    "sharded, averaged": (("sync",), {"exchange": "sharded", "optimizer_state": "averaged", "codec": "int8"}),
+    "sharded, scaffold": (("sync",), {"exchange": "sharded", "local_rule": "scaffold"}),
+    "sharded, streaming": (("sync",), {"exchange": "sharded", "outer": "streaming:fragments=2,alpha=0.25,overlap=2"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}

@@ -418,6 +418,28 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam", "optimizer_state": "averaged", "weights_codec": "float16", "outer": "nesterov"},
+        {"local_rule": "scaffold", "norm": True, "batchnorm": "recalibrated", "codec": "int8"},
+        {"optimizer": "adam", "outer": "streaming:fragments=2,overlap=2"},
+    ],
+    ids=["averaged", "scaffold", "streaming"],
+)
+async def test_what_slots_share_and_what_each_has_of_its_own_has_the_bits_of_the_star_with_a_keras_model(
+    cluster, settings
+):
+    found = []
+    for exchange in ("star", "sharded"):
+        trained = app(cluster, Blobs, exchange=exchange, slots=3, master_epochs=3, width=WIDE, **settings)
+        await trained.train_sync()
+        optimizers = [array for state in trained._progress.optimizers for array in state]
+        found.append([*trained.model.get_weights(), *trained._progress.state["outer"], *optimizers])
+    assert equal(*found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
     here = []

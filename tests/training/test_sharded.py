@@ -30,6 +30,16 @@ START = {
 FROZEN = frozenset(["norm/variance", "norm/steps"])
 ROUNDS, K = 3, 3
 
+LATELY = {
+    "float16": {"weights_codec": "float16", "outer": "fedadam"},
+    "averaged": {"optimizer_state": "averaged", "codec": "int8", "outer": "nesterov"},
+    "scaffold": {"local_rule": "scaffold", "worker_steps": 5, "codec": "topk:0.3"},
+    "both means": {"local_rule": "scaffold", "optimizer_state": "averaged", "outer": "nesterov"},
+    "streaming": {"outer": "streaming:2", "codec": "int8"},
+    "recalibrated": {"batchnorm": "recalibrated", "norms": ("norm/variance", "dense/bias"), "outer": "nesterov"},
+}
+"""Of what a generation of weights has beside them, each once."""
+
 
 def run_of(exchange="sharded", workers=K, **settings):
     settings = {"slots": K, "start": START, "frozen": FROZEN, "master_epochs": ROUNDS, **settings}
@@ -45,6 +55,10 @@ async def trained(*arguments, **settings):
     return run
 
 
+def of(run, kind):
+    return [event for event in run.events if isinstance(event, kind)]
+
+
 def bits(run):
     state = run._progress.state["outer"]
     optimizers = [array for state in run.optimizers for array in state or ()]
@@ -58,7 +72,7 @@ def lose_at(worker, verb, number, copies=False):
 
     async def lost(*arguments):
         if next(count) == number:
-            worker.lost = True
+            worker.lost = worker.was_lost = True
             raise WorkerLost("it was lost", worker=worker.name)
         return await asked(*arguments)
 
@@ -110,9 +124,46 @@ async def test_weights_and_outer_state_have_the_bits_of_the_star(settings, worke
     assert bits(await trained(workers=workers, **settings)) == bits(await trained("star", workers=workers, **settings))
 
 
+@pytest.mark.parametrize("workers", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 8))])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weights_codec": "float16", "slots": 8},
+        {"weights_codec": "float16", "outer": "nesterov", "codec": "int8", "merge": "geometric", "worker_steps": 2},
+        {"weights_codec": "float16", "outer": "fedadam", "batchnorm": "recalibrated", "norms": ("norm/variance",)},
+        {"batchnorm": "recalibrated", "norms": ("norm/variance", "dense/bias"), "merge": "geometric", "slots": 5},
+        {"optimizer_state": "averaged", "outer": "nesterov", "slots": 5},
+        {"optimizer_state": "averaged", "codec": "topk:0.3", "worker_steps": 5, "slots": 8},
+        {"local_rule": "scaffold", "slots": 5},
+        {"local_rule": "scaffold", "optimizer_state": "averaged", "weights_codec": "bfloat16", "outer": "nesterov"},
+        {"local_rule": "scaffold", "codec": "int8", "worker_steps": 5, "slots": 8, "balance": "speed"},
+        {
+            "local_rule": "scaffold",
+            "optimizer_state": "fresh",
+            "batchnorm": "recalibrated",
+            "norms": ("norm/variance",),
+        },
+        {"outer": "streaming:fragments=2,alpha=0.25", "slots": 5},
+        {"outer": "streaming:fragments=2,overlap=2", "codec": "int8", "slots": 5},
+        {"outer": "streaming:3", "merge": "geometric", "update_policy": "reject", "local_rule": "scaffold", "slots": 5},
+        {"outer": "streaming:2", "optimizer_state": "averaged", "worker_steps": 5, "slots": 8},
+        {"outer": "streaming:2", "batchnorm": "recalibrated", "norms": ("norm/variance",), "merge": "median"},
+    ],
+    ids=str,
+)
+async def test_what_belongs_to_weights_or_is_a_part_of_them_has_the_bits_of_the_star(settings, workers):
+    assert bits(await trained(workers=workers, **settings)) == bits(await trained("star", workers=workers, **settings))
+
+
 @pytest.mark.parametrize("bad", [30.0, -1.0, 0.0])
 @pytest.mark.parametrize(
-    "settings", [{"update_policy": "reject"}, {"update_policy": "clip", "merge": "clipped"}], ids=str
+    "settings",
+    [
+        {"update_policy": "reject"},
+        {"update_policy": "clip", "merge": "clipped"},
+        {"update_policy": "reject", "local_rule": "scaffold", "optimizer_state": "averaged"},
+    ],
+    ids=str,
 )
 async def test_updates_that_look_wrong_are_left_out_or_made_shorter_as_by_the_star(settings, bad):
     """One slot's update is wrong wherever it is computed, and the others agree."""
@@ -160,6 +211,57 @@ async def test_a_model_of_fewer_values_than_workers_has_the_bits_of_the_star(sta
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
 
 
+@pytest.mark.parametrize("state", ["kept", "averaged"])
+async def test_slots_that_are_added_begin_with_the_means_that_they_begin_with_in_the_star(state):
+    """Of all slots, those of before: with the mean of the optimizers, and a share of their controls that is less."""
+
+    async def come_to(exchange):
+        run = run_of(exchange, slots=None, local_rule="scaffold", optimizer_state=state, master_epochs=4, workers=2)
+        late = FakeCluster(3).workers[2]
+        late.others = {worker.id: worker for worker in [*run.cluster.workers, late]}
+        for worker in run.cluster.workers:
+            worker.others[late.id] = late
+        run.on_round = lambda record: run.cluster.workers.append(late) if record.round == 1 else None
+        await run.train_model()
+        assert [record.slots for record in run.history] == [2, 2, 3, 3]
+        return bits(run)
+
+    assert await come_to("sharded") == await come_to("star")
+
+
+async def test_controls_of_slots_that_do_not_train_in_a_round_count_also_where_only_the_master_has_them(tmp_path):
+    """Of a run that goes on in the middle of an epoch, whose last round has fewer samples than slots."""
+    settings = {"local_rule": "scaffold", "samples": 19, "worker_steps": 1, "batch_size": 3, "slots": 5, "workers": 3}
+    star = await trained("star", **settings, checkpoint=tmp_path, checkpoint_keep=99)
+    rounds = [record.samples for record in star.history]
+    assert rounds[:3] == [15, 4, 15], "in the second one of the five has nothing to train on"
+    for number in (1, 2, 3):
+        there = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
+        assert bits(await trained("sharded", **settings, **there)) == bits(star)
+
+
+@pytest.mark.parametrize("settings", LATELY.values(), ids=LATELY)
+async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings, monkeypatch):
+    monkeypatch.setattr("ddlf.training.states.keeps_little", lambda optimizer: False)
+    start = {**START, "dense/kernel": CHANCE.normal(size=(400, 300)).astype("f4")}
+    size, passed = start["dense/kernel"].nbytes, [0]
+    run = run_of(**{**settings, "worker_steps": None, "master_epochs": 4, "start": start})
+
+    async def rpc(worker, request, timeout_s=None, rpc=FakeWorker.rpc):
+        answer = await rpc(worker, request, timeout_s)
+        passed[-1] += len(b"".join(map(bytes, dumps([request.args[2:], answer]))))
+        return answer
+
+    def begun(record):
+        if record.round < 4:
+            passed.append(0)
+
+    monkeypatch.setattr(FakeWorker, "rpc", rpc)
+    run.on_round = begun
+    await run.train_model()
+    assert max(passed[1:-1]) < 64_000 < size < min(passed[0], passed[-1]), "the first and the last have the model"
+
+
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.roles.shards.PIECE", 100)
     monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
@@ -170,15 +272,25 @@ async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
     settings["weights_codec"] = "bfloat16"
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
+    for settings in LATELY.values():
+        assert bits(await trained(**settings)) == bits(await trained("star", **settings))
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("before", "after"), [("star", "sharded"), ("sharded", "star")])
-async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, codec, tmp_path):
-    settings = {"outer": "nesterov", "weights_codec": codec}
+@pytest.mark.parametrize(
+    "settings",
+    [{"outer": "nesterov"}, {"outer": "nesterov", "weights_codec": "bfloat16"}, *LATELY.values()],
+    ids=["float32", "bfloat16", *LATELY],
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("sharded", "star"), ("star", "sharded"), pytest.param("sharded", "sharded", marks=pytest.mark.slow)],
+)
+async def test_a_run_goes_on_through_the_other_exchange_with_the_same_bits(before, after, settings, tmp_path):
     whole = await trained("star", **settings)
-    await trained(before, **settings, master_epochs=1, checkpoint=tmp_path)
-    assert bits(await trained(after, **settings, checkpoint=tmp_path, resume="auto")) == bits(whole)
+    await trained(before, **settings, checkpoint=tmp_path, checkpoint_keep=99)
+    for number in (1, 2) if after == before else (2,):
+        there = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
+        assert bits(await trained(after, **settings, **there)) == bits(whole)
 
 
 async def test_trained_twice_in_a_row_it_is_the_same_bits():
@@ -336,7 +448,7 @@ async def test_callbacks_that_look_at_metrics_alone_bring_no_weights_to_the_mast
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["update", "values", "kept", "merge", "patch"])
+@pytest.mark.parametrize("verb", ["update", "values", "kept", "merge"])
 @pytest.mark.parametrize("number", [1, 2, 4])
 @pytest.mark.parametrize(
     "settings",
@@ -349,6 +461,24 @@ async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(v
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number))
     await run.train_model()
     assert bits(run) == bits(await trained("star", **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        *(("float16", "peaks"), ("float16", "values"), ("averaged", "mean"), ("averaged", "left")),
+        *(("scaffold", "mean"), ("scaffold", "left"), ("both means", "mean"), ("both means", "merge")),
+        *(("streaming", "update"), ("streaming", "kept"), ("recalibrated", "update"), ("recalibrated", "merge")),
+    ],
+)
+@pytest.mark.parametrize("number", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 8))])
+async def test_a_worker_that_is_lost_while_what_slots_share_is_made_changes_no_bit(name, verb, number):
+    run = run_of(workers=4, **LATELY[name])
+    when_opened(run, 2, lambda worker: lose_at(worker, verb, number, copies=verb == "left"))
+    await run.train_model()
+    assert not of(run, ResidualDropped)
+    assert vars(run.cluster.workers[1]).get("was_lost") or number > 3
+    assert bits(run) == bits(await trained("star", **LATELY[name]))
 
 
 async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit():
@@ -516,16 +646,9 @@ async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"outer": "streaming"}, "outer='streaming.*' has slots keep weights of their own"),
         ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* is not one of DDLF's, and workers step their slices by"),
-        (
-            {"weights_codec": "float16"},
-            "weights_codec='float16' has one unit for a whole tensor.*; use 'bfloat16' or 'float32', or exchange='star'",
-        ),
-        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of differences to what the master has sent"),
-        ({"weights_codec": "delta:bfloat16"}, "weights_codec='delta:bfloat16' is of differences"),
-        ({"local_rule": "scaffold"}, "local_rule='scaffold.*' brings as much as the model to the master in each round"),
-        ({"optimizer_state": "averaged"}, "optimizer_state='averaged' brings as much"),
+        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of the difference to what each slot holds"),
+        ({"weights_codec": "delta:bfloat16"}, "weights_codec='delta:bfloat16' is of the difference"),
         ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
     ],
 )
@@ -550,7 +673,10 @@ async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings
         ),
         ({}, 3, "star", " MB of weights a round moves for about 0.000"),
         ({"start": {"large": np.zeros((3000, 1000), "f4")}}, 1, "star", "for 1 worker and 12 MB"),
-        ({"start": {"large": np.zeros((3000, 1000), "f4")}, "outer": "streaming:1"}, 3, "star", "outer='streaming"),
+        (
+            {"start": {"large": np.zeros((3000, 1000), "f4")}, "weights_codec": "delta:int8"},
+            *(3, "star", "weights_codec='delta:int8'"),
+        ),
     ],
 )
 async def test_auto_takes_what_is_faster_and_says_why(settings, workers, wanted, why):

@@ -1,0 +1,175 @@
+"""Where weights are that the workers hold, and how the master gets at them. Runs on the master; ``sharded.py`` decides what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.shards import Slice, cut, pieces, put, within
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import ClusterTooSmall, ConfigError
+from ddlf.roles.copies import arrays_of, empty_of, left_parts
+from ddlf.training.recovery import LOSS
+from ddlf.training.run import Run
+from ddlf.training.slices import AT_ONCE, Writing
+from ddlf.training.there import Member, WeightsThere
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where weights are, with what belongs to them.
+
+    Args:
+        generation: What the workers call them.
+        at: Workers that have all of the weights, and the means.
+        state: Slices of what is kept of them, with the workers that have them, some of them twice.
+        means: Groups of slots' states whose means their next rounds begin with, and whether it is the sum that is there.
+    """
+
+    generation: int
+    at: Sequence[Member] = ()
+    state: Sequence[tuple[Slice, Member]] = ()
+    means: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+
+
+class Places:
+    """The workers of one run, as those that have weights.
+
+    Args:
+        run: The run.
+        there: Where its tasks find their weights.
+        like: Arrays with shapes and types of the weights.
+        kept: Arrays that workers keep of each weight.
+        coded: Whether the last of these is the weight as it is stepped, since weights travel as a codec makes them.
+
+    Attributes:
+        like, kept, coded: As they were given.
+        size: Values of all weights.
+    """
+
+    def __init__(self, run: Run, there: WeightsThere, like: Weights, kept: int, *, coded: bool) -> None:
+        self._run, self._there = run, there
+        self.like, self.kept, self.coded = like, kept, coded
+        self.size = sum(w.size for w in like)
+
+    def gone(self) -> ClusterTooSmall:
+        """The error for weights that are lost."""
+        return ClusterTooSmall(
+            f"the weights after round {self._run.progress.round} were on workers that are lost",
+            hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
+        )
+
+    def holding(self, place: Place) -> list[tuple[int, int, int]]:
+        """Who has which slice of the state, as workers are told."""
+        return [(*part, number) for part, (number, _) in self.parts(place, self._there.members()) or ()]
+
+    def parts(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
+        """Who of those that are there has which slice of the state; None if a part of it is lost."""
+        if not self.kept:
+            return []
+        try:
+            return within((0, self.size), [one for one in place.state if one[1] in alive])
+        except ConfigError:
+            return None
+
+    def writers(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
+        """Of those that are there who is to write which slice into a checkpoint.
+
+        Raises:
+            ClusterTooSmall: They do not have all of it.
+        """
+        holders = [one for one in place.at if one in alive][: self.size]
+        parts = self.parts(place, alive)
+        if not holders or parts is None:
+            raise self.gone()
+        return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
+
+    async def mean(self, place: Place, group: str) -> list[Any]:
+        """Bring a mean of what slots have left.
+
+        Raises:
+            ClusterTooSmall: Nobody has it.
+        """
+        found = empty_of((await self._asked(place, "mean_shapes", place.generation, group))[group])
+        arrays = arrays_of(found)
+        for piece in pieces((0, sum(array.size for array in arrays)), AT_ONCE):
+            put(arrays, piece, await self._asked(place, "mean", place.generation, group, *piece))
+        return found
+
+    async def write_mean(self, place: Place, group: str, writing: Writing, number: int) -> dict[str, int]:
+        """Have a mean written into a checkpoint, as what the first slot has left.
+
+        Args:
+            place: Where it is.
+            group: Of which group it is.
+            writing: The checkpoint.
+            number: Number of the slice that it is.
+
+        Returns:
+            The length of the group.
+        """
+
+        async def there(at: dict[str, Any]) -> dict[str, Any]:
+            return dict(await self._asked(place, "write_mean", place.generation, group, at))
+
+        async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            return left_parts(0, {group: await self.mean(place, group)})
+
+        return dict((await writing.slice(number, there, here))["lengths"])
+
+    async def brought(self, place: Place, *, state: bool = True) -> tuple[Weights, Weights]:
+        """Weights and state, from those who have them.
+
+        Raises:
+            ClusterTooSmall: They are lost.
+        """
+        weights = [np.empty(w.shape, w.dtype) for w in self.like]
+        needed = self.kept if state or self.coded else 0
+        groups = [[np.empty(w.shape, w.dtype) for w in self.like] for _ in range(needed)]
+        alive = self._there.members()
+
+        async def get(verb: str, part: Slice, member: Member, into: Callable[[Any], list[tuple[Weights, Any]]]) -> None:
+            worker = alive[member]
+            for piece in pieces(part, AT_ONCE):
+                try:
+                    found = await worker.call(self._there.role, verb, place.generation, *piece)
+                except LOSS:
+                    alive.pop(member, None)
+                    raise
+                for arrays, values in into(found):
+                    put(arrays, piece, values)
+
+        while True:
+            holders = [one for one in place.at if one in alive][: self.size]
+            parts = self.parts(place, alive) if needed else []
+            if not holders or parts is None:
+                raise self.gone()
+            plain = [] if self.coded else list(zip(cut(self.size, len(holders)), holders, strict=True))
+            work = [get("values", part, one, lambda found: [(weights, found)]) for part, one in plain]
+            work += [get("kept", part, one, lambda found: [*zip(groups, found, strict=True)]) for part, one in parts]
+            found = await asyncio.gather(*work, return_exceptions=True)
+            errors = [one for one in found if isinstance(one, BaseException)]
+            if not errors:
+                now = groups.pop() if self.coded else weights
+                return now, [array for group in groups for array in group]
+            if others := [one for one in errors if not isinstance(one, LOSS)]:
+                raise others[0]
+
+    async def _asked(self, place: Place, verb: str, *arguments: Any) -> Any:
+        """What the first worker answers that has the weights and is there.
+
+        Raises:
+            ClusterTooSmall: There is none.
+        """
+        alive = self._there.members()
+        for member in place.at:
+            if member in alive:
+                try:
+                    return await alive[member].call(self._there.role, verb, *arguments)
+                except LOSS:
+                    continue  # the crew will hear of it
+        raise self.gone()
