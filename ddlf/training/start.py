@@ -173,6 +173,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
                 final = callbacks.final if callbacks is not None else None
+                if keeps_averages(app.model):  # which may be on the workers
+                    await to_its_end(_bring_states(run))
                 stepped = [progress.state.get("outer")] if settings["exchange"] == "gradient" else progress.optimizers
                 app.model.set_weights(final or final_weights(app.model, progress.weights, stepped))
                 await to_its_end(run.keep_last(again=final is not None))
@@ -195,6 +197,10 @@ async def _train(run: Run, algorithm: Any, callbacks: Callbacks | None) -> None:
     await run.finish()
     if callbacks is not None:
         await callbacks.end(whole=run.converged or run.progress.converged or run.progress.is_complete)
+
+
+async def _bring_states(run: Run) -> None:
+    run.progress.states = await run.exchange.states.all()
 
 
 def order_of(app: Any, settings: dict[str, Any]) -> Order:

@@ -440,6 +440,26 @@ async def test_what_slots_share_and_what_each_has_of_its_own_has_the_bits_of_the
 
 
 @pytest.mark.slow
+async def test_averages_of_the_optimizer_become_the_weights_at_the_end_as_in_the_star(cluster):
+    """Of slots whose optimizers are on the workers until then."""
+
+    class Averaging(Blobs):
+        async def create_model(self):
+            import keras
+
+            await super().create_model()
+            self.model.compile(keras.optimizers.SGD(0.05, use_ema=True), "categorical_crossentropy")
+
+    found = []
+    for exchange in ("star", "sharded"):
+        trained = app(cluster, Averaging, exchange=exchange, slots=2, master_epochs=2)
+        await trained.train_sync()
+        found.append(trained.model.get_weights())
+        assert not equal(found[-1], trained._progress.weights)
+    assert equal(*found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
     here = []
