@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlf.cli import export_verbs
 from ddlf.cli.parsing import Parser, examples_of, verb
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def add(verbs: Verbs) -> None:
     """Add the verb."""
     model = verbs.add_parser(
         "model",
-        help="show, check, format, convert and compare models that are text",
+        help="show, check, format, convert and compare models",
         description="Models as text. Nothing in a text is run; Keras is needed to convert one only.",
         epilog=examples_of("ddlf model show model.nnm", "ddlf model check *.nnm", "ddlf model format model.nnm"),
     )
@@ -91,6 +92,7 @@ def add(verbs: Verbs) -> None:
     )
     diff.add_argument("one", type=Path, metavar="A", help="a text, .keras or .safetensors")
     diff.add_argument("other", type=Path, metavar="B", help="another one")
+    export_verbs.add_compare(actions)
     for action in (show, convert, diff):
         action.add_argument(
             "--layers", type=Path, metavar="FILE.py", help="Python file to run, which registers layers of your own"

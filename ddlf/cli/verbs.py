@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlf.cli import data_verbs, look_back, model_verbs
+from ddlf.cli import data_verbs, export_verbs, look_back, model_verbs
 from ddlf.cli.options import add_options, add_parameters
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.version import __version__
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "train": ("run", "check", "new", "demo"),
     "cluster": ("status", "top", "dashboard", "stop", "clean", "bench"),
-    "data, models": ("data", "model"),
+    "data, models": ("data", "model", "export"),
     "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
@@ -66,6 +66,7 @@ def parser() -> TopParser:
     _cluster(verbs)
     data_verbs.add(verbs)
     model_verbs.add(verbs)
+    export_verbs.add(verbs)
     look_back.add(verbs)
     _setup(verbs)
     return result

@@ -1,0 +1,161 @@
+"""``ddlf export`` and ``ddlf model compare``: models as files of other programs, and whether they compute what Keras does. Nothing is connected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ddlf.errors import ConfigError
+from ddlf.export.export import Written, loadable, plan, write
+from ddlf.export.formats import BACKENDS, installed_backends, read, to_install
+from ddlf.export.source import find
+from ddlf.export.steps import Steps
+from ddlf.export.verify import BATCHES, TOLERANCE, Comparison, Layers, Row, all_agree, compare
+from ddlf.record import size
+
+OF_VERIFY = {"--inputs": "inputs", "--tolerance": "tolerance", "--json": "json"}
+"""Options that mean nothing unless something is compared."""
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a model in some formats; returns the exit code."""
+    for flag, name in OF_VERIFY.items():
+        if not options.verify and getattr(options, name):
+            raise ConfigError(f"{flag} has no effect without --verify", hint="add --verify, or leave it out")
+    formats = read(options.to)
+    others = [each.name for each in formats if each.name != "stablehlo"]
+    if options.batch is not None and others:
+        raise ConfigError(
+            f"--batch fixes the batch of stablehlo, and has no effect on {', '.join(others)}",
+            hint="leave one of them out",
+        )
+    source = find(options.model, options.code)
+    folder = options.out if options.out is not None else Path()
+    wanted = plan(source, formats, folder, backend=options.backend, overwrite=options.overwrite)
+    _check_inputs(options.inputs)
+    backends = _backends(options.backend)
+    say = _silent if options.json else _say
+    with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
+        steps = Steps(Path(name), options.code)
+        with loadable(source, steps, wanted[0].backend) as model:
+            if source.is_text:
+                say("weights   those that the text begins with")
+            written = write(model, wanted, source.stem, steps, lambda each: say(_wrote(each)), options.batch)
+            if options.debug:
+                _show_logs(steps)
+            if not options.verify:
+                return 1 if any(each.refused for each in written) else 0
+            batches = (options.batch,) if options.batch is not None else BATCHES
+            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
+            return _compared(comparison, backends, written, options)
+
+
+def compare_backends(options: argparse.Namespace) -> int:
+    """Run a model on each backend of Keras, and name the first layer that differs; returns the exit code."""
+    source = find(options.model, options.code)
+    _check_inputs(options.inputs)
+    backends = _named(options.backends) if options.backends else installed_backends()
+    if len(backends) < 2:
+        lacking = [name for name in ("tensorflow-cpu", "jax", "torch") if name.removesuffix("-cpu") not in backends]
+        raise ConfigError(
+            f"there is one backend of Keras, {BACKENDS[backends[0]]}, and nothing to compare it with"
+            if backends
+            else "Keras has no backend here",
+            hint=to_install(lacking[:1]),
+        )
+    with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
+        steps = Steps(Path(name), options.code)
+        with loadable(source, steps, backends[0]) as model:
+            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, layers=True)
+            return _compared(comparison, backends, [], options)
+
+
+def _compared(
+    comparison: Comparison, backends: Sequence[str], written: Sequence[Written], options: argparse.Namespace
+) -> int:
+    tolerance = TOLERANCE if options.tolerance is None else options.tolerance
+    say = _silent if options.json else _say
+    say(_line("what", "run by", "difference", [f"batch {each}" for each in comparison.batches], "size"))
+    rows = compare(comparison, backends, written, lambda row: say(_told(row, tolerance)))
+    layers = [
+        comparison.first_layer(backend, tolerance)
+        for backend, row in zip(backends[1:], rows[1:], strict=False)
+        if comparison.layers and row.refused is None
+    ]
+    for each in layers:
+        say(_first(each, backends[0], tolerance))
+    if options.debug:
+        _show_logs(comparison.steps)
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "layers": [asdict(each) for each in layers]}))
+    return 0 if all_agree(rows, tolerance) and not any(each.first for each in layers) else 1
+
+
+def _named(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in BACKENDS:
+            raise ConfigError(f"there is no backend {name!r}", hint=f"there are: {', '.join(BACKENDS)}")
+        if name not in installed_backends():
+            raise ConfigError(f"{BACKENDS[name]} is not installed", hint=to_install([name.replace("flow", "flow-cpu")]))
+    return list(dict.fromkeys(names))
+
+
+def _backends(first: str | None) -> list[str]:
+    """All that are installed, the reference first: the one that is asked for, else the usual one."""
+    return sorted(installed_backends(), key=lambda name: name != first)
+
+
+def _check_inputs(path: Path | None) -> None:
+    if path is not None and not path.is_file():
+        raise ConfigError(f"--inputs {path}: there is no such file", hint="name a .npz with an array for each input")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+def _wrote(written: Written) -> str:
+    if written.refused is not None:
+        return f"refused   {written.wanted.format.name}: {written.refused}"
+    return f"wrote     {' and '.join(map(str, written.wanted.paths))}: {size(written.bytes)}"
+
+
+def _told(row: Row, tolerance: float) -> str:
+    if row.lacking:
+        return _line(row.what, row.by, "", (), size(row.bytes), f"not run: it is not installed; {row.lacking}")
+    if row.refused is not None:
+        return _line(row.what, row.by, "", (), "", str(row.refused))
+    far = "reference" if row.difference is None else f"{row.difference:.1e}"
+    note = "" if row.agrees(tolerance) else f"differs by more than {tolerance:g}, at batch {row.batch}"
+    times = [f"{1000 * each:.3g} ms" for each in row.seconds]
+    return _line(row.what, row.by, far, times, size(row.bytes) if row.bytes else "", note)
+
+
+def _line(what: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:
+    if note and not far:
+        return f"{what:<12}{by:<31}  {note}"
+    return f"{what:<12}{by:<31}  {far:<11}{''.join(f'{each:<11}' for each in times)}{bytes:<9}{note}".rstrip()
+
+
+def _first(layers: Layers, reference: str, tolerance: float) -> str:
+    pair = f"{BACKENDS[reference]} and {BACKENDS[layers.backend]}"
+    if not layers.first:
+        return f"layers    {pair} agree in all {layers.count} that both have, within {layers.before:.1e}"
+    before = f"those before it agree within {layers.before:.1e}"
+    return f"layers    {pair} first differ in {layers.first!r}, by {layers.difference:.1e} (more than {tolerance:g}); {before}"
+
+
+def _show_logs(steps: Steps) -> None:
+    for log in sorted(steps.folder.glob("*.log")):
+        if text := log.read_text(errors="replace").strip():
+            print(f"--- {log.stem}\n{text}", file=sys.stderr)

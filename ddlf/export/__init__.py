@@ -1,0 +1,4 @@
+"""Models of Keras as files of other programs: ``formats`` says which there are, ``source`` what is exported, ``export`` writes, ``verify`` compares.
+Each step runs in a process of its own (``step``), since Keras has one backend in a process: ``keras_model`` has the model there, ``write`` writes it,
+``runtimes`` runs what was written.
+"""

@@ -1,0 +1,202 @@
+"""Eight models in all formats, written by Keras on TensorFlow, JAX and torch, and run in each format's own runtime at batches of 1, 7 and 64.
+
+    python -m tests.trials.export [--models mlp,lstm] [--formats onnx,stablehlo] [--backends tensorflow,jax,torch] [--markdown]
+
+Needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``; what is not installed is left out, and said. Each format is written on each
+backend that can, and compared with Keras on the same one. Bar: 1e-5 of Keras, or a row that says who refuses and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.export.export import loadable, plan, write
+from ddlf.export.formats import ALL, BACKENDS, FORMATS, installed_backends
+from ddlf.export.source import find
+from ddlf.export.steps import Steps
+from ddlf.export.verify import TOLERANCE, Comparison, Row, compare
+
+MLP = """mlp:input shape=[64]; mlp:output shape=[10];
+mlp:layers dense(shapes=[[48],[24]], activation=relu), dense(shape=[10], activation=softmax);
+dense:layers matmul(w), add(b), activation();
+"""
+
+
+def cnn(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(16, 3, padding="same", strides=2, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def lstm(keras: Any) -> Any:
+    return keras.Sequential([keras.Input((12, 8)), keras.layers.LSTM(16), keras.layers.Dense(4)])
+
+
+def residual(keras: Any) -> Any:
+    layers = keras.layers
+    x = into = keras.Input((8, 8, 6))
+    for _ in range(2):
+        y = layers.Conv2D(6, 3, padding="same", activation="relu")(x)
+        x = layers.add([x, layers.Conv2D(6, 3, padding="same")(y)])
+    return keras.Model(into, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+
+
+def attention(keras: Any) -> Any:
+    layers = keras.layers
+    into = keras.Input((10, 16))
+    x = layers.LayerNormalization()(into)
+    x = into + layers.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True)
+    return keras.Model(into, layers.Dense(5)(layers.Dense(32, activation="gelu")(x)))
+
+
+def two(keras: Any) -> Any:
+    """Outputs of one shape, and inputs whose order by name is not that of the model: what is mixed up is seen."""
+    layers = keras.layers
+    right, left = keras.Input((6,), name="right"), keras.Input((6,), name="left")
+    both = layers.concatenate([layers.Dense(8, activation="tanh")(right), layers.Dense(8, activation="relu")(left)])
+    outputs = {name: layers.Dense(3, name=name)(both) for name in ("sum", "product")}
+    return keras.Model({"right": right, "left": left}, outputs)
+
+
+def embedding(keras: Any) -> Any:
+    layers = keras.layers
+    into = keras.Input((20,), dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(50, 12)(into))
+    return keras.Model(into, layers.Dense(4, activation="softmax")(x))
+
+
+def normalized(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((32,)),
+            layers.Dense(16, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Dropout(0.5),
+            layers.Dense(4),
+        ]
+    )
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    each.__name__: each for each in (cnn, lstm, residual, attention, two, embedding, normalized)
+}
+MODELS = ("mlp", *MADE)
+
+
+def make(folder: Path, names: list[str]) -> None:
+    """Save models, with weights as after some training: none is 0 or 1 as at the beginning. Runs in a process of its own."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    for name in names:
+        model = MADE[name](keras)
+        model.set_weights(
+            [
+                weight + (random.uniform(0.1, 0.5, weight.shape) if weight.ndim == 1 else 0.0)
+                for weight in model.get_weights()
+            ]
+        )
+        model.save(folder / f"{name}.keras")
+
+
+def rows_of(path: Path, formats: list[str], backend: str, tell: Callable[[str], None]) -> list[Row]:
+    """Write a model in all formats that Keras writes on a backend, and compare them with Keras there."""
+    source = find(path, None)
+    wanted = []
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as work:
+        for name in formats:
+            try:
+                wanted += plan(source, [FORMATS[name]], Path(folder), backend=backend)
+            except ConfigError as error:
+                tell(f"{path.stem:<12}{BACKENDS[backend]:<12}{name:<13}{error}")
+        steps = Steps(Path(work), None)
+        with loadable(source, steps, "tensorflow") as model:
+            written = write(model, wanted, source.stem, steps)
+            comparison = Comparison(model, steps, backend)
+            backends = sorted(installed_backends(), key=lambda name: name != backend)
+            return compare(comparison, backends, written, lambda row: tell(told(path.stem, backend, row)))
+
+
+def told(model: str, backend: str, row: Row) -> str:
+    """A row in a line."""
+    return f"{model:<12}{BACKENDS[backend]:<12}{row.what:<13}{row.by:<38}{outcome(row)}"
+
+
+def outcome(row: Row) -> str:
+    """What became of a row: a difference, or who refuses and why."""
+    if row.lacking:
+        return f"not installed; {row.lacking}"
+    if row.refused is not None:
+        return str(row.refused)
+    return "reference" if row.difference is None else f"{row.difference:.0e}"
+
+
+def table(found: dict[tuple[str, str], list[Row]]) -> str:
+    """All differences as a table of Markdown, and below it who refuses."""
+    columns: dict[tuple[str, str, str], None] = {}
+    for (_, backend), rows in found.items():
+        columns |= {(backend, row.what, row.by): None for row in rows if row.what != "keras"}
+    lines = [
+        "| model | " + " | ".join(f"{what}, {by}, from {BACKENDS[backend]}" for backend, what, by in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    notes: dict[str, int] = {}
+    for model in dict.fromkeys(model for model, _ in found):
+        cells = []
+        for backend, what, by in columns:
+            row = next((each for each in found[model, backend] if (each.what, each.by) == (what, by)), None)
+            text = outcome(row) if row is not None else "-"
+            cells.append(text if len(text) < 20 else f"({notes.setdefault(text, len(notes) + 1)})")
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"({number}) {text}" for text, number in notes.items())])
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--formats", default=",".join(each.name for each in ALL))
+    parser.add_argument("--backends", default=",".join(installed_backends()))
+    parser.add_argument("--markdown", action="store_true", help="print a table at the end")
+    options = parser.parse_args(argv)
+    names, formats = options.models.split(","), options.formats.split(",")
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "mlp.nnm").write_text(MLP)
+        code = (
+            "import sys, pathlib; from tests.trials import export; export.make(pathlib.Path(sys.argv[1]), sys.argv[2:])"
+        )
+        made = [name for name in names if name != "mlp"]
+        if made:
+            subprocess.run([sys.executable, "-c", code, str(folder), *made], check=True, capture_output=True)
+        for model in names:
+            path = folder / ("mlp.nnm" if model == "mlp" else f"{model}.keras")
+            for backend in options.backends.split(","):
+                found[model, backend] = rows_of(path, formats, backend, lambda line: print(line, flush=True))
+    if options.markdown:
+        print(table(found))
+    return [row for rows in found.values() for row in rows]
+
+
+if __name__ == "__main__":
+    far = [row for row in main() if row.refused is None and (row.difference or 0.0) > TOLERANCE]
+    sys.exit(1 if far else 0)
