@@ -73,7 +73,8 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
 
     def run(flat: list[Any]) -> Sequence[Any]:
         found = compiled(dict(zip(names, flat, strict=True)))
-        return [found[each] for each in compiled.outputs]
+        # Behind the model's own outputs may be others, as the size of a batch that was looked at.
+        return [found[each] for each in compiled.outputs[: len(_names(facts["outputs"]))]]
 
     return run
 

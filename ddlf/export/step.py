@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -35,8 +36,13 @@ CALLED = {
     "iree": "IREE",
 }
 """Packages that have another name for people."""
-MARKS = (": error: ", "No conversion rule found for operations: ")
-"""What stands before the sentence that matters, where others stand before it: in IREE's and in OpenVINO's errors."""
+MATTERS = (
+    (r"No conversion rule found for operations: (.*?) To facilitate", "it has no rule for {}"),
+    (r"This is an invalid model\. (.*)", "{}"),
+    (r": error: (.*)", "{}"),
+    (r"No Op registered for (\w+)", "ONNX has no operator {}"),
+)
+"""Where in an error the sentence is that matters, if others stand before it, and what is said then: OpenVINO's, onnxruntime's, IREE's, onnx's."""
 NOBODY = ("numpy", "absl", "google", "optree")
 """Packages that refuse what another one gave to them."""
 
@@ -164,8 +170,9 @@ def refusal(error: BaseException) -> dict[str, str]:
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    for mark in MARKS:
-        text = text.partition(mark)[2] or text
+    for pattern, said in MATTERS:
+        if found := re.search(pattern, text):
+            text = said.format(found[1])
     first = text.partition(". ")[0].removesuffix(".")
     return f"{first[:297]}..." if len(first) > 300 else first
 

@@ -30,6 +30,10 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         return
     more = {"dynamic_shapes": _free(loaded)} if format.name == "torch" else {}
     loaded.model.export(str(paths[0]), format=format.keras, verbose=False, **more)
+    if format.name == "onnx":  # tf2onnx writes what it does not know all the same
+        import onnx
+
+        onnx.checker.check_model(str(paths[0]))
 
 
 def _free(loaded: Loaded) -> Any:

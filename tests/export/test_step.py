@@ -88,3 +88,25 @@ def test_arrays_come_back_in_their_order(steps, tmp_path):
     found = steps("").outputs("a", 7)
     assert [each[0] for each in found] == list(range(12))
     assert Path(tmp_path / "a.7.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "failed: -- No conversion rule found for operations: TensorListReserve, While To facilitate it, see",
+            "it has no rule for TensorListReserve, While",
+        ),
+        (
+            "Load model from a.onnx failed:This is an invalid model. No Op registered for Erfc with 15",
+            "ONNX has no operator Erfc",
+        ),
+        (
+            "Error code: 1 Diagnostics: /a.py:1:2: error: failed to legalize operation 'x'",
+            "failed to legalize operation 'x'",
+        ),
+    ],
+    ids=["openvino", "onnx", "iree"],
+)
+def test_the_sentence_that_matters_is_found_behind_others(tmp_path, text, why):
+    assert refusal(raised("a.py", text, tmp_path))["why"] == why
