@@ -26,7 +26,7 @@ def add(verbs: Verbs) -> None:
         "ddlf export model.keras --to onnx,litert",
         "ddlf export runs/20261122-101500-app --to saved_model --out served    # the model of a run",
         "ddlf export model.nnm --to stablehlo --verify                         # a model as text, with its first weights",
-        "ddlf export model.keras --to onnx --import my_layers.py --verify --inputs digits.npz",
+        "ddlf export model.keras --to onnx --layers my_layers.py --verify --inputs digits.npz",
     )
     export.add_argument("--to", required=True, metavar="A,B", help="formats with commas between them")
     export.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: here)")
@@ -67,7 +67,7 @@ def _add_model(parser: Parser) -> None:
         "model", type=Path, metavar="MODEL", help="a .keras file, a model as text (.nnm), or the folder of a run"
     )
     parser.add_argument(
-        "--import", dest="code", type=Path, metavar="FILE", help="Python file with your own layers, which is run"
+        "--layers", dest="code", type=Path, metavar="FILE", help="Python file with your own layers, which is run"
     )
     parser.add_argument(
         "--inputs", type=Path, metavar="FILE", help=".npz with an array for each input (default: made up)"

@@ -99,7 +99,7 @@ def load(path: Path, code: Path | None) -> Any:
             name = said.partition("'")[2].partition("'")[0]
             raise ConfigError(
                 f"{path} needs {name!r}, which {f'{code} has not' if code is not None else 'nobody has registered'}",
-                hint="name the Python file that has it: --import FILE.py",
+                hint="name the Python file that has it: --layers FILE.py",
             ) from error
         raise ConfigError(f"Keras cannot load {path}: {said[:300]}") from error
 
@@ -119,7 +119,7 @@ def _own(code: Path) -> dict[str, Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"--import {code} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--layers {code} fails: {type(error).__name__}: {error}") from error
     return {
         name: each
         for name, each in vars(module).items()

@@ -54,7 +54,7 @@ def find(path: Path, code: Path | None) -> Source:
         NotationError: It is a text with something wrong in it.
     """
     if code is not None and not (code.is_file() and code.suffix == ".py"):
-        raise ConfigError(f"--import {code}: there is no such Python file")
+        raise ConfigError(f"--layers {code}: there is no such Python file")
     if path.is_dir():
         if not (path / MODEL).is_file():
             raise ConfigError(
@@ -76,7 +76,7 @@ def find(path: Path, code: Path | None) -> Source:
     if source.own and code is None:
         raise ConfigError(
             f"{path} has layers of its author's own: {', '.join(source.own)}",
-            hint="name the Python file that has them: --import FILE.py",
+            hint="name the Python file that has them: --layers FILE.py",
         )
     return source
 
@@ -92,6 +92,8 @@ def _instead(path: Path) -> str:
         return f"train the app with: ddlf run {path} --save model.keras"
     if path.suffix in (".h5", ".hdf5"):
         return f"load it in Keras, and save it as {path.with_suffix(SAVED)}"
+    if path.suffix == ".safetensors":
+        return f"make a .keras file of it: ddlf model convert {path} {path.with_suffix(SAVED)}"
     return "save the model with model.save('model.keras')"
 
 

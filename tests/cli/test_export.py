@@ -144,6 +144,6 @@ def test_the_first_layer_that_differs_between_backends_is_named(here, tmp_path):
     subprocess.run([sys.executable, "-c", made], cwd=tmp_path, check=True, timeout=PATIENCE_S)
     _, err, code = here("model", "compare", "m.keras")
     assert (code, "has layers of its author's own: Mine; name" in err) == (2, True)
-    out, _, code = here("model", "compare", "m.keras", "--import", "mine.py", "--backends", "tensorflow,jax")
+    out, _, code = here("model", "compare", "m.keras", "--layers", "mine.py", "--backends", "tensorflow,jax")
     assert code == 1
     assert "TensorFlow and JAX first differ in 'odd', by " in out

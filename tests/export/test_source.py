@@ -72,7 +72,7 @@ def test_a_text_that_is_wrong_is_refused_as_everywhere(tmp_path):
 def test_layers_of_the_users_own_are_named_unless_their_file_is(saved, tmp_path):
     path = saved(layer("Dense"), layer("Mine", "mine", "own>Mine"), layer("Other", "mine", "Other"))
     assert said(path) == (
-        "model.keras has layers of its author's own: own>Mine, Other; name the Python file that has them: --import FILE.py"
+        "model.keras has layers of its author's own: own>Mine, Other; name the Python file that has them: --layers FILE.py"
     )
     (tmp_path / "mine.py").touch()
     assert find(path, tmp_path / "mine.py").own == ("own>Mine", "Other")

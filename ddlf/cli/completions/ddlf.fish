@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --balance --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --token-file --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -306,7 +306,7 @@ complete -c ddlf -n '_shtab_ddlf_using data; and test $_shtab_ddlf_npos -eq 0' -
 complete -c ddlf -n '_shtab_ddlf_using data export' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using data export' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using data export; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'file that is not there yet'
-complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a model -d 'show, check, format, convert and compare models that are text'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a model -d 'show, check, format, convert and compare models'
 complete -c ddlf -n '_shtab_ddlf_using model' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a show -d 'layers, shapes and parameters'
 complete -c ddlf -n '_shtab_ddlf_using model show' -s h -l help -d 'show this help message and exit'
@@ -338,6 +338,29 @@ complete -c ddlf -n '_shtab_ddlf_using model diff' -l layers -xka "(__fish_compl
 complete -c ddlf -n '_shtab_ddlf_using model diff' -s v -l verbose -l debug -d 'show the traceback of an error'
 complete -c ddlf -n '_shtab_ddlf_using model diff; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a text, .keras or .safetensors'
 complete -c ddlf -n '_shtab_ddlf_using model diff; and test $_shtab_ddlf_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'another one'
+complete -c ddlf -n '_shtab_ddlf_using model; and test $_shtab_ddlf_npos -eq 0' -a compare -d 'run a model on each backend of Keras'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -l backends -x -d 'the reference first (default: tensorflow, jax and torch, if installed)'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -l layers -xka "(__fish_complete_path (commandline -ct))" -d 'Python file with your own layers, which is run'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -l inputs -xka "(__fish_complete_path (commandline -ct))" -d '.npz with an array for each input (default: made up)'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -l tolerance -x -d 'how far outputs may be from Keras'"'"'s (default: 1e-5)'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using model compare' -s v -l verbose -l debug -d 'show what each step wrote, too'
+complete -c ddlf -n '_shtab_ddlf_using model compare; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a .keras file, a model as text (.nnm), or the folder of a run'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a export -d 'write a model for other programs'
+complete -c ddlf -n '_shtab_ddlf_using export' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using export' -l to -x -d 'formats with commas between them'
+complete -c ddlf -n '_shtab_ddlf_using export' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'where to (default: here)'
+complete -c ddlf -n '_shtab_ddlf_using export' -l overwrite -d 'replace what is there'
+complete -c ddlf -n '_shtab_ddlf_using export' -l backend -xka "tensorflow jax torch" -d 'of Keras: tensorflow, jax, torch (default: the usual one of each format)'
+complete -c ddlf -n '_shtab_ddlf_using export' -l batch -x -d 'of stablehlo: samples in each batch (default: any)'
+complete -c ddlf -n '_shtab_ddlf_using export' -l verify -d 'run what was written, and compare it with Keras'
+complete -c ddlf -n '_shtab_ddlf_using export' -l layers -xka "(__fish_complete_path (commandline -ct))" -d 'Python file with your own layers, which is run'
+complete -c ddlf -n '_shtab_ddlf_using export' -l inputs -xka "(__fish_complete_path (commandline -ct))" -d '.npz with an array for each input (default: made up)'
+complete -c ddlf -n '_shtab_ddlf_using export' -l tolerance -x -d 'how far outputs may be from Keras'"'"'s (default: 1e-5)'
+complete -c ddlf -n '_shtab_ddlf_using export' -l json -d 'print JSON'
+complete -c ddlf -n '_shtab_ddlf_using export' -s v -l verbose -l debug -d 'show what each step wrote, too'
+complete -c ddlf -n '_shtab_ddlf_using export; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a .keras file, a model as text (.nnm), or the folder of a run'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a runs -d 'list runs, compare them, remove old ones'
 complete -c ddlf -n '_shtab_ddlf_using runs' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using runs' -l out -x -d 'where the runs are (default: $DDLF_RUN_DIR, ./runs)'

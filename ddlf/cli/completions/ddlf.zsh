@@ -20,8 +20,9 @@ _shtab_ddlf_commands() {
     demo:'train a small model on this machine'
     doctor:'look for what is wrong here and on the workers'
     env:'print what a bug report needs'
+    export:'write a model for other programs'
     logs:'what workers wrote in a run'
-    model:'show, check, format, convert and compare models that are text'
+    model:'show, check, format, convert and compare models'
     new:'write a small project to begin with'
     report:'what a run came to, as a page and a table'
     run:'run an app on a cluster'
@@ -56,6 +57,7 @@ _shtab_ddlf_data_commands() {
 _shtab_ddlf_model_commands() {
   local _commands=(
     check:'say what is wrong'
+    compare:'run a model on each backend of Keras'
     convert:'make a model of Keras, weights or a text of another of them'
     diff:'say what differs between two models'
     format:'write texts in their one form'
@@ -477,6 +479,25 @@ _shtab_ddlf_env_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_env_defaults_added=0
 
+_shtab_ddlf_export_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--to[formats with commas between them]:A,B:"
+  "--out[where to (default\: here)]:FOLDER:_files"
+  "--overwrite[replace what is there]"
+  "--backend[of Keras\: tensorflow, jax, torch (default\: the usual one of each format)]:NAME:(tensorflow jax torch)"
+  "--batch[of stablehlo\: samples in each batch (default\: any)]:N:"
+  "--verify[run what was written, and compare it with Keras]"
+  "--layers[Python file with your own layers, which is run]:FILE:_files"
+  "--inputs[.npz with an array for each input (default\: made up)]:FILE:_files"
+  "--tolerance[how far outputs may be from Keras\'s (default\: 1e-5)]:X:"
+  "--json[print JSON]"
+  {-v,--verbose,--debug}"[show what each step wrote, too]"
+  ":a .keras file, a model as text (.nnm), or the folder of a run:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_export_defaults_added=0
+
 _shtab_ddlf_logs_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-f,--follow}"[go on until the run is over]"
@@ -504,6 +525,20 @@ _shtab_ddlf_model_check_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_model_check_defaults_added=0
+
+_shtab_ddlf_model_compare_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--backends[the reference first (default\: tensorflow, jax and torch, if installed)]:A,B:"
+  "--layers[Python file with your own layers, which is run]:FILE:_files"
+  "--inputs[.npz with an array for each input (default\: made up)]:FILE:_files"
+  "--tolerance[how far outputs may be from Keras\'s (default\: 1e-5)]:X:"
+  "--json[print JSON]"
+  {-v,--verbose,--debug}"[show what each step wrote, too]"
+  ":a .keras file, a model as text (.nnm), or the folder of a run:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_model_compare_defaults_added=0
 
 _shtab_ddlf_model_convert_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -779,6 +814,7 @@ _shtab_ddlf() {
         demo) _arguments -C -s $_shtab_ddlf_demo_options ;;
         doctor) _arguments -C -s $_shtab_ddlf_doctor_options ;;
         env) _arguments -C -s $_shtab_ddlf_env_options ;;
+        export) _arguments -C -s $_shtab_ddlf_export_options ;;
         logs) _arguments -C -s $_shtab_ddlf_logs_options ;;
         model) _shtab_ddlf_model ;;
         new) _arguments -C -s $_shtab_ddlf_new_options ;;
@@ -863,6 +899,7 @@ _shtab_ddlf_model() {
       curcontext="${curcontext%:*:*}:_shtab_ddlf_model-$line[1]:"
       case $line[1] in
         check) _arguments -C -s $_shtab_ddlf_model_check_options ;;
+        compare) _arguments -C -s $_shtab_ddlf_model_compare_options ;;
         convert) _arguments -C -s $_shtab_ddlf_model_convert_options ;;
         diff) _arguments -C -s $_shtab_ddlf_model_diff_options ;;
         format) _arguments -C -s $_shtab_ddlf_model_format_options ;;
