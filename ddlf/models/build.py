@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,20 +34,40 @@ ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, At
 """What Keras raises where something does not fit."""
 
 
-def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str = "") -> Any:
+def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str | None = None) -> Any:
     """Return the model of Keras that a text describes, not compiled.
 
     One input is taken as an array, several as a dict by the names of their blocks; outputs likewise, unless a statement ``model`` says it.
 
     Args:
         model: The text, as it was read.
-        scaling: A layer of Keras behind some inputs, by the names of their blocks.
-        initial: As ``initial_values`` has it written.
+        scaling: A layer of Keras behind some inputs, by the names of their blocks; by default as the block ``train`` says.
+        initial: As ``initial_values`` has it written; by default as the block ``train`` says.
 
     Raises:
         NotationError: Keras refuses a layer; it has the place.
     """
-    return _Building(model, model.form, model.graph, {}, scaling or {}, initial).model()
+    inputs = sorted((node for node in model.graph.nodes if node.operator == "input"), key=lambda node: node.at)
+    if scaling is None:
+        scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
+    initial = initial_of(_written(model, "initial")) if initial is None else initial
+    return _Building(model, model.form, model.graph, {}, scaling, initial).model()
+
+
+def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
+    """The layer behind each input that has one, of what a text says: one, or a list in the order of the inputs."""
+    each = value.values if isinstance(value, Items) else () if value is None else (value,)
+    return {name: layer for name, layer in zip(inputs, each, strict=False) if isinstance(layer, Call)}
+
+
+def initial_of(value: Value | None) -> str:
+    """The initializer of weights that a text names; empty for those that follow from what comes after a layer."""
+    return value.name if isinstance(value, Word) and value.name != "by_activation" else ""
+
+
+def _written(model: Model, key: str) -> Value | None:
+    statement = model.train.get(key)
+    return statement.items[0][0].value if statement is not None and statement.items else None
 
 
 class _Building:

@@ -19,7 +19,7 @@ from ddlf.notation.printer import changed, spelled
 from ddlf.notation.problems import Problems
 from ddlf.notation.values import Call, Text, Value
 from ddlf.settings import Settings
-from ddlf.texts.block import IN_BRACKETS, check_train, read_key, values
+from ddlf.texts.block import IN_BRACKETS, check_train, read_key
 from ddlf.texts.found import blocks_of, facts, inputs_of, last_activation
 from ddlf.texts.shipped import text_of
 
@@ -211,20 +211,12 @@ class Notation:
     def keras(self) -> Any:
         """The model of Keras, made at the first time; compiled once something was decided."""
         if self._made is None:
-            from ddlf.models.build import build
+            from ddlf.models.build import build, initial_of, scaling_of
 
-            self._made = build(self.parsed, self._scaling(), self._initial())
+            scaling = scaling_of(self.own("scaling"), list(self.inputs))
+            self._made = build(self.parsed, scaling, initial_of(self.own("initial")))
             self._made.notation = self
         return self._made
-
-    def _scaling(self) -> dict[str, Call]:
-        value = self.own("scaling")
-        layers = dict(zip(self.inputs, values(value), strict=False)) if value is not None else {}
-        return {name: layer for name, layer in layers.items() if isinstance(layer, Call)}
-
-    def _initial(self) -> str:
-        name = str(getattr(self.own("initial"), "name", ""))
-        return "" if name == "by_activation" else name
 
     def compiled(self) -> Any:
         """The model of Keras, compiled.

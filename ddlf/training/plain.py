@@ -109,6 +109,7 @@ async def compare(app: Any, batches: int) -> Compared:
         RemoteError: The app raised on the worker.
     """
     # As in a run, but for what is of several slots, and of folders: one slot trains here, and nothing is written.
+    await app._check_written()
     check_app(app)
     settings = read(app, app.mode, {})
     check_together(settings)

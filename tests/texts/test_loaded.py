@@ -8,6 +8,8 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, ConfigError, NotationError
+from ddlf.models.build import build
+from ddlf.notation.model import read
 from ddlf.notation.values import Word
 from ddlf.texts.loaded import Notation
 from tests.notation.texts import DIGITS, HEADS, one
@@ -71,6 +73,9 @@ def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
     layer = next(layer for layer in found.keras.layers if isinstance(layer, keras.layers.Normalization))
     np.testing.assert_allclose(np.asarray(layer(x)), (x - x.mean(0)) / x.std(0), rtol=1e-4)
     assert "Normalization(axis=-1, mean=[4.5, 4500]" in found.text
+    again = build(read(found.text))
+    again.set_weights(found.keras.get_weights())
+    np.testing.assert_array_equal(again.predict(x, verbose=0), found.keras.predict(x, verbose=0))
     assert found.keras.count_params() == Notation(LINE).keras.count_params()
 
 
