@@ -51,7 +51,12 @@ def add_options(parser: Parser) -> None:
     train = parser.add_argument_group("training (defaults are attributes of the app)")
     for name in OF_SETTINGS:
         train.add_argument(option(name), dest=name, help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
-    train.add_argument("--save", type=Path, metavar="PATH", help="save the trained model as a .keras file")
+    train.add_argument(
+        "--save",
+        type=Path,
+        metavar="PATH",
+        help="save the trained model as a .keras file, or as .safetensors with its text",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--dashboard", type=_page, metavar="[PORT]", help="show the run on a page (default: if this is a terminal)"

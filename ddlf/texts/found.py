@@ -9,10 +9,9 @@ import numpy as np
 
 from ddlf.models.deciding import DROPOUTS, MOST_NUMBERS, NORMALIZING, Facts, Input, Labels, Output
 from ddlf.notation.graph import Graph, Head, Node, consumers
-from ddlf.notation.model import Model, statements
+from ddlf.notation.model import Model
 from ddlf.notation.operators import DTYPES, is_keras
 from ddlf.notation.shapes import options_of
-from ddlf.notation.values import Text, Word
 
 PASSING = frozenset({"identity", "cast", "reshape", "Flatten", "Reshape", "Identity", *DROPOUTS})
 """What changes no value: the activation is that before it."""
@@ -26,15 +25,7 @@ LINEAR = ("input", "matmul", "gemm", "add", "residual", "conv2d", "convTranspose
 
 def blocks_of(model: Model) -> dict[str, str]:
     """The block of each output, by the output's name."""
-    _, parsed, _ = statements(model.text, model.file)
-    names = {each.block.name: each.block.name for each in parsed.statements if each.property.name == "output"}
-    for each in parsed.statements:
-        if each.property.name == "name" and each.block.name in names and each.block.name != "train":
-            value = each.items[0][0].value
-            names[each.block.name] = (
-                value.value if isinstance(value, Text) else value.name if isinstance(value, Word) else ""
-            )
-    return {name: block for block, name in names.items()}
+    return {head.name: head.block for head in model.graph.heads}
 
 
 def inputs_of(graph: Graph) -> list[Node]:

@@ -31,12 +31,22 @@ def load_notation(path: str | Path) -> Notation:
     data is there. By itself it has ``run``, ``test`` and ``train``.
 
     Args:
-        path: The file: from the current folder, or beside the script.
+        path: The file: from the current folder, or beside the script; or a ``.safetensors`` file, whose weights it begins with.
 
     Raises:
         NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
     """
-    return Notation(text_of(path), str(path))
+    if Path(path).suffix != WEIGHTS:
+        return Notation(text_of(path), str(path))
+    from ddlf.models.weights import load
+
+    text, tensors = load(Path(path))
+    found = Notation(text, str(path))
+    found.tensors = tensors
+    return found
+
+
+WEIGHTS = ".safetensors"
 
 
 class Notation:
@@ -53,6 +63,7 @@ class Notation:
         train_block: What its block ``train`` says.
         inputs: Shape of each input, by name.
         outputs: Shape of each output, by name.
+        tensors: Weights to begin with, by name; None for those that are drawn.
 
     Raises:
         NotationError: Something is wrong in it.
@@ -73,6 +84,7 @@ class Notation:
             key: read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"
         }
         self._made: Any = None
+        self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
         self.outputs = {head.name: tuple(head.wanted or graph.nodes[head.node].shape or ()) for head in graph.heads}
@@ -167,6 +179,8 @@ class Notation:
         Raises:
             AppError: Model and labels do not go together, or nothing can be decided.
         """
+        if self.tensors is not None:
+            _ = self.keras
         found = facts(self.parsed, x, y, parameters=self.parsed.graph.parameters or 0, validation=validation)
         written = self.written | ({("train", "scaling"), ("train", "initial")} if self._made is not None else set())
         try:
@@ -216,6 +230,10 @@ class Notation:
             scaling = scaling_of(self.own("scaling"), list(self.inputs))
             self._made = build(self.parsed, scaling, initial_of(self.own("initial")))
             self._made.notation = self
+            if self.tensors is not None:
+                from ddlf.models.weights import fill
+
+                fill(self._made, self.tensors, Path(self.file))
         return self._made
 
     def compiled(self) -> Any:

@@ -23,6 +23,9 @@ from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.rounds import Elsewhere
 
+WEIGHTS = ".safetensors"
+"""What the name of a file of weights ends with that has the model as text."""
+
 
 def validate(
     app: Any, weights: list[Any], batch_size: int, callbacks: Any = None, *, moved: Moved | None = None
@@ -163,13 +166,18 @@ async def evaluated(app: Any) -> dict[str, float]:
 
 
 async def save(app: Any, path: str | Path) -> None:
-    """Save the model in Keras's format; the file is complete or not there.
+    """Save the model; the file is complete or not there.
 
     Args:
-        path: Ends with ``.keras``.
+        path: Ends with ``.keras``, Keras's format, or with ``.safetensors``: weights, and the text of a model that is one.
     """
     path = Path(path)
     check_path(path)
+    if path.suffix == WEIGHTS:
+        with Phase(app._tell, "saving"):
+            await compute(_save_with_text, app.model, path)
+        app._tell(ModelSaved(path=str(path)))
+        return
     temporary = path.with_name(f".{path.stem}.new.keras")
     try:
         with Phase(app._tell, "saving"):
@@ -183,15 +191,31 @@ async def save(app: Any, path: str | Path) -> None:
     app._tell(ModelSaved(path=str(path)))
 
 
+def _save_with_text(model: Any, path: Path) -> None:
+    from ddlf.models.describe import describe
+    from ddlf.models.weights import save
+
+    notation = getattr(model, "notation", None)
+    try:
+        text = describe(model) if notation is None else notation.text
+    except DDLFError as error:
+        other = path.with_suffix(".keras")
+        model.save(other)
+        raise ConfigError(
+            f"{path} cannot be written, for no text says this model: {error}; it is in {other}"
+        ) from error
+    save(model, text, path)
+
+
 def check_path(path: Path) -> None:
     """Refuse a path that no model can be saved to, before there is one.
 
     Raises:
-        ConfigError: It does not end with ``.keras``, or its folder is missing or cannot be written to.
+        ConfigError: It ends with none of both, or its folder is missing or cannot be written to.
     """
     folder = path.parent
-    if path.suffix != ".keras":
-        raise ConfigError(f"a model is saved as a .keras file, got {str(path)!r}")
+    if path.suffix not in (".keras", WEIGHTS):
+        raise ConfigError(f"a model is saved as a .keras or {WEIGHTS} file, got {str(path)!r}")
     if path.is_dir():
         raise ConfigError(f"a model is saved as a file, but {str(path)!r} is a folder")
     if path.exists() and not os.access(path, os.W_OK):

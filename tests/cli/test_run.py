@@ -736,7 +736,7 @@ def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
             "A.master_epoch is no setting, so it would have no effect; did you mean master_epochs?",
         ),
         ("", ["--resume", "auto"], {}, "resume='auto' needs a folder of checkpoints"),
-        ("", ["--save", "model.h5"], {}, "a model is saved as a .keras file, got 'model.h5'"),
+        ("", ["--save", "model.h5"], {}, "a model is saved as a .keras or .safetensors file, got 'model.h5'"),
         (
             "",
             ["--save", "missing/model.keras"],

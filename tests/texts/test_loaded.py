@@ -9,6 +9,7 @@ import pytest
 import ddlf
 from ddlf.errors import AppError, ConfigError, NotationError
 from ddlf.models.build import build
+from ddlf.models.weights import save
 from ddlf.notation.model import read
 from ddlf.notation.values import Word
 from ddlf.texts.loaded import Notation
@@ -206,6 +207,17 @@ def test_values_of_a_command_win_over_the_text():
     assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.9)
     with pytest.raises(ConfigError, match="-p optimizer: optimizer must be"):
         found.having({("train", "optimizer"): "fast"})
+
+
+def test_what_was_saved_is_loaded_with_its_text_and_gives_the_same_bits(tmp_path):
+    first = settled(OPEN, X * 100)
+    first.compiled()
+    save(first.keras, first.text, tmp_path / "some.safetensors")
+    again = ddlf.load_notation(tmp_path / "some.safetensors")
+    assert again.decisions == ()
+    np.testing.assert_array_equal(again.keras(X), first.keras(X))
+    loss = again.test(X, Y)["loss"]
+    assert loss == pytest.approx(float(first.keras.evaluate(X, Y, verbose=0)[0]), rel=1e-6)
 
 
 def test_it_travels_as_text():

@@ -120,7 +120,7 @@ def test_a_model_that_is_read_only_is_not_replaced(tmp_path, monkeypatch):
 def test_a_path_that_no_model_can_be_saved_to_is_refused(tmp_path):
     (tmp_path / "folder.keras").mkdir()
     for name, sentence in (
-        ("model.h5", "a model is saved as a .keras file, got"),
+        ("model.h5", "a model is saved as a .keras or .safetensors file, got"),
         ("missing/model.keras", "does not exist; make it first"),
         ("folder.keras", "is a folder"),
     ):
