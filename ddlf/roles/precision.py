@@ -7,11 +7,16 @@ measures what bfloat16 would gain on this processor: many have matrix units for 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ddlf.roles import import_keras
 
 PROBE_SIZE = 512
 PROBE_S = 0.1
+LEAST_TURNS = 4
+"""Of each type that count, however long they take."""
+MOST = 32.0
+"""Matrix units have 16 times the products of vector units (AMX beside AVX-512, tensor cores beside CUDA's); what is beyond twice that is no speed."""
 
 
 def set_precision(name: str) -> None:
@@ -23,20 +28,43 @@ def set_precision(name: str) -> None:
 
 
 def gain_of_bfloat16() -> float:
-    """How much faster matrix products are in bfloat16 than in float32 here, from a probe of about a tenth of a second.
+    """How much faster matrix products are in bfloat16 than in float32 here, from a probe of about a tenth of a second; 0 if that cannot be measured.
 
     A whole model gains less, since not all of it is matrix products.
     """
     import keras
 
-    matrices = {dtype: keras.ops.ones((PROBE_SIZE, PROBE_SIZE), dtype) for dtype in ("float32", "bfloat16")}
-    # The quickest product is what the processor can do, whatever else it did meanwhile; in turns, so that this slows both.
-    shortest = dict.fromkeys(matrices, float("inf"))
-    end = time.perf_counter() + PROBE_S
-    while time.perf_counter() < end or float("inf") in shortest.values():
-        for dtype, x in matrices.items():
-            begin = time.perf_counter()
-            # One number is read back, so that a backend which works in the background has done the work.
-            keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.matmul(x, x)[0, 0], "float32"))
-            shortest[dtype] = min(shortest[dtype], time.perf_counter() - begin)
-    return shortest["float32"] / shortest["bfloat16"]
+    def product(dtype: str) -> Callable[[], object]:
+        x = keras.ops.ones((PROBE_SIZE, PROBE_SIZE), dtype)
+        # One number is read back, so that a backend which works in the background has done the work.
+        return lambda: keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.matmul(x, x)[0, 0], "float32"))
+
+    return times_as_fast(product("bfloat16"), product("float32"))
+
+
+def times_as_fast(
+    one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """How many times as fast one piece of work is as another, from their quickest turns; 0 where that is no answer.
+
+    The quickest turn is what the processor can do, whatever else it did meanwhile; they alternate, so that this slows both. The first ones, in which
+    kernels are chosen and threads begin, count for nothing. On a machine that has no time for one of the two, the ratio would say that, and not what
+    the processor can do: if the second quickest turn is far from the quickest, or the ratio more than any processor's, nothing is said.
+
+    Args:
+        one: The work.
+        other: What it is compared with.
+        clock: In seconds.
+    """
+    took: tuple[list[float], list[float]] = [], []
+    end = clock() + PROBE_S
+    while clock() < end or len(took[0]) <= LEAST_TURNS:
+        for work, times in zip((one, other), took, strict=True):
+            begin = clock()
+            work()
+            times.append(clock() - begin)
+    quickest = [sorted(times[1:])[:2] for times in took]
+    if any(second > 2 * first for first, second in quickest):
+        return 0.0
+    ratio = quickest[1][0] / max(quickest[0][0], 1e-9)
+    return ratio if ratio <= MOST else 0.0
