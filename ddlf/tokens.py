@@ -153,6 +153,14 @@ def loopback_tokens() -> Tokens:
     return automatic_token("loopback token")
 
 
+def is_automatic(token: bytes) -> bool:
+    """Whether a token is that of ``loopback_tokens``, which is used where none is given."""
+    with suppress(AuthError):
+        path = state_folder() / "loopback-token"
+        return os.path.lexists(path) and token in _read_named(path, "loopback token").all
+    return False
+
+
 def automatic_token(what: str) -> Tokens:
     """Return a token of this user's that keeps other users of this machine out; make it on first use.
 

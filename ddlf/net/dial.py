@@ -11,6 +11,7 @@ from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 from ddlf.net import tls
 from ddlf.net.stream import receive_exactly, send_all
 from ddlf.net.tls import TOKEN_ONLY, Security
+from ddlf.tokens import is_automatic
 from ddlf.wire.handshake import (
     HANDSHAKE_TIMEOUT_S,
     HELLO,
@@ -165,7 +166,7 @@ async def dial(
                 ) from None
         except BaseException as error:
             sock.close()
-            _explain(error, where)
+            _explain(error, where, token)
             raise
         # Only ever this way round, from plaintext on this machine to encryption.
         encrypted = True
@@ -190,8 +191,11 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
         raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port)) from None
 
 
-def _explain(error: BaseException, where: str) -> None:
+def _explain(error: BaseException, where: str, token: bytes) -> None:
     """Raise what the user can act on for what ended a handshake; return if there is nothing to explain."""
+    if isinstance(error, AuthError) and not error.hint and is_automatic(token):
+        error.message = "it was started with a token, or by another user, and on this side none was given"
+        error.hint = "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"
     if isinstance(error, AuthError | VersionError | ConnectError):
         error.message = f"{where}: {error.message}"
         error.hint = error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"

@@ -14,6 +14,7 @@ from ddlf.net import dial as dial_module
 from ddlf.net.dial import dial, open_socket
 from ddlf.net.listen import answer, listening_socket
 from ddlf.net.stream import receive_exactly
+from ddlf.tokens import loopback_tokens
 from ddlf.wire.handshake import PREAMBLE, Role, Verdict, WorkerHandshake, short_answer
 from tests.sockets import socket_pair
 
@@ -217,6 +218,16 @@ async def test_another_token_is_an_error_of_authentication_with_advice_and_witho
     assert str(caught.value) == (
         f"127.0.0.1:{port}: it holds another token than this side; "
         "copy the same token file to both machines (ddlf token show), or restart the worker"
+    )
+
+
+async def test_who_has_given_no_token_is_not_told_of_another_one():
+    async with listening(worker) as port:
+        with pytest.raises(AuthError) as caught:
+            await call(port, token=loopback_tokens().primary)
+    assert str(caught.value) == (
+        f"127.0.0.1:{port}: it was started with a token, or by another user, and on this side none was given; "
+        "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"
     )
 
 
