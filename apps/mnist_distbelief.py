@@ -12,7 +12,6 @@ Training stops early when validation does not get better, and the best weights a
 """
 
 import argparse
-import sys
 import time
 
 import ddlf
@@ -121,8 +120,6 @@ async def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model", choices=MODELS, default="dense")
-    own, rest = parser.parse_known_args()
-    sys.argv[1:] = [*rest, "-p", f"model={own.model}"]
-    ddlf.main(main)
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--model", choices=MODELS, help="what is trained (default: dense)")
+    ddlf.main(main, own)

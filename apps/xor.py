@@ -11,7 +11,6 @@ targets.
 """
 
 import argparse
-import sys
 
 import ddlf
 
@@ -82,8 +81,6 @@ def within(target, output):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--hidden", type=int, default=Xor.hidden)
-    own, rest = parser.parse_known_args()
-    sys.argv[1:] = [*rest, "-p", f"hidden={own.hidden}"]
-    ddlf.main(Xor)
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--hidden", type=int, metavar="N", help=f"hidden units (default: {Xor.hidden}; as published: 2)")
+    ddlf.main(Xor, own)

@@ -11,7 +11,10 @@ import sys
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import argparse
 
 T = TypeVar("T")
 
@@ -56,13 +59,14 @@ def wait_on(
         raise
 
 
-def main(target: Any) -> None:
+def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
     """Run an app or a function as ``ddlf run`` would, with the same options from the command line, and exit with its code.
 
     In a notebook there is no command line: it runs with the defaults, and returns.
 
     Args:
         target: A subclass of ``IApp``, or an async function that takes a ``Cluster``.
+        options: Options of its own, as ``argparse.ArgumentParser(add_help=False)``: each sets the attribute, or the parameter, of the same name.
 
     Raises:
         RuntimeError: Called inside an event loop that is no notebook's; the text says what to await there.
@@ -73,6 +77,7 @@ def main(target: Any) -> None:
             ddlf.main(App)
     """
     from ddlf.cli.options import add_options
+    from ddlf.cli.own import given_to, settable
     from ddlf.cli.parsing import Parser, reader_may_leave
     from ddlf.cli.run import execute, run_target
     from ddlf.cli.stopping import Stop
@@ -81,7 +86,9 @@ def main(target: Any) -> None:
     if Importing.now is not None:  # `ddlf run` looks what there is to run in this file
         Importing.now.named = target
         return
-    parser = Parser(prog=sys.argv[0], description=(target.__doc__ or "").partition("\n")[0])
+    own = [] if options is None else [options]
+    about = (target.__doc__ or "").partition("\n")[0]
+    parser = Parser(prog=sys.argv[0], description=about, epilog=settable(target), parents=own)
     add_options(parser)
     if in_notebook():
         if isinstance(target, type):
@@ -101,7 +108,7 @@ def main(target: Any) -> None:
             f"ddlf.main runs an event loop of its own, and this code runs inside one; here write: {inside}"
         )
     with reader_may_leave():
-        sys.exit(execute(lambda: target, parser.parse_args()))
+        sys.exit(execute(lambda: target, given_to(target, parser.parse_args(), own)))
 
 
 def in_notebook() -> bool:

@@ -1,0 +1,63 @@
+"""Tests of what is a script's own on its command line."""
+
+import argparse
+
+import pytest
+
+import ddlf
+from ddlf.cli.options import add_options
+from ddlf.cli.own import given_to, settable
+from ddlf.cli.parsing import Parser
+
+
+class Base(ddlf.IApp):
+    width = 8
+    curve = None
+    batch_size = 4  # a setting, which has an option
+
+    def load_dataset(self):
+        """Nothing."""
+
+
+class Own(Base):
+    width = 16
+    network = "dense"
+    _hidden = 1
+
+
+async def measure(cluster, calls: int = 3, name="a", more=None, *, fast=False):
+    """Measure."""
+
+
+def test_the_help_has_what_p_sets_with_the_values_that_are_there():
+    assert settable(Own).splitlines() == [
+        "attributes of this app, with the values that they have:",
+        "  -p width=16",
+        "  -p network=dense",
+    ]
+    assert settable(measure).splitlines()[1:] == ["  -p calls=3", "  -p name=a", "  -p fast=False"]
+    assert settable(lambda cluster: None) == ""
+
+
+def own_of():
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--width", type=int, help="units")
+    own.add_argument("--network", choices=["dense", "lstm"])
+    return own
+
+
+def test_an_option_of_the_authors_own_sets_the_attribute_and_stands_in_the_help(capsys):
+    parser = Parser(prog="app.py", parents=[own_of()], epilog=settable(Own))
+    add_options(parser)
+    given = given_to(Own, parser.parse_args(["--width", "2", "--seed", "3"]), [own_of()])
+    assert given.parameters == ["width=2"]
+    assert given.seed == 3
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    said = capsys.readouterr().out
+    assert "--width WIDTH" in said
+    assert "--network {dense,lstm}" in said
+    assert "-p width=16" in said
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--network", "lstmm"])
+    assert "did you mean 'lstm'?" in capsys.readouterr().err
