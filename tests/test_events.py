@@ -153,6 +153,9 @@ def test_the_lines_of_what_a_run_goes_on_from():
     assert (
         line(events.TrainingBegan(mode="sync", **began, version=3, source="dir")) == "resumed   after round 3, from dir"
     )
+    assert line(events.TrainingBegan(mode="sync", **began, version=3, reached=3, source="dir")).endswith("3, from dir")
+    after_updates = events.TrainingBegan(mode="sync", **began, version=16, reached=8)
+    assert line(after_updates) == "resumed   after update 16, with round 9, where the last training of this app ended"
     assert line(events.TrainingBegan(mode="async", **{**began, "workers": 3}, version=3)).splitlines() == [
         "resumed   after update 3, where the last training of this app ended",
         "slots     2 on 3 workers, 1 in reserve",

@@ -120,6 +120,7 @@ class TrainingBegan(Event):
         version: Merges that the run goes on from; 0 for a new one.
         source: Path of the checkpoints that it goes on from; None for what the app was trained to before.
         rounds: Rounds of the whole training; 0 in events of 0.1.
+        reached: Of these those that the foremost slot has done; 0 in events of 0.1.
         facts: All that decides about the bits of the run, by name, each as JSON.
     """
 
@@ -131,6 +132,7 @@ class TrainingBegan(Event):
     version: int = 0
     source: str | None = None
     rounds: int = 0
+    reached: int = 0
     facts: dict[str, str] = field(default_factory=dict)
 
 

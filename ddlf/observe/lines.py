@@ -181,6 +181,8 @@ def _resumed(event: e.TrainingBegan) -> str:
     if not event.version:
         return ""
     where = f", from {event.source}" if event.source else ", where the last training of this app ended"
+    if event.mode == "sync" and event.reached not in (0, event.version):  # what was before had updates of single slots
+        return f"resumed   after update {event.version}, with round {event.reached + 1}{where}"
     return f"resumed   after {'round' if event.mode == 'sync' else 'update'} {event.version}{where}"
 
 
