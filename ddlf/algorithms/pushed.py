@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ FloatArray = npt.NDArray[np.floating[Any]]
 
 BLOCK = 1 << 15
 """Values that are stepped at a time, so that what lies between two operations stays in the cache."""
+KNOWN = -1
+"""In the place of a position: the push was applied for an earlier life, or is lost with the shard; or a fetch saw pushes that were undone."""
 
 
 class Pushed(Named, ABC):
@@ -277,6 +279,24 @@ class Softsync:
         self.total[:] = 0
         self.count, self.factors = 0, 0.0
         return mean, share
+
+
+class Last(NamedTuple):
+    """The last push of a replica that a shard has taken.
+
+    Args:
+        life: Of the replica, from 1.
+        round: Number of its round, from 0; -1 before the first push.
+        number: Number of the push in it, from 0.
+        at: Pushes that the shard had taken before.
+        tau: Steps that it had made since the weights were read that the push was made from.
+    """
+
+    life: int
+    round: int = -1
+    number: int = -1
+    at: int = KNOWN
+    tau: int = 0
 
 
 Action = Literal["fetch", "begin fetch", "take", "step", "push"]

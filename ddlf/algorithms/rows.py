@@ -89,8 +89,8 @@ class Rows:
             begin = end
         return found
 
-    def weights(self, trained: Row, rest: Row, others: Sequence[Tensor]) -> Weights:
-        """All weights, of both rows; what is in neither stays as it is."""
+    def weights(self, trained: Row, rest: Row, others: Sequence[Any]) -> Weights:
+        """All weights, of both rows; what is in neither is that of others."""
         found = list(others)
         for row, places in ((trained, self.trained), (rest, self.rest)):
             for i, array in zip(places, self.arrays(row, places), strict=True):

@@ -26,12 +26,12 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ddlf.checkpoints import journal, slices, tensors
 from ddlf.checkpoints.contents import (
-    MANIFEST,
     REPLACED,
     ROUND,
     Checkpoint,
@@ -43,8 +43,9 @@ from ddlf.checkpoints.contents import (
     manifest_of,
     read_files,
     read_manifest,
+    stored,
 )
-from ddlf.checkpoints.durable import damaged, explained, free_bytes, no_space, seal, sync, write_new
+from ddlf.checkpoints.durable import MANIFEST, damaged, explained, free_bytes, no_space, seal, sync, write_new
 from ddlf.checkpoints.journal import JOURNAL, Extent, Journal
 from ddlf.checkpoints.ownership import Ownership
 from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
@@ -258,12 +259,21 @@ class CheckpointFolder:
 
     # Reading
 
-    def newest(self, *, required: bool = False, report: Callable[[str], None] = log.warning) -> Checkpoint | None:
+    def newest(
+        self,
+        *,
+        required: bool = False,
+        report: Callable[[str], None] = log.warning,
+        apart: bool = False,
+        known: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
+    ) -> Checkpoint | None:
         """The newest complete checkpoint. Damaged newer ones are reported and passed over.
 
         Args:
             required: Whether having none is an error.
             report: Is called with a sentence for each that is passed over.
+            apart: As of ``load``.
+            known: By name what is known to be wrong with some.
 
         Returns:
             None when no checkpoint was ever completed here, or the folder does not exist.
@@ -276,10 +286,12 @@ class CheckpointFolder:
         while candidates:
             name = candidates.pop(0)
             try:
-                found = self.load(name, report=report)
+                if name in known:
+                    raise known[name]
+                found = self.load(name, report=report, apart=apart)
             except CheckpointError as error:
                 if not (self.path / name).exists():  # a writer has just removed it, so there are newer ones
-                    return self.newest(required=required, report=report)
+                    return self.newest(required=required, report=report, apart=apart, known=known)
                 if not isinstance(error, CheckpointCorrupt):
                     raise
                 problems.append(error)
@@ -300,19 +312,22 @@ class CheckpointFolder:
             raise CheckpointError(f"no complete checkpoint in {self.path}{also}", hint="check the name of the folder")
         return None
 
-    def load(self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning) -> Checkpoint:
+    def load(
+        self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, apart: bool = False
+    ) -> Checkpoint:
         """One checkpoint.
 
         Args:
             path: Folder, absolute or relative to this one, as ``"round-000012"``.
             report: Is called with a sentence when its records are damaged or not there; without them it is used all the same.
+            apart: Whether its slices are left where they are, unread, for others.
 
         Raises:
             CheckpointCorrupt: It is damaged; names the file.
             CheckpointError: It does not exist, cannot be read, or was written by a newer DDLF.
         """
         folder = self.path / path
-        manifest, contents = read_files(folder)
+        manifest, contents = read_files(folder, apart=apart)
         arrays = {}
         for file in manifest.files:
             where = folder / file.name
@@ -320,7 +335,8 @@ class CheckpointFolder:
             if found.keys() != set(file.arrays) or len(found) != len(file.arrays):
                 raise damaged(where, f"{len(file.arrays)} arrays named in the manifest", f"{len(found)} others")
             arrays[file.name.removesuffix(".safetensors")] = {name: found[name] for name in file.arrays}
-        if manifest.slices:
+        unread = stored(folder, manifest, arrays) if apart and manifest.slices else None
+        if manifest.slices and not apart:
             files = [folder / file.name for file in manifest.slices]
             found_in = ((file, tensors.read(contents.pop(file.name), file)) for file in files)
             arrays = slices.assembled(found_in, manifest.listed, arrays, folder / MANIFEST)
@@ -333,7 +349,13 @@ class CheckpointFolder:
             extent, problem = Extent(), error.message
             report(f"{problem}; {folder.name} is used without them, so the history begins anew")
         return Checkpoint(
-            round=manifest.round, arrays=arrays, facts=manifest.facts, records=records, extent=extent, problem=problem
+            round=manifest.round,
+            arrays=arrays,
+            facts=manifest.facts,
+            records=records,
+            extent=extent,
+            problem=problem,
+            slices=unread,
         )
 
     def newest_round(self) -> int | None:

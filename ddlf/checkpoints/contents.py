@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddlf.checkpoints import tensors
-from ddlf.checkpoints.durable import MAX_SEALED_BYTES, damaged, explained, unseal
+from ddlf.checkpoints.durable import MANIFEST, MAX_SEALED_BYTES, damaged, explained, unseal
 from ddlf.checkpoints.journal import Extent
 from ddlf.checkpoints.slices import Slices, of_another
 from ddlf.errors import CheckpointCorrupt, CheckpointError
@@ -26,7 +26,6 @@ from ddlf.version import __version__
 FORMAT = 3  # 1 had all records among the facts, and other names for what slots and the algorithm left; 3 has slices
 WHOLE = 2  # of those without slices, which are written as before
 MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
-MANIFEST = "manifest.json"
 REPLACED = ".replaced"
 
 ROUND = re.compile(r"round-(\d{6,})")
@@ -47,7 +46,7 @@ class Checkpoint:
         records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
         extent: How much of the journal belongs to a loaded one.
         problem: Why a loaded one has no records although it should; empty when it has.
-        slices: To be saved: what others have written of it. Loaded: None, for all is among the arrays.
+        slices: What others have written of it, or are to read of it. Of one that was loaded as a whole None, for all is among the arrays.
     """
 
     round: int
@@ -181,15 +180,20 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_files(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """A checkpoint's files, after every byte was checked."""
+def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str, bytes]]:
+    """A checkpoint's files, after every byte was checked.
+
+    Args:
+        folder: Of the checkpoint.
+        apart: Whether slices are left out, which others read.
+    """
     with explained(folder, "read"):
         manifest = read_manifest(folder)
         present = {name for name in os.listdir(folder) if not name.startswith(".")} - {MANIFEST}
         for name in sorted(present - {file.name for file in (*manifest.files, *manifest.slices)}):
             raise damaged(folder / name, "no such file", "one that the manifest does not name")
         contents = {}
-        for file in (*manifest.files, *manifest.slices):
+        for file in (*manifest.files, *(() if apart else manifest.slices)):
             path = folder / file.name
             try:
                 contents[file.name] = _checked(path, file)
@@ -197,6 +201,22 @@ def read_files(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
                 other = of_another(path, manifest.of) if isinstance(file, SliceFile) else None
                 raise other or error from error
         return manifest, contents
+
+
+def stored(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, tensors.Array]]) -> Slices:
+    """The slices of a checkpoint that others are to read.
+
+    Args:
+        folder: Of the checkpoint.
+        manifest: Its own.
+        arrays: What else is in it.
+    """
+    slices = Slices(folder.parent, "", folder, folder, manifest.of)
+    slices.files = [file.model_dump() for file in manifest.slices]
+    slices.sliced = manifest.listed
+    slices.arrays = {group: dict(arrays[group]) for group in slices.sliced if group in arrays}
+    slices.manifest = hashlib.sha256(_read_file(folder / MANIFEST, limit=MAX_SEALED_BYTES)).hexdigest()
+    return slices
 
 
 def _checked(path: Path, file: File) -> bytes:

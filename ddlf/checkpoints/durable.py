@@ -26,6 +26,8 @@ from ddlf.record import size
 SEAL = "sha256"
 OWNER = "owner.json"
 """Which says who writes into a folder of checkpoints."""
+MANIFEST = "manifest.json"
+"""Which says what is in a checkpoint."""
 MAX_SEALED_BYTES = 64 * 2**20  # read into memory and parsed: a bound on what a damaged or made-up file can cost
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from ddlf.errors import CheckpointCorrupt, CheckpointError
 
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
-WEIGHTS, OUTER = "weights", "state_outer"
-"""Groups of a checkpoint: of the weights, and of what the outer optimizer keeps."""
+WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
+"""Groups of a checkpoint: of the weights; of what the outer optimizer keeps; of what rules of pushes keep, in rows."""
 
 
 def slice_name(number: int) -> str:
@@ -199,6 +199,7 @@ class Slices:
         left: What slots have left that is in slices: of each slot the length of each group.
         through: Workers whose slices the master has written, and why they could not; empty if they do not see the folder.
         began: When it was begun, on whatever clock its writer has.
+        manifest: Of a checkpoint that is there already the SHA-256 of its manifest.
     """
 
     def __init__(self, root: Path, session: str, folder: Path, final: Path, of: dict[str, Any]) -> None:
@@ -209,6 +210,7 @@ class Slices:
         self.left: list[dict[str, int]] = []
         self.through: dict[int, str] = {}
         self.began = 0.0
+        self.manifest = ""
         self._tried = 0
 
     def place(self) -> dict[str, Any]:
@@ -268,12 +270,20 @@ class Slices:
         Raises:
             CheckpointCorrupt: It is missing or damaged.
         """
+        found: dict[str, tensors.Array] = self._of_one(number, read)
+        return found
+
+    def look_at(self, number: int) -> None:
+        """Check every byte of a slice, from 0, as ``read_one`` does, and keep none."""
+        self._of_one(number, look_at)
+
+    def _of_one(self, number: int, do: Callable[..., Any]) -> Any:
         name = slice_name(number)
         file = next((file for file in self.files if file["name"] == name), {"sha256": ""})
         try:
-            return read(self.folder / name, file, self.of)
+            return do(self.folder / name, file, self.of)
         except CheckpointCorrupt:
-            return read(self.final / name, file, self.of)  # it was complete just then
+            return do(self.final / name, file, self.of)  # it was complete just then
 
     def _read(self, folder: Path) -> Arrays:
         contents = ((folder / file["name"], read(folder / file["name"], file, self.of)) for file in self.files)
@@ -295,6 +305,24 @@ def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str
         data = path.read_bytes()
     except OSError as error:
         raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
-    if (digest := hashlib.sha256(data).hexdigest()) != file["sha256"]:
-        raise of_another(path, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")
+    _compare(path, file, of, len(data), hashlib.sha256(data).hexdigest())
     return tensors.read(data, path)
+
+
+def look_at(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+    """Check every byte of a slice's file, as ``read`` does, and keep none."""
+    try:
+        with open(path, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        size = path.stat().st_size
+    except OSError as error:
+        raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
+    _compare(path, file, of, size, digest)
+
+
+def _compare(path: Path, file: Mapping[str, Any], of: Mapping[str, Any], size: int, digest: str) -> None:
+    if digest == file["sha256"]:
+        return
+    if size != file.get("bytes", size):
+        raise of_another(path, of) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
+    raise of_another(path, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")

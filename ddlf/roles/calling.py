@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import WorkerLost
 from ddlf.roles import REPLICA
 from ddlf.roles.around import Around
 from ddlf.roles.called import App
+from ddlf.roles.evaluation import beside, evaluate
 from ddlf.roles.replica import Replica
+from ddlf.roles.restored import Restored
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ class CallingReplica(Replica):
         app: App as it came from the master.
         run: Name of the run, by which the other workers find their replicas.
     """
+
+    _end: Restored
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app)
@@ -42,6 +47,43 @@ class CallingReplica(Replica):
     async def go_around(self, ways: list[tuple[int, int]]) -> None:
         """See ``Around``."""
         self._around.go_around(ways)
+
+    @concurrent
+    async def evaluate(
+        self, which: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
+    ) -> dict[str, float] | None:
+        """Evaluate weights that workers have, before or after a slot is trained.
+
+        Args:
+            which: Says which, as ``_weights_of`` reads it.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            content: Fingerprint of each attribute with data of that part, as the master has it.
+
+        Returns:
+            The metrics; None if the data here is other data, or not all of the weights can be had.
+        """
+        weights = await self._weights_of(which) if self._has(content) else None
+        if weights is None:
+            return None
+        evaluation = partial(evaluate, self.app, weights, part, batch_size)
+        found: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
+        return found
+
+    @concurrent
+    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
+        """See ``Restored``."""
+        return await self._end.look_at(place)
+
+    @concurrent
+    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
+        """See ``Restored``."""
+        return await self._end.read_slice(number, place)
+
+    @concurrent
+    async def take_slice(self, number: int, arrays: dict[str, Any]) -> None:
+        """See ``Restored``."""
+        await self._end.take_slice(number, arrays)
 
     @offered
     async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:

@@ -76,6 +76,19 @@ class Copies:
         copy = self._copies.get(slot, {}).get(number)
         return self._kept.left(slot, number) if copy is None else copy
 
+    def restore(
+        self, slot: int, number: int, known: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]
+    ) -> None:
+        """Have what a round of a slot left elsewhere, as if it had left it here.
+
+        Args:
+            slot: Which.
+            number: Of the round, from 0.
+            known: Groups of it.
+            lengths, arrays: The others, as of ``left_of``.
+        """
+        self._kept.put(slot, number, known | left_of(slot, lengths, arrays))
+
     async def write(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
         """Write it into a checkpoint.
 

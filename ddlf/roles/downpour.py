@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.roles.between import Stopped, Turns
 from ddlf.roles.called import App, run_train
@@ -41,6 +42,8 @@ class DownpourReplica(CallingReplica):
         app: App as it came from the master.
         run: Name of the run, by which the other workers find their replicas.
     """
+
+    _end: End
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
@@ -93,6 +96,11 @@ class DownpourReplica(CallingReplica):
         return await self._end.snapshot(epoch, shard)
 
     @concurrent
+    async def mark(self, epoch: int, shard: int, moment: int) -> None:
+        """See ``End``."""
+        await self._end.mark(epoch, shard, moment)
+
+    @concurrent
     async def write(self, epoch: int, shard: int, part: Any, names: list[str], place: dict[str, Any]) -> Any:
         """See ``End``."""
         return await self._end.write(epoch, shard, part, names, place)
@@ -102,6 +110,11 @@ class DownpourReplica(CallingReplica):
         """See ``End``."""
         self._show()
         return await self._end.versions()
+
+    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
+        if "moment" not in which:
+            return await super()._weights_of(which)
+        return await self._end.marked(which["moment"], which["others"])
 
     async def close(self) -> None:
         """See ``Replica``."""

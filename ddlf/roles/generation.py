@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from ddlf.algorithms.encoding import EncodedUpdate, decode_update, encode_parts,
 from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.shards import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import AppMissing, ConfigError
+from ddlf.errors import AppMissing, BadUpdate, ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,25 @@ class Unreached(Exception):
     def __init__(self, worker: int, why: str, *, link: bool = False, by: int | None = None) -> None:
         super().__init__(why)
         self.worker, self.why, self.link, self.by = worker, why, link or by is not None, by
+
+
+async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
+    """Do something together with others, and say what was in the way.
+
+    Args:
+        me: Number of this worker.
+        work: What is done.
+    """
+    try:
+        await work
+    except Unreached as error:
+        by = me if error.by is None else error.by
+        return {"me": by, "peer": error.worker, "why": error.why, "link": error.link}
+    except BadUpdate as error:
+        return {"bad": str(error)}
+    except Unfit as error:
+        return {"weights": dataclasses.asdict(error.fault)}
+    return {}
 
 
 def codec_of(text: str) -> Codec | None:

@@ -21,13 +21,12 @@ from typing import Any, cast
 import numpy as np
 
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
-from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.pushed import KNOWN, Cadence
 from ddlf.algorithms.rows import Row
 from ddlf.algorithms.shards import Slice
 from ddlf.errors import ConfigError
 from ddlf.roles.generation import Unreached
 from ddlf.roles.owners import Moved, Owners
-from ddlf.roles.shard import KNOWN
 
 ON_THEIR_WAY = 2
 """Pushes of a replica that are not acknowledged yet; the next one waits."""

@@ -13,21 +13,22 @@ from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Rows
 from ddlf.algorithms.shards import Slice
 from ddlf.algorithms.turns import turns
-from ddlf.checkpoints.slices import WEIGHTS, part_name, write_if_seen
-from ddlf.errors import ProtocolError
+from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints.slices import PUSHED, WEIGHTS, part_name, write_if_seen
+from ddlf.errors import DDLFError, ProtocolError
 from ddlf.roles.copying import Copies, keep_copied
+from ddlf.roles.generation import Unreached
 from ddlf.roles.owners import Ask, Owners, shard_of
 from ddlf.roles.pushing import ModelReplica
+from ddlf.roles.restored import Restored, shard_of_parts
 from ddlf.roles.shard import Shard
 from ddlf.roles.task import Task
 
-OF_SHARDS = ("begin", "resume", "fetch", "push", "safe")
+OF_SHARDS = ("begin", "resume", "fetch", "push", "safe", "values")
 """What a shard is asked for by other workers."""
-PUSHED = "state_push"
-"""Group of a checkpoint: what rules of pushes keep, in rows."""
 
 
-class End:
+class End(Restored):
     """A worker's end of Downpour: the shards that it owns, and where all of them are.
 
     Args:
@@ -37,6 +38,7 @@ class End:
     """
 
     def __init__(self, me: int, ask: Ask, rows: Callable[[], Rows] | None = None) -> None:
+        super().__init__()
         self.rows = rows
         self.shards: dict[int, Shard] = {}
         self.copies = Copies()
@@ -45,7 +47,12 @@ class End:
         self._copying: dict[int, asyncio.Task[None]] = {}
 
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Own a shard from now on; see ``Shard.made``."""
+        """Own a shard from now on; see ``Shard.made``. With ``restored`` its values are in a slice of a checkpoint that has come here before."""
+        if "restored" in facts:
+            assert self.rows is not None
+            how = facts["part"], facts["names"], self.restored.pop(shard), facts["restored"]
+            facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}
+            facts["part"] = facts["part"][0]
         await self._let_go(shard)
         one = self.shards[shard] = Shard.made(facts, epoch, falls)
         self._copying[shard] = asyncio.ensure_future(keep_copied(one, shard, self._ask))
@@ -77,6 +84,30 @@ class End:
     async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
         """All that a shard is; see ``Shard``."""
         return await shard_of(self.shards, epoch, shard).snapshot()
+
+    async def mark(self, epoch: int, shard: int, moment: int) -> None:
+        """Keep the values of now; see ``Shard``."""
+        await shard_of(self.shards, epoch, shard).mark(moment)
+
+    async def marked(self, moment: int, others: Sequence[Any]) -> Weights | None:
+        """The weights that all shards have marked.
+
+        Args:
+            moment: What the master calls it.
+            others: What is on no shard, by its place; None for what is.
+
+        Returns:
+            None if not all of them can be had.
+        """
+        assert self.rows is not None
+        try:
+            found = await self.owners.each(lambda shard: self.owners.of(shard, "values", moment))
+        except (DDLFError, Unreached):
+            return None
+        if not all(found):
+            return None
+        trained, rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return self.rows().weights(trained, rest, others)
 
     async def write(self, epoch: int, shard: int, part: Any, names: Sequence[str], place: dict[str, Any]) -> Any:
         """Write all that a shard is into a checkpoint.

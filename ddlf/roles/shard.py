@@ -13,43 +13,21 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
-from ddlf.algorithms.pushed import PUSHED, Pushed, Softsync
+from ddlf.algorithms.pushed import KNOWN, PUSHED, Last, Pushed, Softsync
 from ddlf.algorithms.rows import Row, is_finite
 from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.errors import AppMissing, BadUpdate
 
 INLINE = 1 << 16
 """A shard of at most so many values is stepped on the event loop, a larger one in a thread."""
-KNOWN = -1
-"""In the place of a position: the push was applied for an earlier life, or is lost with the shard; or a fetch saw pushes that were undone."""
-
-
 HOW = ("part", "rule", "staleness", "codec", "collects", "every")
 """What a shard is told once."""
-
-
-class Last(NamedTuple):
-    """The last push of a replica that a shard has taken.
-
-    Args:
-        life: Of the replica, from 1.
-        round: Number of its round, from 0; -1 before the first push.
-        number: Number of the push in it, from 0.
-        at: Pushes that the shard had taken before.
-        tau: Steps that it had made since the weights were read that the push was made from.
-    """
-
-    life: int
-    round: int = -1
-    number: int = -1
-    at: int = KNOWN
-    tau: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +52,7 @@ class Shard:
         copied: Pushes that are in all copies.
         holders: Workers that are to have copies, and how often each was given the app: if that has changed, its copies are gone.
         closed: Whether it is somebody else's by now.
+        marked: The values of some moment, which are to be evaluated: what the master calls that, those that are trained, and the others.
     """
 
     weights: Row
@@ -93,6 +72,7 @@ class Shard:
     copied: int = 0
     holders: tuple[tuple[int, int], ...] = ()
     closed: bool = False
+    marked: tuple[int, Row, Row] | None = None
     _with: frozenset[tuple[int, int]] = frozenset()  # of the holders those that have a copy
     _wanted: int = 0  # pushes that somebody waits for to be safe
     _lent: bool = False
@@ -154,6 +134,16 @@ class Shard:
             "factors": 0.0 if softsync is None else softsync.factors,
             "fetches": None if self.fetches is None else [list(pair) for pair in sorted(self.fetches.items())],
         }
+
+    async def mark(self, moment: int) -> None:
+        """Keep the values of now, to be evaluated; those that were kept before are forgotten. With 0 none are."""
+        async with self._news:
+            self._lent = self._lent or moment > 0
+            self.marked = (moment, self.weights, self.rest) if moment else None
+
+    async def values(self, moment: int) -> list[Row]:
+        """The values that were marked; none if those of that moment are not here."""
+        return list(self.marked[1:]) if self.marked is not None and self.marked[0] == moment else []
 
     async def begin(self, replicas: Sequence[int], life: int, round: int) -> list[int]:
         """Hear that replicas begin a round, maybe anew.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
@@ -12,7 +10,6 @@ from ddlf.algorithms.weights import Weights
 from ddlf.roles.called import App
 from ddlf.roles.calling import CallingReplica
 from ddlf.roles.copies import Shapes
-from ddlf.roles.evaluation import beside, evaluate
 from ddlf.roles.exchange import whole
 from ddlf.roles.fragments import exchanged
 from ddlf.roles.generation import State, Unreached
@@ -34,6 +31,8 @@ class ShardedReplica(CallingReplica):
         app: App as it came from the master.
         run: Name of the run, by which the other workers find their replicas.
     """
+
+    _end: ShardEnd
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
@@ -77,6 +76,16 @@ class ShardedReplica(CallingReplica):
         await self._end.hold(generation, weights, state, codec, trainable, means)
 
     @concurrent
+    async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
+        """See ``ShardEnd``."""
+        await self._end.hold_restored(generation, listed, codec, trainable)
+
+    @concurrent
+    async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
+        """See ``ShardEnd``."""
+        await self._end.left_restored(slot, number, known, lengths, of)
+
+    @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """See ``ShardEnd``."""
         found = await self._end.merge(plan)
@@ -89,35 +98,11 @@ class ShardedReplica(CallingReplica):
         self._worker.on_shard(None)
         await super().close()
 
-    @concurrent
-    async def evaluate(
-        self, generation: int, part: str, batch_size: int, content: dict[str, str], exact: Sequence[Sequence[int]] = ()
-    ) -> dict[str, float] | None:
-        """Evaluate weights that are here, before or after a slot is trained.
-
-        Args:
-            generation: Which.
-            part: ``"test"`` or ``"val"``.
-            batch_size: Samples in a batch.
-            content: Fingerprint of each attribute with data of that part, as the master has it.
-            exact: Where weights travel as a codec makes them, who has parts of them as they are; see ``ShardEnd.exact``.
-
-        Returns:
-            The metrics; None if the data here is other data, or not all of the weights can be had.
-        """
-        weights = await self._weights_of({"generation": generation, "exact": exact})
-        if weights is None or not self._has(content):
-            return None
-        found: dict[str, float] | None = await beside(
-            self._worker, self.app, partial(evaluate, self.app, weights, part, batch_size)
-        )
-        return found
-
-    async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
-        if "generation" not in there:
-            return await super()._weights_of(there)
-        try:
-            exact, generation = there["exact"], there["generation"]
+    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
+        if "generation" not in which:
+            return await super()._weights_of(which)
+        try:  # where they travel as a codec makes them, ``exact`` says who has parts of them as they are
+            exact, generation = which["exact"], which["generation"]
             return await self._end.exact(generation, exact) if exact else self._end.weights(generation)
         except Unreached:
             return None

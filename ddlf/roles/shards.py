@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,13 @@ from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, take, take_encoded
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import parts_of, write_if_seen
-from ddlf.errors import AppMissing, BadUpdate, DDLFError
+from ddlf.errors import AppMissing, DDLFError
 from ddlf.roles.copies import Copies, Shapes, left_parts
-from ddlf.roles.generation import Generation, Plan, State, Unfit, Unreached, size_of, write
+from ddlf.roles.generation import Generation, Plan, State, Unreached, size_of, told, write
 from ddlf.roles.held import Held
 from ddlf.roles.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.roles.merging import Merging, fetch, update_of
+from ddlf.roles.restored import Restored, generation_of
 from ddlf.roles.task import KeptStates, SlotState, Task
 from ddlf.roles.wholes import Pairs, all_of, limited, sums
 
@@ -39,7 +40,7 @@ Ask = Callable[..., Awaitable[Any]]
 """Asks another worker's end: its number, a verb, and the verb's own arguments."""
 
 
-class ShardEnd:
+class ShardEnd(Restored):
     """What one worker holds.
 
     Args:
@@ -52,6 +53,7 @@ class ShardEnd:
     """
 
     def __init__(self, me: int, ask: Ask, kept: KeptStates) -> None:
+        super().__init__()
         self._me = me
         self._ask = ask
         self._held = Held()
@@ -76,6 +78,15 @@ class ShardEnd:
         found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
         await self._held.hold({generation: found})
 
+    async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
+        """The same of slices of a checkpoint that have come here; see ``generation_of``."""
+        found = await asyncio.to_thread(generation_of, self.taken(), listed, codec, trainable)
+        await self._held.hold({generation: found})
+
+    async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
+        """Have what a round of a slot has left of a slice of a checkpoint that has come here; see ``Copies``."""
+        self.copies.restore(slot, number, known, lengths, self.restored.pop(of))
+
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Make the next weights, together with the other owners.
 
@@ -95,7 +106,7 @@ class ShardEnd:
         before = {number: one for number, one in self._held.generations.items() if number <= now.base}
         await self._held.only({**before, now.generation: merging.new})
         work += [self.copies.keep(slot, n, worker, now.groups) for slot, n, worker, to in now.left if to == self._me]
-        found = await self._told(all_of(work))
+        found = await told(self._me, all_of(work))
         if not found:
             begin, end = merging.mine
             self.shard = begin, end, size_of(base.weights), now.generation
@@ -144,7 +155,7 @@ class ShardEnd:
                 now, base.weights, part, lambda sent, part: update_of(self._asked, now.base, sent, part)
             )
 
-        return await self._told(compute()) or found
+        return await told(self._me, compute()) or found
 
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
         """The norm of some groups of tensors of a slot's update that is here, times a factor.
@@ -384,16 +395,3 @@ class ShardEnd:
             return await self._ask(worker, verb, *arguments)
         except DDLFError as error:
             raise Unreached(worker, str(error).partition("\n")[0]) from error
-
-    async def _told(self, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
-        """Do something together with others, and say what was in the way."""
-        try:
-            await work
-        except Unreached as error:
-            me = self._me if error.by is None else error.by
-            return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
-        except BadUpdate as error:
-            return {"bad": str(error)}
-        except Unfit as error:
-            return {"weights": dataclasses.asdict(error.fault)}
-        return {}

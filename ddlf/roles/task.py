@@ -320,6 +320,10 @@ class KeptStates:
         self._left[task.slot] = {task.since: state}
         return state
 
+    def put(self, slot: int, number: int, state: SlotState) -> None:
+        """Have what a round of a slot left, from 0, that was carried elsewhere."""
+        self._left[slot] = {number: state}
+
     def leave(self, task: Task, state: SlotState) -> None:
         """Keep of what a slot's round has left what the task says."""
         ((number, before),) = self._left[task.slot].items()

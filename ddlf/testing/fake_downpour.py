@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from ddlf.roles.metrics import NOTHING_COUNTED
 from ddlf.roles.serving import End, planned, record, shares
 from ddlf.roles.task import Reply, Task
 
-VERBS = ("own", "arrange", "snapshot", "versions", "take_over", "release", "write")
+RESTORED = ("look_at", "read_slice", "take_slice")
+"""What the master asks of both, when a run goes on from a checkpoint."""
+VERBS = (*RESTORED, "own", "arrange", "snapshot", "versions", "take_over", "release", "write", "mark")
 """What the master asks of a worker's end of Downpour."""
 SHARDED = (
-    *("hold", "merge", "values", "kept", "mean", "mean_shapes"),
+    *RESTORED,
+    *("hold", "hold_restored", "left_restored"),
+    *("merge", "values", "kept", "mean", "mean_shapes"),
     *("lengths", "compare", "write_left", "write_mean"),
 )
 """The same of the sharded exchange."""
@@ -115,6 +120,29 @@ async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any
         raise WorkerLost("it was lost", worker=worker.name)
     message: dict[str, Any] = worker.carrying.result().to_message()
     return message
+
+
+async def answered(worker: Any, verb: str, arguments: Any) -> Any:
+    """What a made-up worker's end answers to the master.
+
+    Raises:
+        WorkerLost: The worker was lost meanwhile.
+    """
+    answer = await getattr(worker.end, verb, partial(evaluated, worker))(*arguments)
+    if worker.lost:
+        raise WorkerLost("it was lost", worker=worker.name)
+    return answer
+
+
+async def evaluated(worker: Any, which: Any, part: str, *of_data: Any) -> dict[str, float] | None:
+    """The mean of all values of the weights that the master has named, as ``loss``."""
+    weights = await (worker.end.marked(**which) if "moment" in which else worker.end.exact(**which))
+    return None if weights is None else {"loss": mean_of(weights)}
+
+
+def mean_of(weights: Any) -> float:
+    """What a made-up test comes to."""
+    return float(np.concatenate([np.ravel(one) for one in weights]).mean(dtype=np.float64))
 
 
 def leave(worker: Any) -> None:

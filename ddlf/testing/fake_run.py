@@ -31,7 +31,7 @@ from ddlf.roles.serving import End
 from ddlf.roles.shards import ShardEnd
 from ddlf.roles.statistics import moving
 from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
-from ddlf.testing.fake_downpour import SHARDED, VERBS, carried_until_lost, gradient, leave, rows_of
+from ddlf.testing.fake_downpour import SHARDED, VERBS, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
 from ddlf.testing.turns import Turns
 from ddlf.training import start
@@ -217,12 +217,9 @@ class FakeWorker:
             return None
         if verb == "go_around":
             return self.around.go_around(*arguments)
-        if verb in (*SHARDED, *VERBS):
+        if verb in (*SHARDED, *VERBS, "evaluate"):
             self.asked.append((verb, *arguments))
-            answer = await getattr(self.end, verb)(*arguments)
-            if self.lost:
-                raise WorkerLost("it was lost", worker=self.name)
-            return answer
+            return await answered(self, verb, arguments)
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":

@@ -74,6 +74,7 @@ class Arrivals:
         self._latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
         self._told: dict[int, asyncio.Task[None]] = {}  # of each slot the hooks of its last commit
         self._keeping: dict[int, asyncio.Future[None]] = {}  # and the turn of its checkpoint
+        self._tested: dict[int, asyncio.Future[None]] = {}  # and those hooks, if a worker evaluates for them
         self._tasks: set[asyncio.Task[None]] = set()
         self._news: asyncio.Queue[asyncio.Task[None] | tuple[Reply, asyncio.Future[None]]] = asyncio.Queue()
 
@@ -133,14 +134,28 @@ class Arrivals:
         return arrived // of_epoch > self._arrived // of_epoch
 
     def committed(
-        self, replies: Sequence[Reply], reporting: asyncio.Task[bool], keeping: asyncio.Future[None] | None
+        self,
+        replies: Sequence[Reply],
+        reporting: asyncio.Task[bool],
+        keeping: asyncio.Future[None] | None,
+        *,
+        there: bool = False,
     ) -> None:
-        """Have the slots of a commit wait for what it brought about: for its checkpoint before, for its hooks after their next round."""
+        """Have the slots of a commit wait for what it brought about: for its checkpoint before, for its hooks after their next round.
+
+        Args:
+            replies: Of the slots.
+            reporting: Ends when the hooks have been called.
+            keeping: Ends when the checkpoint has its turn, if there is one.
+            there: Whether one of their workers evaluates first: that it cannot do while it trains.
+        """
         told = self._spawn(self._tell(reporting))
         for reply in replies:
             self._told[reply.slot] = told
             if keeping is not None:
                 self._keeping[reply.slot] = keeping
+            if there:
+                self._tested[reply.slot] = told
 
     async def close(self) -> None:
         """End all slots."""
@@ -169,8 +184,9 @@ class Arrivals:
                 handled = asyncio.get_running_loop().create_future()
                 self._news.put_nowait((reply, handled))
                 await handled
-                if slot in self._keeping:
-                    await self._keeping.pop(slot)
+                for waits in (self._keeping, self._tested):
+                    if slot in waits:
+                        await waits.pop(slot)
             number = progress.following(slot, number + 1)
 
     def _left_out(self, slot: int, number: int) -> bool:

@@ -23,7 +23,8 @@ from ddlf.algorithms.staleness import Inverse, Staleness
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
-from ddlf.training.serving import Serving, ShardsThere
+from ddlf.training.serving import Serving
+from ddlf.training.there import ShardsThere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

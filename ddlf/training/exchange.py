@@ -23,6 +23,7 @@ from ddlf.events import Event, SlotMoved
 from ddlf.roles import REPLICA
 from ddlf.roles.fragments import changed, exchanged
 from ddlf.roles.task import Reply, Task
+from ddlf.training.restoring import Restoring
 from ddlf.training.states import SlotStates
 
 
@@ -37,10 +38,11 @@ class WeightsOut:
     Attributes:
         differences: Whether weights travel as differences.
         held: Weights that each slot holds, if they do.
-        stays, compares, evaluation: See ``Outwards``.
+        stays, restoring, compares, evaluation: See ``Outwards``.
     """
 
     stays = False
+    restoring: Restoring | None = None
     evaluation: Any = None
     compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
 
@@ -108,6 +110,7 @@ class Outwards(Protocol):
 
     Attributes:
         stays: Whether updates do not come back.
+        restoring: Has workers read slices of checkpoints, if they have the weights.
         compares: Gives the verdicts on updates that stay, by slot; None if they are here.
         evaluation: An ``EvaluationThere``, if workers share evaluations.
     """
@@ -118,6 +121,9 @@ class Outwards(Protocol):
     stays: bool
     evaluation: Any
     compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None
+
+    @property
+    def restoring(self) -> Restoring | None: ...
 
     async def reach(self, worker: ProxyWorker) -> None: ...
 
@@ -175,6 +181,7 @@ class Exchange:
         task = dataclasses.replace(
             make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
+        holds = await self.states.restored(task.slot, task.since, worker) or holds
         at, state = self.states.at(task.slot, holds), await self.states.of(task.slot, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays

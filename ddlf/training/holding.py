@@ -80,10 +80,7 @@ class Holding:
                 alive = {one: worker for one, worker in self._there.members().items() if one not in self._gone}
                 there = sorted(alive)
                 owners = [there[shard % len(there)] for shard in range(len(parts))]
-                giving = [
-                    alive[owner].call(self._role, "own", epoch, shard, facts[shard], [])
-                    for shard, owner in enumerate(owners)
-                ]
+                giving = [self._own(alive[owner], epoch, shard, facts[shard], []) for shard, owner in enumerate(owners)]
                 found = await asyncio.gather(*giving, return_exceptions=True)
                 lost = {owner: one for owner, one in zip(owners, found, strict=True) if isinstance(one, BaseException)}
                 for owner, error in lost.items():
@@ -208,6 +205,13 @@ class Holding:
             one: worker for one, worker in self._there.members().items() if one not in self._gone and worker.connected
         }
 
+    async def _own(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
+        """Have a worker own a shard, whose values it has from here or from the ``slices`` of a checkpoint."""
+        told = {name: value for name, value in facts.items() if name != "slices"}
+        if "slices" in facts:
+            await self._there.restoring.give(worker, facts["slices"], [shard])
+        await worker.call(self._role, "own", epoch, shard, told, falls)
+
     async def _replace(self, shard: int, owner: Member, why: str) -> None:
         """Give a shard to a worker that has a copy, or what the master has left of it to any."""
         for holder in self._holders[shard]:
@@ -240,7 +244,7 @@ class Holding:
             self._epochs[shard] += 1
             self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
             try:
-                await alive[one].call(self._role, "own", self._epochs[shard], shard, facts, self._falls[shard])
+                await self._own(alive[one], self._epochs[shard], shard, facts, self._falls[shard])
             except LOSS:
                 self._gone.add(one)
                 continue

@@ -53,14 +53,18 @@ class Links:
             ConnectError: There is no way around a pair.
         """
         async with self._one_at_a_time:
-            self._broken = {
-                _pair(one.id, other.id): f"{one.name} has no way to {other.name}: {why}" for one, other, why in unmet
-            }
-            if first and any(self._via(pair, Counter()) is None for pair in self._broken):
+            if self.missing(unmet) and first:
                 error = no_way(unmet)
                 self._crew.end(error)
                 raise error
             await self._go_around()
+
+    def missing(self, unmet: Sequence[tuple[ProxyWorker, ProxyWorker, str]]) -> str:
+        """Which way between two workers there is not, nor one around, in words; empty if there are all. Arguments as of ``met``."""
+        self._broken = {
+            _pair(one.id, other.id): f"{one.name} has no way to {other.name}: {why}" for one, other, why in unmet
+        }
+        return next((why for pair, why in self._broken.items() if self._via(pair, Counter()) is None), "")
 
     async def cut(self, one: int, other: int, why: str) -> None:
         """Go around a link that two workers have lost, which are both there.

@@ -15,6 +15,9 @@ from ddlf.algorithms.check import Fault, fault
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ConfigError
+from ddlf.roles.apart import batch_norms
+from ddlf.roles.statistics import moving
 from ddlf.roles.task import Reply, Task
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
@@ -107,3 +110,20 @@ async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> An
 
 async def _measure_there(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
     return worker.id, await run.exchange.measure(task, worker)
+
+
+def norms_of(app: Any, setting: str) -> dict[str, tuple[int, ...]]:
+    """Places of the weights that each slot keeps apart, or of those that are computed anew, as a value of ``batchnorm`` says.
+
+    Raises:
+        ConfigError: There would be none of those that are to be.
+    """
+    if setting == "averaged":
+        return {}
+    found, kind = (batch_norms(app.model), "layer") if setting == "local" else (moving(app.model), "trained layer")
+    if not found:
+        raise ConfigError(
+            f"batchnorm={setting!r} has no effect: the model has no {kind} that normalizes by batches",
+            hint="leave batchnorm at 'averaged'",
+        )
+    return {"apart" if setting == "local" else "statistics": found}

@@ -88,9 +88,7 @@ class Reporter:
             Ends when the hooks have: whether training is to end.
         """
         place = len(self._records) - 1
-        every = self._app.evaluate_every
-        tested = bool(every) and (last or self._records[place].version % every == 0)
-        validated = validate and has(self._app, "val")
+        tested, validated = self.due(validate=validate, last=last)
         self.is_testing = self.is_testing or tested or validated
         callbacks = self._callbacks if validate else None
         task = asyncio.get_running_loop().create_task(self._report(place, weights, validated, tested, callbacks))
@@ -99,6 +97,12 @@ class Reporter:
         if callbacks is not None:
             await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
         return task
+
+    def due(self, *, validate: bool, last: bool) -> tuple[bool, bool]:
+        """Whether the newest record gets a test, and whether validation data is evaluated for it; arguments as of ``report``."""
+        every = self._app.evaluate_every
+        tested = bool(every) and (last or self._records[-1].version % every == 0)
+        return tested, validate and has(self._app, "val")
 
     @property
     def shows(self) -> bool:

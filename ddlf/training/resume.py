@@ -19,7 +19,7 @@ from ddlf.algorithms.codec import Outward
 from ddlf.algorithms.named import Named
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.checkpoints.contents import Checkpoint, is_checkpoint
-from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.roles.build import describe_weights
 from ddlf.roles.describe import describe, describe_optimizer
@@ -33,6 +33,8 @@ from ddlf.training.order import Order
 from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import files_of
+from ddlf.training.restoring import Restoring, names_of
+from ddlf.training.rounds import shapes
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
@@ -126,6 +128,7 @@ async def begin(
     *,
     fresh: bool,
     order: Order | None = None,
+    restoring: Restoring | None = None,
 ) -> tuple[Progress, Keeper | None, Path | None]:
     """What the run goes on from, planned; what writes checkpoints of it; and where those lie that it goes on from, if it does from any.
 
@@ -135,6 +138,7 @@ async def begin(
         settings: Every setting as it is used, by name.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
         order: Order of the run that this one is to follow; it begins with nothing then.
+        restoring: Has workers read slices of a checkpoint, if they are to hold the weights.
 
     Raises:
         CheckpointMismatch: The checkpoint, or the training before, was another one; the text says what differs.
@@ -150,12 +154,13 @@ async def begin(
     }
     target, source = _folders(app)
     found, data = None, files_of(app)
+    known: dict[str, CheckpointCorrupt] = {}
     if app.resume is not None and target is not None:
-        found = await _read(app, _find, source or target, required=source is not None)
+        found = await _found(app, source or target, restoring, known, required=source is not None)
     before = None if fresh else _training(app)
     if found is not None:
-        check_same_model(found.arrays["weights"], describe_weights(app.model))
-        progress = Progress.from_checkpoint(found)
+        progress = Progress.from_checkpoint(found) if restoring is None else restoring.begin(found)
+        check_same_model(dict(zip(names_of(found), shapes(progress.weights), strict=True)), describe_weights(app.model))
         slots = len(progress.states)
         check_settings(
             {**_as_now(progress.settings), "slots": slots},
@@ -195,8 +200,28 @@ async def begin(
     progress.owners = owners_of(app, settings["partition"], samples, len(progress.states), settings["seed"])
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
-    keeper = None if target is None else await _open(app, target, progress, found if here else None)
+    keeper = None if target is None else await _open(app, target, progress, found if here else None, known)
     return progress, keeper, None if found is None else source or target
+
+
+async def _found(
+    app: Any,
+    folder: Path,
+    restoring: Restoring | None,
+    known: dict[str, CheckpointCorrupt],
+    *,
+    required: bool,
+) -> Checkpoint | None:
+    """The checkpoint to go on from, with every byte checked; what workers find to be wrong with slices gets known, and another one is looked for."""
+    while True:
+        found = await _read(app, _find, folder, required=required, apart=restoring is not None, known=known)
+        if found is None or found.slices is None or restoring is None:
+            return found
+        try:
+            await restoring.check(found.slices)
+            return found
+        except CheckpointCorrupt as error:
+            known[found.slices.final.name] = error
 
 
 async def _read(app: Any, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
@@ -209,10 +234,14 @@ async def _read(app: Any, read: Callable[..., Checkpoint | None], *args: Any, **
             app._tell(CheckpointDamaged(why=why))
 
 
-def _find(folder: Path, required: bool, report: Callable[[str], None]) -> Checkpoint | None:
-    if is_checkpoint(folder):
-        return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report)
-    return CheckpointFolder(folder).newest(required=required, report=report)
+def _find(
+    folder: Path, required: bool, report: Callable[[str], None], apart: bool, known: dict[str, CheckpointCorrupt]
+) -> Checkpoint | None:
+    if not is_checkpoint(folder):
+        return CheckpointFolder(folder).newest(required=required, report=report, apart=apart, known=known)
+    if folder.name in known:
+        raise known[folder.name]
+    return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report, apart=apart)
 
 
 def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
@@ -251,7 +280,9 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
     )
 
 
-async def _open(app: Any, path: Path, progress: Progress, found: Checkpoint | None) -> Keeper:
+async def _open(
+    app: Any, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
+) -> Keeper:
     """Become the writer of a folder, which has no checkpoints but those of this very training.
 
     Args:
@@ -259,6 +290,7 @@ async def _open(app: Any, path: Path, progress: Progress, found: Checkpoint | No
         path: The folder.
         progress: Progress that the run goes on from.
         found: The checkpoint in this folder that it is of, if it is.
+        known: By name what is wrong with some of those there.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
     opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
@@ -272,7 +304,7 @@ async def _open(app: Any, path: Path, progress: Progress, found: Checkpoint | No
         raise
     try:
         # Only now does nobody else write there.
-        newest = await _read(app, folder.newest)
+        newest = await _read(app, folder.newest, apart=found is not None, known=known)
         keeper = Keeper(folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app._tell)
         if newest is not None:
             ours = newest.facts.get("training") == progress.training and newest.round <= progress.version

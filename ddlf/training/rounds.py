@@ -10,6 +10,7 @@ from typing import Any
 
 from ddlf.algorithms.local import LocalRule
 from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints.slices import Slices
 from ddlf.errors import ConfigError
 from ddlf.events import UpdateArrived
 from ddlf.roles.task import Reply, Task
@@ -22,6 +23,10 @@ class Elsewhere(list[Any]):
         evaluated: Evaluates them there; None if that is to be done here.
         brought: Brings them.
         read: Reads them where they are also, in a checkpoint; None if they are in none.
+
+    Attributes:
+        slices: Of that checkpoint, which workers can read.
+        like: Arrays with their shapes and types, if these are not read.
     """
 
     why = "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round"
@@ -35,6 +40,8 @@ class Elsewhere(list[Any]):
     ) -> None:
         super().__init__()
         self.evaluated, self.brought, self._read = evaluated, brought, read
+        self.slices: Slices | None = None
+        self.like: Weights | None = None
         self._found: Weights | None = None
 
     def _whole(self) -> Weights:
@@ -52,6 +59,12 @@ class Elsewhere(list[Any]):
 
     def __getitem__(self, place: Any) -> Any:
         return self._whole()[place]
+
+
+def shapes(weights: Weights) -> Weights:
+    """Arrays with the shapes and types of these, wherever they are."""
+    like: Weights | None = getattr(weights, "like", None)
+    return weights if like is None else like
 
 
 async def nowhere(*_: Any) -> None:

@@ -33,7 +33,7 @@ from ddlf.training.parts import parts_of, speeds_in
 from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
-from ddlf.training.rounds import Ended, Facts, Round, arrived, end_all
+from ddlf.training.rounds import Elsewhere, Ended, Facts, Round, arrived, end_all
 from ddlf.training.versions import go_over
 
 STOP_S = 2.0
@@ -226,10 +226,11 @@ class Run:
         # As often as all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
         validate = (self._arrivals or progress).ends_epoch(last)
+        there = isinstance(weights, Elsewhere) and any(self.reporter.due(validate=validate, last=progress.is_complete))
         reporting = await self.reporter.report(weights, validate=validate, last=progress.is_complete)
         keeping = self.keeper.keep(progress, self.exchange.states) if self.keeper is not None else None
         if self._arrivals is not None:
-            self._arrivals.committed(replies, reporting, keeping)
+            self._arrivals.committed(replies, reporting, keeping, there=there)
             return self.stopping
         self._reporting = reporting
         if keeping is not None:

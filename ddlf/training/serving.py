@@ -7,30 +7,34 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.slices import WEIGHTS
+from ddlf.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.roles.serving import PUSHED, shard_parts, shares
+from ddlf.roles.evaluation import EVALUATION_BATCH
+from ddlf.roles.serving import shard_parts, shares
 from ddlf.roles.task import Reply
 from ddlf.training.early import check_replicas
 from ddlf.training.holding import Holding
 from ddlf.training.order import of_shards
 from ddlf.training.recovery import first_line
-from ddlf.training.rounds import Elsewhere, come_home, nowhere, snapshot
+from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import Writing, reading, sliced
-from ddlf.training.there import WeightsThere
+from ddlf.training.there import ShardsThere
 
 WARM = 200
 """Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""
 EVERY = 8
 """Pushes that a shard takes before its copies get them, or as many as there are replicas if these are more."""
+ATTEMPTS = 2
+"""To have weights evaluated on workers: if a shard is another worker's meanwhile, the first is in vain."""
 LOOK_S = 0.25
 """How often the owners of shards are asked for their versions."""
 STATE, META = "push", "shards"
@@ -42,18 +46,6 @@ class OnShards(Elsewhere):
 
     why = "the weights of now are on the workers: with mode='downpour' the master has them after a checkpoint and at the end"
     hint = "set checkpoint_every to have them here that often"
-
-
-class ShardsThere(WeightsThere):
-    """Where the shards are, for tasks."""
-
-    def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
-    ) -> dict[str, Any]:
-        """See ``WeightsThere``."""
-        return self.serving.told(slot, number)
-
-    serving: Serving
 
 
 class Serving:
@@ -71,8 +63,10 @@ class Serving:
     def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
         self._run, self._there, self._how = run, there, how
         self._role = there.role
-        self._rows = Rows.of(run.weights, run.facts.trainable)
-        self._others = list(run.weights)
+        weights = shapes(run.weights)
+        self._rows = Rows.of(weights, run.facts.trainable)
+        beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
+        self._others = [one if i in beside else None for i, one in enumerate(weights)]  # that no shard has
         self._replicas = how.replicas or run.slots
         check_replicas(self._replicas, run.slots, how.softsync)
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
@@ -88,6 +82,8 @@ class Serving:
         self._lives = itertools.count(1 + _last_life(run.state.get(META)))
         self._brought = run.version  # the commit whose weights are here
         self._home = snapshot(run.progress)
+        self._moments = itertools.count(1)
+        self._warned = False
         self.version = 0
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
@@ -182,14 +178,20 @@ class Serving:
         version = run.version + 1
         due = run.keeper is not None and run.keeper.is_due(version)
         shown = run.is_last(reply) or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
-        weights: Weights = OnShards(nowhere, self._bring)
+        evaluated = partial(self._evaluated, reply.worker)
+        weights: Weights = OnShards(evaluated, self._bring)
         slices = await sliced(run, [reply], self._written) if due and not shown else None
         if slices is not None:
-            weights = OnShards(nowhere, self._bring, reading(slices, WEIGHTS))
+            weights = OnShards(evaluated, self._bring, reading(slices, WEIGHTS))
+            weights.slices = slices
             run.state[STATE] = Elsewhere(nowhere, self._bring, reading(slices, PUSHED))
         elif due or shown:
             weights = await self._bring()
         await run.commit(weights, [reply])
+        if shown and run.progress.weights is not weights and not self._warned:
+            self._warned = True
+            why = "callbacks have set weights, which has no effect before training is over: replicas go on from those of the shards"
+            run.crew.emit(Warned(about="callback", why=why))
         if due or shown:
             self._brought, self._home = run.version, snapshot(run.progress)
 
@@ -257,8 +259,9 @@ class Serving:
 
     def _facts(self, parts: Sequence[Any], weights: Weights, state: dict[str, Weights]) -> list[dict[str, Any]]:
         """What each shard begins with, of whole weights and what is kept with them."""
-        rows = self._rows
-        trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
+        rows, slices = self._rows, getattr(weights, "slices", None)
+        if slices is None:
+            trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
         how = {
             "rule": str(self._how.push_rule),
             "staleness": str(self._how.staleness),
@@ -269,11 +272,17 @@ class Serving:
         meta = state.get(META) if STATE in state else None
         found = []
         for shard, ((begin, end), (low, high)) in enumerate(parts):
-            one: dict[str, Any] = {**how, "part": (begin, end), "weights": trained[begin:end], "rest": rest[low:high]}
+            one: dict[str, Any] = {**how, "part": (begin, end)}
+            if slices is None:
+                one |= {"weights": trained[begin:end], "rest": rest[low:high]}
+                one |= {"state": [row[begin:end] for row in state.get(STATE, ())]}
+            else:  # whoever is to own it reads it
+                names = [name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]]
+                one |= {"part": parts[shard], "names": names, "slices": slices}
+                one |= {"restored": len(slices.sliced.get(PUSHED, ()))}
             if meta is not None:
                 numbers, factors, last = meta
                 one |= {
-                    "state": [row[begin:end] for row in state[STATE]],
                     **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
                     "factors": float(factors[shard]),
                     "last": [list(map(int, row[1:])) for row in last if row[0] == shard],
@@ -301,6 +310,29 @@ class Serving:
         state[META] = _meta(found)
         return self._rows.weights(rows[0], rows[1], self._others)
 
+    async def _evaluated(
+        self, worker: int, app: Any, part: str, batch_size: int = EVALUATION_BATCH
+    ) -> dict[str, float] | None:
+        """Have the weights of now evaluated; see ``WeightsThere``.
+
+        Args:
+            worker: The one that is asked first: it has nothing else to do.
+            app, part, batch_size: See there.
+        """
+        at = sorted(self._there.members(), key=lambda one: (one[0] != worker, one))
+        found = None
+        for _ in range(ATTEMPTS):
+            moment = next(self._moments)
+            await self._mark(moment)
+            found = await self._there.evaluated(at, {"moment": moment, "others": self._others}, app, part, batch_size)
+            if found is not None:
+                break
+        await self._mark(0)
+        return found
+
+    async def _mark(self, moment: int) -> None:
+        await asyncio.gather(*(self._holding.call(n, "mark", moment) for n in range(len(self._holding.owners))))
+
     async def _written(self, writing: Writing) -> None:
         """Have the owners of the shards write them into a checkpoint."""
         slices, names, rows = writing.slices, self._run.facts.names, self._rows
@@ -320,8 +352,7 @@ class Serving:
         called = [f"{i:04d} {name}" for i, name in enumerate(names)]
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
         slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(found[0]["kept"])]
-        beside = [i for i in range(len(names)) if i not in {*rows.trained, *rows.rest}]
-        slices.arrays[WEIGHTS] = {called[i]: self._others[i] for i in beside}
+        slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
         self._run.state[META] = _meta(found)
         writing.after = len(found)
 

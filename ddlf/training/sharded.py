@@ -36,7 +36,7 @@ from ddlf.training.evaluation import to_its_end
 from ddlf.training.places import Place, Places
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, snapshot
+from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
 from ddlf.training.states import SlotStates
@@ -88,9 +88,11 @@ class Sharded:
         self._run = run
         self._there = there
         self._merge, self._outer = merge, outer
-        like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in run.weights]
+        like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.weights)]
         coded = there.codec != "float32"  # then the weights are behind the state, and what all have is made of them
-        self._places = Places(run, there, like, len(run.state["outer"]) // max(len(like), 1) + coded, coded=coded)
+        self._places = Places(
+            run, there, like, len(shapes(run.state["outer"])) // max(len(like), 1) + coded, coded=coded
+        )
         self._together = Together(run, there, like)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
@@ -113,12 +115,16 @@ class Sharded:
         here = self._here
         if here.generation != self._now.generation:
             raise self._places.gone()
-        weights, state = list(here.weights), list(here.state)
         means = await self._states.means()
+        slices = None if means else getattr(here.weights, "slices", None)
         for member, proxy in list(alive.items())[:HOLDERS]:
             try:
                 how = self._there.codec, self._run.facts.trainable, *([means] if means else [])
-                await proxy.call(self._there.role, "hold", here.generation, weights, state, *how)
+                if slices is None:
+                    whole = list(here.weights), list(here.state)
+                    await proxy.call(self._there.role, "hold", here.generation, *whole, *how)
+                else:
+                    await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
             except LOSS:
                 continue  # the crew will hear of it
             more = [((0, self._places.size), member)] if self._places.kept else []
@@ -246,8 +252,8 @@ class Sharded:
             shown: Whether they are to be here.
         """
         known = self._places
-        exact = known.holding(place) if known.coded else ()
-        evaluated = partial(self._there.evaluated, place.at, place.generation, exact=exact)
+        exact = known.holding(place) if known.coded else []
+        evaluated = partial(self._there.evaluated, place.at, {"generation": place.generation, "exact": exact})
         bring = partial(self._weights_of, place)
         weights: Weights = Elsewhere(evaluated, bring)
         slices, mean = None, None
@@ -257,6 +263,7 @@ class Sharded:
         looks = due or shown
         if slices is not None:
             weights = Elsewhere(evaluated, bring, reading(slices, WEIGHTS))
+            weights.slices = slices
             state: Weights = Elsewhere(nowhere, bring, reading(slices, OUTER)) if known.kept > known.coded else []
             mean = reading_left(slices, self._mean_at, OPTIMIZER) if averaged else None
         elif looks:
@@ -354,7 +361,8 @@ def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows:
 
 async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
     """Train until all rounds are over or the run is to end; the master ends with the weights."""
-    run.state.setdefault("outer", outer.init(run.weights))
+    if "outer" not in run.state:
+        run.state["outer"] = outer.init(run.weights)
     shards = Sharded(run, there, merge, outer)
     fragments = Fragments(run, outer, shards.like) if isinstance(outer, Streaming) else None
     try:

@@ -26,7 +26,6 @@ from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
-from ddlf.roles.statistics import moving
 from ddlf.roles.stepper import check_optimizer
 from ddlf.roles.task import HELD
 from ddlf.training.asynchronous import Asynchronous
@@ -41,7 +40,6 @@ from ddlf.training.early import (
     check_sharded,
     check_slots,
     check_together,
-    chosen_exchange,
 )
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.evaluation_there import EvaluationThere
@@ -51,14 +49,14 @@ from ddlf.training.opening import crew_of
 from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
 from ddlf.training.reading import check_rounds, files_of, settle
+from ddlf.training.recalibration import norms_of
 from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders, check_settings, rules_of
-from ddlf.training.rounds import Ended, Facts
+from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
-from ddlf.training.serving import ShardsThere
 from ddlf.training.states import states_of
 from ddlf.training.sync import Synchronous
-from ddlf.training.there import WeightsThere
+from ddlf.training.there import ShardsThere, WeightsThere, chosen
 
 ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous, "downpour": Downpour}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
@@ -121,9 +119,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         settle(app, settings)
         if settings["exchange"] == "auto":
-            settings["exchange"], why = chosen_exchange(
-                settings, app.cluster.N, sum(w.nbytes for w in app.model.get_weights())
-            )
+            settings["local_rule"].check_optimizer(app._optimizer)  # what ends the run is said before what it would do
+            settings["exchange"], why = await chosen(app, crew, settings)
             app._tell(ExchangeChosen(exchange=settings["exchange"], why=why))
         algorithm = rule(**{field.name: settings[field.name] for field in dataclasses.fields(rule)})
         if settings["exchange"] == "gradient":
@@ -183,8 +180,10 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
 async def _train(run: Run, algorithm: Any, callbacks: Callbacks | None) -> None:
     """Let the algorithm go, between the beginning and the end of the callbacks."""
     if callbacks is not None:
-        if hasattr(algorithm, "outer"):
-            run.state.setdefault("outer", algorithm.outer.init(run.weights))  # what they set is to be found in it
+        if callbacks.need_weights:
+            come_home(run.progress)
+        if hasattr(algorithm, "outer") and "outer" not in run.state:
+            run.state["outer"] = algorithm.outer.init(run.weights)  # what they set is to be found in it
         await callbacks.begin(run.progress)
     try:
         await algorithm.train(run)
@@ -283,23 +282,6 @@ def _interrupted(app: Any) -> str:
     return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
 
 
-def _norms(app: Any, setting: str) -> dict[str, tuple[int, ...]]:
-    """Places of the weights that each slot keeps apart, or of those that are computed anew, as a value of ``batchnorm`` says.
-
-    Raises:
-        ConfigError: There would be none of those that are to be.
-    """
-    if setting == "averaged":
-        return {}
-    found, kind = (batch_norms(app.model), "layer") if setting == "local" else (moving(app.model), "trained layer")
-    if not found:
-        raise ConfigError(
-            f"batchnorm={setting!r} has no effect: the model has no {kind} that normalizes by batches",
-            hint="leave batchnorm at 'averaged'",
-        )
-    return {"apart" if setting == "local" else "statistics": found}
-
-
 async def _run(
     app: Any,
     samples: int,
@@ -322,11 +304,9 @@ async def _run(
         )
     settings["local_rule"].check_optimizer(app._optimizer)
     trained = {id(weight) for weight in app.model.trainable_weights}
-    norms = _norms(app, settings["batchnorm"])
+    norms = norms_of(app, settings["batchnorm"])
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
-    progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order)
-    check_rounds(settings, samples, len(progress.states))
     fragments = isinstance(settings["outer"], Streaming)
     exact = [not flag for flag in trainable]
     weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)
@@ -334,6 +314,11 @@ async def _run(
     if downpour or settings["exchange"] == "sharded":
         there = ShardsThere if downpour else WeightsThere
         weights_out = there(app._run, crew, app.cluster, exact, *([] if downpour else [str(settings["weights_codec"])]))
+    means = settings["optimizer_state"] == "averaged" or settings["local_rule"].steers
+    # Where slots begin with means, or with weights of their own, the master gives them what these are made of.
+    restoring = None if means or fragments else weights_out.restoring
+    progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order, restoring=restoring)
+    check_rounds(settings, samples, len(progress.states))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if settings["evaluate_on"] == "workers":
         weights_out.evaluation = EvaluationThere(app, crew, (app._run, REPLICA))
@@ -350,6 +335,7 @@ async def _run(
             workers=app.cluster.N,
             version=progress.version,
             rounds=len(progress.epochs),
+            reached=progress.reached,
             source=None if source is None else str(source),
             facts={name: json.dumps(value) for name, value in progress.settings.items()},
         )

@@ -27,6 +27,7 @@ from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RES
 from ddlf.training.crew import Crew
 from ddlf.training.early import keeps_little
 from ddlf.training.recovery import LOSS
+from ddlf.training.restoring import Restoring
 from ddlf.training.slices import Writing
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SlotStates:
         controls: Whether slots have controls, by the local rule.
         callbacks: Whether there are callbacks on the workers.
         there: Whether the weights are on the workers: then so are the means that rounds begin with, and what these are made of.
+        restoring: Has what slots have left that is in slices of a checkpoint.
 
     Attributes:
         keep: Groups that stay on a slot's worker.
@@ -82,6 +84,7 @@ class SlotStates:
         controls: bool = False,
         callbacks: bool = False,
         there: bool = False,
+        restoring: Restoring | None = None,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
@@ -127,6 +130,33 @@ class SlotStates:
         self._stored: dict[
             int, tuple[int, dict[str, int], Slices, int]
         ] = {}  # slot -> round, lengths, slice of a checkpoint
+
+        self._restoring = restoring
+        self._unread = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
+
+    async def restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
+        """Have a worker read what a slot has left, if that is still in a slice of the checkpoint that the run goes on from.
+
+        Args:
+            slot: Which.
+            number: Of the round that left it, from 0.
+            worker: The one that carries the next.
+
+        Returns:
+            Whether it has all of it now.
+        """
+        if slot not in self._unread or self._restoring is None or (slices := self._restoring.slices) is None:
+            return False
+        lengths, place = self._unread[slot]
+        member = self._crew.member(worker.id)
+        await self._restoring.give(worker, slices, [place])
+        known = {name: group for name, group in self._known[slot].items() if name != HELD}
+        await worker.call(self._role, "left_restored", slot, number, known, lengths, place)
+        self._on[slot] = worker.id, member[1] if member else -1, number
+        self._stored[slot] = number, lengths, slices, place
+        self._coming.pop(slot, None)
+        self._unread.pop(slot, None)
+        return True
 
     def left(self, reply: Reply) -> None:
         """Say that a slot's update counts, and with it what the slot has left."""
@@ -189,6 +219,8 @@ class SlotStates:
 
     async def means(self) -> SlotState:
         """The means that the next round begins with, where they are to be given to workers from here."""
+        if not (self.averages or self.controls):
+            return {}
         states, found = await self.all(), SlotState()
         if self.averages and (begun := [state[OPTIMIZER] for state in states if OPTIMIZER in state]):
             found[OPTIMIZER] = begun[0]
@@ -262,7 +294,16 @@ class SlotStates:
             lengths[slot] = (await writing.slice(writing.after + slot, there, here))["lengths"]
             self._stored[slot] = left[slot][2], lengths[slot], writing.slices, writing.after + slot
 
-        await asyncio.gather(*map(one, left))
+        async def unread(slot: int) -> None:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                return {}
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                return left_parts(slot, await self._read(slot))
+
+            lengths[slot] = (await writing.slice(writing.after + slot, there, here))["lengths"]
+
+        await asyncio.gather(*map(one, left), *map(unread, self._unread.keys() - left.keys()))
         return lengths
 
     async def close(self) -> None:
@@ -276,6 +317,8 @@ class SlotStates:
         """What a slot left on its worker and did not send back, if there is any; the worker is asked at once, and once."""
         if slot not in self._coming and slot in self._on:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
+        elif slot not in self._coming and slot in self._unread:
+            self._coming[slot] = asyncio.ensure_future(self._read(slot))
         return self._coming.get(slot)
 
     def _holders(self, slot: int, left: tuple[int, int, int] | None) -> list[ProxyWorker]:
@@ -287,6 +330,13 @@ class SlotStates:
         return list(
             dict.fromkeys(member[0] for member, openings in found if member is not None and member[1] == openings)
         )
+
+    async def _read(self, slot: int) -> SlotState:
+        """What a slot has left that no worker has read yet."""
+        assert self._restoring is not None
+        assert self._restoring.slices is not None
+        lengths, place = self._unread[slot]
+        return left_of(slot, lengths, await asyncio.to_thread(self._restoring.slices.read_one, place))
 
     async def _fetch(self, slot: int, worker: int, openings: int, number: int) -> SlotState:
         why = "it was lost"
@@ -324,11 +374,8 @@ def states_of(app: Any, crew: Crew, progress: Progress, settings: Mapping[str, A
         settings: Every setting as it is used, by name.
         how: How weights travel.
     """
-    sharded, kind, steers = (
-        settings["exchange"] == "sharded",
-        settings["optimizer_state"],
-        settings["local_rule"].steers,
-    )
+    sharded, kind = settings["exchange"] == "sharded", settings["optimizer_state"]
+    steers = settings["local_rule"].steers
     trains = settings["exchange"] != "gradient" and settings["mode"] != "downpour"
     # What is as large as the weights stays, and is copied where it is not to be lost with its worker.
     copies = sharded and (kind in ("kept", "averaged") or steers)
@@ -347,4 +394,5 @@ def states_of(app: Any, crew: Crew, progress: Progress, settings: Mapping[str, A
         controls=steers,
         callbacks=bool(app.worker_callbacks),
         there=sharded,
+        restoring=how.restoring,
     )

@@ -15,8 +15,10 @@ from ddlf.roles import REPLICA
 from ddlf.roles.evaluation import EVALUATION_BATCH
 from ddlf.roles.task import Reply
 from ddlf.training.crew import Crew
+from ddlf.training.early import chosen_exchange
 from ddlf.training.links import Links
 from ddlf.training.recovery import LOSS
+from ddlf.training.restoring import Restoring
 
 Member = tuple[int, int]
 """A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""
@@ -39,6 +41,7 @@ class WeightsThere:
         means: Groups of what slots have left whose means rounds begin with, and of how many slots each is the sum; 0 for what is a mean.
         begin: Sees that some have.
         links: Links between them that are broken.
+        restoring: Brings slices of checkpoints to them.
         compares: See ``Outwards``.
     """
 
@@ -60,6 +63,7 @@ class WeightsThere:
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
+        self.restoring = Restoring(self.role, lambda: list(self.members().values()), crew)
         self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
@@ -98,28 +102,25 @@ class WeightsThere:
     async def evaluated(
         self,
         at: Sequence[Member],
-        generation: int,
+        which: dict[str, Any],
         app: Any,
         part: str,
         batch_size: int = EVALUATION_BATCH,
-        exact: Sequence[Sequence[int]] = (),
     ) -> dict[str, float] | None:
         """Have a worker evaluate weights, to the bits that this side would come to.
 
         Args:
-            at: Workers that have them.
-            generation: Which.
+            at: Workers that have them, or can get them; the first that is there is asked first.
+            which: Which, as their ``evaluate`` reads it.
             app: The user's ``IApp``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
-            exact: Where weights travel as the codec makes them, who has parts of them as they are.
 
         Returns:
             The metrics; None if workers have other data of that part, or compute with fewer bits than this side: then it is to be done here.
         """
         if self.evaluation is not None:
-            which, numbers = {"generation": generation, "exact": list(exact)}, [one[0] for one in at]
-            shared: dict[str, float] | None = await self.evaluation(which, part, batch_size, numbers)
+            shared: dict[str, float] | None = await self.evaluation(which, part, batch_size, [one[0] for one in at])
             return shared
         if app.precision not in ("float32", "auto"):
             return None
@@ -130,7 +131,7 @@ class WeightsThere:
         for member in at:
             if member in there:
                 try:
-                    asked = generation, part, batch_size, self._content[of], *([list(exact)] if exact else [])
+                    asked = which, part, batch_size, self._content[of]
                     found: dict[str, float] | None = await there[member].call(self.role, "evaluate", *asked)
                     return found
                 except LOSS:
@@ -163,6 +164,43 @@ class WeightsThere:
                     first, self._introduced = not self._introduced, set(there)
                     await self.links.met(unmet, first=first)
             await self.begin()
+
+
+class ShardsThere(WeightsThere):
+    """Where the shards of Downpour are, for tasks.
+
+    Attributes:
+        serving: Tells what a task says of its replicas.
+    """
+
+    serving: Any
+
+    def encode(
+        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """See ``WeightsThere``."""
+        told: dict[str, Any] = self.serving.told(slot, number)
+        return told
+
+
+async def chosen(app: Any, crew: Crew, settings: dict[str, Any]) -> tuple[str, str]:
+    """What ``exchange="auto"`` becomes, and why: what is faster, if the workers have a way to each other.
+
+    Args:
+        app: The user's ``IApp``, prepared.
+        crew: Workers.
+        settings: Every setting as it is used, by name.
+    """
+    exchange, why = chosen_exchange(settings, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
+    there = {worker.id: worker for worker in app.cluster.workers if crew.member(worker.id) is not None}
+    if exchange == "sharded":
+        try:
+            unmet = await app.cluster.introduced(list(there.values()), app._run)
+        except LOSS:
+            unmet = []  # who is lost is met when it is back
+        if missing := Links((app._run, REPLICA), crew, lambda: there).missing(unmet):
+            return "star", f"{missing}, and no third worker reaches both"
+    return exchange, why
 
 
 async def _nothing() -> None: ...

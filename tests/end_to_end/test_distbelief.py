@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ddlf
+from ddlf.training.evaluation import compute
 from tests.mnist import folder_with_mnist
+from tests.training.models import Blobs, app
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -85,3 +89,57 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
 def test_a_way_that_is_not_there_is_named(tmp_path):
     said = run(tmp_path, "mnist_distbelief.py", "-p", "ways=sync,snyc", code=2)
     assert "there is no 'snyc' here: choose of sync, downpour, adagrad, default" in said
+
+
+class Fitted(Blobs):
+    """With validation data, too."""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_val, self.y_val = self.x_test[:40], self.y_test[:40]
+
+
+class Best(Fitted):
+    """What it learns makes the validation worse, epoch after epoch."""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.y_val = np.roll(self.y_val, 1, axis=1)
+
+    async def create_model(self):
+        import keras
+
+        await super().create_model()
+        self.callbacks = [keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)]
+
+
+async def test_downpour_is_evaluated_on_a_worker_converges_by_it_and_early_stopping_brings_back_the_best_weights(
+    monkeypatch,
+):
+    """The weights come to the master where a callback looks at them, which then has them anyway; and at the end."""
+    here, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
+    monkeypatch.setattr(
+        "ddlf.training.evaluation.compute", lambda *args, **more: here.extend(args[1:2]) or compute(*args, **more)
+    )
+    async with ddlf.Cluster.local(2) as cluster:
+        trained = app(cluster, Fitted, master_epochs=3, evaluate_every=1, **how)
+        await trained.train_model()
+        assert len(trained.history) == 6
+        assert all(record.test.keys() == {"loss", "accuracy"} for record in trained.history)
+        assert len(here) == 2, "the last commit's weights are on the master anyway"
+        tests = [record.test["loss"] for record in trained.history]
+        assert tests[-1] < tests[0]
+        assert trained.history[-1].test == pytest.approx(await trained.evaluate_model(), rel=1e-5)
+        reached = app(cluster, Fitted, master_epochs=9, converge="target:metric=val_loss,value=1e9", **how)
+        here.clear()
+        await reached.train_model()
+        assert reached._progress.converged
+        assert len(reached.history) < 18
+        assert reached not in here
+        best = app(cluster, Best, master_epochs=9, **how)
+        await best.train_model()
+        losses = [record.metrics["val_loss"] for record in best.history if "val_loss" in record.metrics]
+        assert 3 <= len(losses) < 9, "the others were worse, so it stopped"
+        assert losses.index(min(losses)) == 0
+        best.x_test, best.y_test = best.x_val, best.y_val
+        assert (await best.evaluate_model())["loss"] == pytest.approx(min(losses), rel=1e-5)

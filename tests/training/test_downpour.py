@@ -460,7 +460,7 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
         1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, "rule": "sgd", "staleness": "inverse", "collects": 1}
     )
     with pytest.raises(
-        ProtocolError, match="a shard is asked for begin, resume, fetch, push, safe, and not for 'snapshot'"
+        ProtocolError, match="a shard is asked for begin, resume, fetch, push, safe, values, and not for 'snapshot'"
     ):
         await end.shard(1, 0, "snapshot")
     with pytest.raises(AppMissing, match="shard 1 is not here"):

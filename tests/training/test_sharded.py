@@ -327,9 +327,9 @@ async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test
     async def looked(record):
         weights = run._progress.weights
         if isinstance(weights, Elsewhere):
-            exact = weights.evaluated.keywords["exact"]
+            which = weights.evaluated.args[1]
             end = run.cluster.workers[0].end
-            found.append((await end.exact(weights.evaluated.args[1], exact), await weights.brought()))
+            found.append((await end.exact(which["generation"], which["exact"]), await weights.brought()))
 
     run.on_round = looked
     await run.train_model()
@@ -686,6 +686,40 @@ async def test_auto_takes_what_is_faster_and_says_why(settings, workers, wanted,
     assert chosen.exchange == wanted
     assert why in chosen.why
     assert bits(run) == bits(await trained("star", workers=workers, **settings))
+
+
+@pytest.mark.parametrize(("workers", "wanted"), [(2, "star"), (3, "sharded")])
+async def test_auto_takes_the_star_where_two_workers_have_no_way_to_each_other_and_none_around(workers, wanted):
+    settings = {"start": {"large": np.zeros((3000, 1000), "f4")}, "frozen": frozenset(), "slots": 2, "master_epochs": 1}
+    run = run_of("auto", workers=workers, **settings)
+    run.told = []
+    run.subscribe(run.told.append)
+    one, other = run.cluster.workers[:2]
+
+    async def introduced(workers, name):
+        return [(one, other, "no route")]
+
+    run.cluster.introduced = introduced
+    await run.train_model()
+    (chosen,) = [event for event in run.told if isinstance(event, ExchangeChosen)]
+    assert chosen.exchange == wanted
+    if wanted == "star":
+        assert chosen.why == "worker 1 has no way to worker 2: no route, and no third worker reaches both"
+    assert run.ledger.is_exact(1)
+
+
+async def test_auto_says_nothing_of_a_run_that_is_refused():
+    run = run_of("auto", local_rule="scaffold")
+    run.told = []
+    run.subscribe(run.told.append)
+    with (
+        mock.patch.object(
+            FakeRun, "_optimizer", property(lambda self: {"optimizer": "Adam"}, lambda *_: None), create=True
+        ),
+        pytest.raises(ConfigError, match="local_rule='scaffold' needs plain SGD"),
+    ):
+        await run.train_model()
+    assert not [event for event in run.told if isinstance(event, ExchangeChosen)]
 
 
 async def test_a_run_of_auto_goes_on_as_what_it_is_then(tmp_path):

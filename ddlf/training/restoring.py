@@ -1,0 +1,179 @@
+"""A checkpoint of slices that a run goes on from: workers read what they are to hold, and the master next to nothing. Runs on the master.
+
+A worker that does not see the folder is sent what it is to hold, slice by slice. Before anything is gone on from, each slice was held against its
+hash by some worker, so a checkpoint with a damaged one is passed over for the one before, as it is where the master reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights
+from ddlf.checkpoints import tensors
+from ddlf.checkpoints.contents import Checkpoint
+from ddlf.checkpoints.restored import numbers_of, place_of, raised
+from ddlf.checkpoints.slices import WEIGHTS, Slices
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.events import Warned
+from ddlf.training.crew import Crew
+from ddlf.training.progress import Progress
+from ddlf.training.recovery import LOSS
+from ddlf.training.rounds import Elsewhere, nowhere
+from ddlf.training.slices import reading
+from ddlf.training.stored import KEPT, SLOTS
+
+
+class Restoring:
+    """Slices of checkpoints on their way to the workers of one run.
+
+    Args:
+        role: How its replicas are called on the workers.
+        workers: Gives those that are there.
+        crew: Tells of each that does not see a folder.
+
+    Attributes:
+        slices: Those of the checkpoint that the run goes on from, if there are any.
+        left: What slots have left that is in them: of each the lengths of its groups, and the number of its slice.
+    """
+
+    def __init__(
+        self,
+        role: tuple[str, str],
+        workers: Callable[[], Sequence[ProxyWorker]],
+        crew: Crew,
+    ) -> None:
+        self._role, self._workers, self._crew = role, workers, crew
+        self._one_at_a_time = asyncio.Lock()
+        self._told: set[int] = set()
+        self.slices: Slices | None = None
+        self.left: dict[int, tuple[dict[str, int], int]] = {}
+
+    async def check(self, slices: Slices) -> None:
+        """Have each slice held against its hash: by a worker that sees it, else here.
+
+        Raises:
+            CheckpointCorrupt: One is missing, damaged, or of another run.
+        """
+        waiting = deque(range(len(slices.files)))
+
+        async def look(worker: ProxyWorker) -> None:
+            while waiting:
+                number = waiting.popleft()
+                try:
+                    answer = await worker.call(self._role, "look_at", place_of(slices, number))
+                except LOSS:  # the crew will hear of it
+                    answer = {"seen": False}
+                if error := raised(answer):
+                    raise error
+                if not answer["seen"]:
+                    waiting.append(number)
+                    return
+
+        found = await asyncio.gather(*map(look, self._workers()), return_exceptions=True)
+        if errors := [one for one in found if isinstance(one, BaseException)]:
+            raise errors[0]
+        for number in waiting:
+            await asyncio.to_thread(slices.look_at, number)
+
+    async def give(self, worker: ProxyWorker, slices: Slices, numbers: Sequence[int]) -> None:
+        """See that a worker has some slices.
+
+        Raises:
+            CheckpointCorrupt: One is missing, damaged, or of another run.
+            WorkerLost: The worker is lost.
+        """
+        for number in numbers:
+            answer = await worker.call(self._role, "read_slice", number, place_of(slices, number))
+            if error := raised(answer):
+                raise error
+            if answer["seen"]:
+                continue
+            if worker.id not in self._told:
+                self._told.add(worker.id)
+                blind = f"{worker.name} does not see {slices.final}, so the master sends it what it is to hold of that"
+                why = f"{blind}; a network disk, at the same path everywhere, spares that"
+                self._crew.emit(Warned(about="checkpoint", why=why))
+            async with self._one_at_a_time:  # so that one slice at a time is here
+                arrays = await asyncio.to_thread(slices.read_one, number)
+                await worker.call(self._role, "take_slice", number, arrays)
+
+    async def held(
+        self, worker: ProxyWorker, slices: Slices, generation: int, groups: Sequence[str], how: Sequence[Any]
+    ) -> None:
+        """Have a worker of the sharded exchange hold what slices have of the weights, and of the state that belongs to them.
+
+        Args:
+            worker: Which.
+            slices: The slices.
+            generation: How the weights are called.
+            groups: Of the checkpoint.
+            how: Further arguments of ``ShardEnd.hold``.
+        """
+        await self.give(worker, slices, numbers_of(slices, groups))
+        listed = {group: slices.sliced[group] for group in groups if group in slices.sliced}
+        await worker.call(self._role, "hold_restored", generation, listed, *how)
+
+    def begin(self, checkpoint: Checkpoint) -> Progress:
+        """What a checkpoint's training had come to: what is in slices stays there, until a worker reads it.
+
+        Args:
+            checkpoint: Loaded; one without slices is here as a whole.
+        """
+        slices = self.slices = checkpoint.slices
+        if slices is None:
+            return Progress.from_checkpoint(checkpoint)
+        like = {group: _like(listed, checkpoint.arrays.get(group, {})) for group, listed in slices.sliced.items()}
+        groups = {SLOTS + name for left in checkpoint.facts["states"] for name in left}
+        arrays = {**{group: {} for group in groups}, **checkpoint.arrays, **like}
+        progress = Progress.from_checkpoint(dataclasses.replace(checkpoint, arrays=arrays))
+        progress.weights = elsewhere(slices, WEIGHTS, list(like[WEIGHTS].values()))
+        for group in like.keys() - {WEIGHTS}:
+            progress.state[group.removeprefix(KEPT)] = elsewhere(slices, group, list(like[group].values()))
+        for number, file in enumerate(slices.files):
+            self._leave(progress, number, file["arrays"])
+        return progress
+
+    def _leave(self, progress: Progress, number: int, names: Sequence[str]) -> None:
+        """Leave out of the progress what a slot has left that is in a slice."""
+        for name in names:
+            group, _, what, slot = (*name.split(" ", 4), "", "", "")[:4]
+            if not (group.startswith(SLOTS) and what == "slot"):
+                continue
+            of = group.removeprefix(SLOTS)
+            lengths, _ = self.left.setdefault(int(slot), ({}, number))
+            if of in progress.states[int(slot)]:
+                lengths[of] = len(progress.states[int(slot)].pop(of))
+
+
+def names_of(checkpoint: Checkpoint) -> list[str]:
+    """The weights of a checkpoint, by number and path, wherever they are."""
+    slices = checkpoint.slices
+    return list(checkpoint.arrays[WEIGHTS]) if slices is None else [name for name, _, _ in slices.sliced[WEIGHTS]]
+
+
+def elsewhere(slices: Slices, group: str, like: Weights | None = None) -> Elsewhere:
+    """A group of arrays of a checkpoint that is in slices, and is read here only if somebody looks at it."""
+    read = reading(slices, group)
+
+    async def brought() -> Weights:
+        return await asyncio.to_thread(read)
+
+    found = Elsewhere(nowhere, brought, read)
+    found.slices, found.like = slices, like
+    return found
+
+
+def _like(
+    listed: Sequence[tuple[str, str, Sequence[int]]], beside: Mapping[str, tensors.Array]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of these names, types and shapes, without memory of their own; those that no slice has as they are."""
+    return {
+        name: beside[name] if name in beside else np.broadcast_to(np.zeros((), tensors.dtype_of(kind)), tuple(shape))
+        for name, kind, shape in listed
+    }

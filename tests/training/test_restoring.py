@@ -1,0 +1,291 @@
+"""A run that goes on from slices: workers read what they hold, and the master holds none of it. No process, no Keras."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.rows import Rows
+from ddlf.checkpoints import contents
+from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.checkpoints.durable import seal, unseal
+from ddlf.checkpoints.slices import Slices
+from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
+from ddlf.events import CheckpointDamaged, Warned
+from ddlf.roles.shard import Shard
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+
+CHANCE = np.random.default_rng(2)
+START = {
+    "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
+    "dense/bias": CHANCE.normal(size=9).astype("f4"),
+    "half": CHANCE.normal(size=5).astype("f2"),
+    "norm/mean": CHANCE.normal(size=7).astype("f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/mean", "norm/steps"])
+SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
+PLAIN = {"exchange": "sharded", "outer": "subtract", "codec": "int8", "optimizer_state": "stays", "master_epochs": 4}
+DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 1}
+BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nobody waits long between two attempts."""
+    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "training.serving.LOOK_S"):
+        monkeypatch.setattr(f"ddlf.{name}", 0.005)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """What the master has read of slices: numbers, and -1 for all."""
+    found, read, read_one, folder = [], Slices.read, Slices.read_one, contents._checked
+    monkeypatch.setattr(Slices, "read", lambda slices: (found.append(-1), read(slices))[1])
+    monkeypatch.setattr(Slices, "read_one", lambda slices, number: (found.append(number), read_one(slices, number))[1])
+    monkeypatch.setattr(
+        contents,
+        "_checked",
+        lambda path, file: (found.append(path.name) if "slice" in path.name else 0, folder(path, file))[1],
+    )
+    return found
+
+
+def run_of(settings, workers=3, **more):
+    run = FakeRun(FakeCluster(workers), slots=3, start=START, frozen=FROZEN, **{**settings, **more})
+    run.told = []
+    run.subscribe(run.told.append)
+    return run
+
+
+async def trained(*arguments, **more):
+    run = run_of(*arguments, **more)
+    await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    return run
+
+
+def bits(run):
+    state = run._progress.state
+    return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
+
+
+def of(run, kind):
+    return [event for event in run.told if isinstance(event, kind)]
+
+
+def blind(run, *workers):
+    """Have workers see no folder."""
+    for number in workers:
+        worker = run.cluster.workers[number - 1]
+
+        async def rpc(request, timeout_s=None, worker=worker):
+            if request.args[2] in ("look_at", "read_slice"):
+                return {"seen": False}
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        worker.rpc = rpc
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(
+    "settings", [SYNC, PLAIN, {**SYNC, "weights_codec": "bfloat16"}], ids=["kept", "stays", "codec"]
+)
+async def test_workers_read_what_they_hold_and_the_bits_are_those_of_a_run_that_was_not_broken_off(
+    settings, workers, here, tmp_path
+):
+    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    run = run_of(settings, workers, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
+    seen = []
+    run.on_round = lambda record: seen.append(list(here))
+    here.clear()
+    await run.train_model()
+    assert seen[0] == []
+    assert bits(run) == bits(whole)
+    assert not any(what[0] in ("hold", "take_slice") for worker in run.cluster.workers for what in worker.asked)
+    assert not [event for event in of(run, Warned) if event.about == "checkpoint"]
+
+
+async def test_each_owner_of_a_shard_reads_its_slice_and_has_the_bits_that_were_written(here, tmp_path, monkeypatch):
+    await trained(DOWNPOUR, checkpoint=tmp_path, checkpoint_keep=99)
+    found = CheckpointFolder(tmp_path).load("round-000003").arrays
+    weights, push = list(found["weights"].values()), list(found["state_push"].values())
+    rows = Rows.of(weights, [path not in FROZEN for path in START])
+    made, shards = Shard.made.__func__, []
+
+    def kept(cls, facts, *rest):
+        one = made(cls, facts, *rest)
+        shards.append((one.how["part"], one.weights.copy(), one.rest.copy(), [row.copy() for row in one.state], one))
+        return one
+
+    monkeypatch.setattr(Shard, "made", classmethod(kept))
+    run, seen = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
+    run.on_round = lambda record: seen.append(list(here))
+    here.clear()
+    await run.train_model()
+    assert seen[0] == []
+    assert run.ledger.is_exact(2)
+    trained_row, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
+    first = {part: one for part, *one in reversed(shards)}
+    assert sorted(first) == [one[0] for one in rows.cut(3)]
+    assert np.concatenate([first[part][1] for part in sorted(first)]).tobytes() == rest.tobytes()
+    for (begin, end), (values, _, state, one) in first.items():
+        assert values.tobytes() == trained_row[begin:end].tobytes()
+        assert state[0].tobytes() == push[0][begin:end].tobytes()
+        assert one.softsync.total.size == end - begin
+    asked = [sorted(what[2] for what in worker.asked if what[0] == "own") for worker in run.cluster.workers]
+    read = [sorted(what[1] for what in worker.asked if what[0] == "read_slice") for worker in run.cluster.workers]
+    assert read == asked == [[0, 2], [1]]
+
+
+@BOTH
+async def test_who_sees_no_folder_is_sent_slice_by_slice_and_it_is_said_once(settings, here, tmp_path):
+    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
+    blind(run, 1, 2, 3)
+    open_here, take = [], Slices._of_one
+
+    def one_at_a_time(slices, number, do):
+        open_here.append(number)
+        return take(slices, number, do)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slices, "_of_one", one_at_a_time)
+        await run.train_model()
+    assert run.ledger.is_exact(run.master_epochs)
+    assert -1 not in here[: here.index(-1) if -1 in here else None]
+    assert {number for number in here if type(number) is int and number >= 0} >= {0, 1, 2}
+    said = [event.why for event in of(run, Warned) if "does not see" in event.why and "sends it" in event.why]
+    assert len(said) == len(set(said)) >= 2
+    assert str(tmp_path / "round-000002") in said[0]
+    if settings is SYNC:
+        assert bits(run) == bits(whole)
+
+
+def missing(folder):
+    (folder / "slice_0002.safetensors").unlink()
+
+
+def flipped(folder):
+    path = folder / "slice_0002.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def shorter(folder):
+    path = folder / "slice_0002.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def of_another_round(folder):
+    shutil.copy(folder.parent / "round-000001" / "slice_0002.safetensors", folder)
+
+
+def of_another_run(folder):
+    path = folder / "slice_0002.safetensors"
+    data = path.read_bytes()
+    at = data.index(b'"run":"') + 7
+    path.write_bytes(data[:at] + b"0123456789abcdef" + data[at + 16 :])
+
+
+WRONG = {
+    missing: r"slice_0002.safetensors is missing",
+    flipped: r"slice_0002.safetensors is damaged: expected SHA-256 \w+, found SHA-256 \w+",
+    shorter: r"slice_0002.safetensors is damaged: expected [\d,]+ bytes, found [\d,]+ bytes",
+    of_another_round: r"slice_0002.safetensors is a slice of round 1 of this run, and not of round 2 of run \w+",
+    of_another_run: r"slice_0002.safetensors is a slice of round 2 of another run, 0123456789abcdef, and not of",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("sees", [True, False], ids=["a worker reads", "the master reads"])
+@pytest.mark.parametrize("harm", WRONG, ids=lambda one: one.__name__)
+async def test_a_slice_that_cannot_be_used_is_named_by_whoever_reads_it_and_the_checkpoint_before_is_used(
+    harm, sees, settings, tmp_path
+):
+    await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    for folder in sorted(tmp_path.glob("round-*"))[2:]:
+        shutil.rmtree(folder)
+    harm(tmp_path / "round-000002")
+    run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
+    blind(run, *([] if sees else [1, 2, 3]))
+    with pytest.raises(CheckpointCorrupt, match=WRONG[harm]) as caught:
+        await run.train_model()
+    assert caught.value.file == str(tmp_path / "round-000002" / "slice_0002.safetensors")
+    again = run_of(settings, resume="auto", checkpoint=tmp_path)
+    blind(again, *([] if sees else [1, 2, 3]))
+    await again.train_model()
+    assert again.ledger.is_exact(again.master_epochs)
+    assert any("round-000001 is used instead" in event.why for event in of(again, CheckpointDamaged))
+    if settings is SYNC:
+        assert bits(again) == bits(await trained(SYNC))
+
+
+async def test_all_damaged_is_an_error_and_no_new_beginning(tmp_path):
+    await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99, master_epochs=3)
+    shutil.rmtree(tmp_path / "round-000003")  # the master wrote that one
+    for folder in tmp_path.glob("round-*"):
+        flipped(folder)
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint in .*; found 2 damaged, the newest because .*000002"
+    ):
+        await run_of(SYNC, resume="auto", checkpoint=tmp_path).train_model()
+
+
+@BOTH
+async def test_a_worker_that_is_lost_while_it_reads_ends_nothing(settings, tmp_path):
+    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    for verb in ("look_at", "read_slice"):
+        run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / verb)
+        worker = run.cluster.workers[0]
+
+        async def rpc(request, timeout_s=None, worker=worker, verb=verb):
+            if request.args[2] == verb:
+                worker.lost = True
+                raise WorkerLost("it was lost", worker=worker.name)
+            return await FakeWorker.rpc(worker, request, timeout_s)
+
+        async def gone(worker=worker):
+            if worker.lost:
+                raise WorkerLost("it was lost", worker=worker.name)
+
+        worker.rpc, worker.reconnect = rpc, gone
+        await run.train_model()
+        assert run.ledger.is_exact(run.master_epochs)
+        if settings is SYNC:
+            assert bits(run) == bits(whole)
+
+
+async def test_with_all_lost_at_once_workers_read_the_last_checkpoint_of_the_run_itself(here, tmp_path):
+    run = run_of(SYNC, checkpoint=tmp_path, checkpoint_keep=99, wait_for_workers_s=5)
+    lost = []
+
+    def lose(record):
+        if record.version == 2 and not lost:
+            lost.append([len(worker.asked) for worker in run.cluster.workers])
+            for worker in run.cluster.workers:
+                worker.lost = True
+
+    run.on_round = lose
+    await run.train_model()
+    held = [
+        what[0] for worker, since in zip(run.cluster.workers, lost[0], strict=True) for what in worker.asked[since:]
+    ]
+    assert "hold_restored" in held
+    assert "hold" not in held
+    assert bits(run) == bits(await trained(SYNC))
+
+
+async def test_the_other_manifest_at_that_path_on_a_worker_is_another_checkpoint(tmp_path):
+    """Two machines, each with a folder of this name: what is there is not read for ours."""
+    await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
+    found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    manifest = tmp_path / "round-000002" / "manifest.json"
+    content = unseal(manifest.read_bytes(), manifest)
+    manifest.write_bytes(seal({**content, "epoch": content["epoch"] + 1}))
+    from ddlf.checkpoints.restored import found_at, place_of
+
+    assert found_at(place_of(found, 0), load=True) == ({"seen": False}, {})
+    json.dumps(place_of(found, 0))

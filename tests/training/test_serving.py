@@ -1,0 +1,186 @@
+"""Tests of the weights that shards of Downpour have: a worker evaluates them, and nothing of the model comes to the master. No process, no Keras."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ddlf.errors import WorkerLost
+from ddlf.events import Warned
+from ddlf.roles.shard import Shard
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.fake_downpour import mean_of
+from ddlf.training.rounds import Elsewhere
+
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(30, 7)).astype("f4"),
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "norm/steps": np.asarray(41, "i8"),
+}
+FROZEN = frozenset(["norm/variance", "norm/steps"])
+PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def on_the_master(monkeypatch):
+    """What the master evaluates itself, which has no model here; and nobody waits long."""
+    found = []
+
+    async def compute(function, app, weights, *rest, **more):
+        found.append(weights)
+        return {"loss": mean_of(weights)}
+
+    monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
+    monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
+    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "training.serving.LOOK_S"):
+        monkeypatch.setattr(f"ddlf.{name}", 0.005)
+    return found
+
+
+def run_of(workers=3, **settings):
+    settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 3, **PLAIN, **settings}
+    run = FakeRun(FakeCluster(workers), mode="downpour", **settings)
+    run.x_test = run.y_test = np.arange(4.0)
+    run.told = []
+    run.subscribe(run.told.append)
+    return run
+
+
+def verbs(run):
+    return [[what[0] for what in worker.asked] for worker in run.cluster.workers]
+
+
+async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the_master_before_the_end(on_the_master):
+    run, seen = run_of(evaluate_every=1), []
+
+    def looked(record):
+        seen.append((isinstance(run._progress.weights, Elsewhere), sum(one.count("snapshot") for one in verbs(run))))
+
+    run.on_round = looked
+    history = await run.train_model()
+    assert [record.test.keys() for record in history] == [{"loss"}] * 9
+    assert sum(one.count("evaluate") for one in verbs(run)) == 8
+    assert len(on_the_master) == 1  # those of the last commit, which are there
+    assert {brought for there, brought in seen if there} == {0}
+
+
+async def test_the_test_is_of_the_weights_of_that_moment_with_what_is_on_no_shard():
+    run, marked = run_of(1, slots=1, evaluate_every=1), []
+    mark = Shard.mark
+
+    async def noted(shard, moment):
+        await mark(shard, moment)
+        if moment:
+            marked.append((shard.weights.copy(), shard.rest.copy()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shard, "mark", noted)
+        history = await run.train_model()
+    for record, (weights, rest) in zip(history, marked, strict=False):
+        assert record.test["loss"] == mean_of([weights, rest, START["norm/steps"]])
+    assert len(marked) == 2
+
+
+async def test_the_worker_whose_round_is_over_is_asked_and_it_gets_no_task_before():
+    run = run_of(evaluate_every=1, master_epochs=4)
+    await run.train_model()
+    for worker in run.cluster.workers:
+        own = [what[0] for what in worker.asked if what[0] in ("train", "evaluate")]
+        assert own[:7] == ["train", "evaluate"] * 3 + ["train"]
+
+
+async def test_what_was_marked_does_not_change_and_is_forgotten():
+    one = Shard.made(
+        {
+            "weights": np.zeros(4, "f4"),
+            "rest": np.zeros(0, "f4"),
+            "rule": "sgd:rate=1",
+            "staleness": "constant",
+            "collects": 1,
+        }
+    )
+    await one.mark(7)
+    await one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), np.zeros(0, "f4"))
+    weights, rest = await one.values(7)
+    assert (weights.tolist(), rest.tolist(), one.weights.tolist()) == ([0] * 4, [], [-1] * 4)
+    assert await one.values(6) == []
+    await one.mark(0)
+    assert await one.values(7) == []
+    assert one.marked is None
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_when_the_worker_is_lost_another_one_evaluates(at, on_the_master):
+    run, count = run_of(evaluate_every=1), []
+
+    async def rpc(worker, request, timeout_s=None):
+        if request.args[2] == "evaluate":
+            count.append(worker)
+            if len(count) == at:
+                worker.lost = True
+                raise WorkerLost("it was lost", worker=worker.name)
+        return await FakeWorker.rpc(worker, request, timeout_s)
+
+    for worker in run.cluster.workers:
+        worker.rpc = lambda *arguments, worker=worker: rpc(worker, *arguments)
+    history = await run.train_model()
+    assert all("loss" in record.test for record in history)
+    assert run.ledger.is_exact(3)
+    assert len(on_the_master) == 1
+
+
+async def test_while_a_shard_changes_hands_it_is_tried_again_and_then_done_here(on_the_master, monkeypatch):
+    run, answers = run_of(evaluate_every=3), []
+
+    async def none(worker, which, part, *rest):
+        answers.append(which["moment"])
+
+    monkeypatch.setattr("ddlf.testing.fake_downpour.evaluated", none)
+    history = await run.train_model()
+    assert answers == [1, 2, 3, 4]
+    assert len(on_the_master) == 3
+    assert [bool(record.test) for record in history] == [False, False, True] * 3
+
+
+async def test_a_run_converges_by_what_workers_have_measured():
+    run = run_of(evaluate_every=1, master_epochs=9, converge="target:metric=test_loss,value=1e9")
+    history = await run.train_model()
+    assert run._progress.converged
+    assert len(history) < 27
+
+
+async def test_callbacks_that_set_weights_are_told_that_shards_keep_theirs(monkeypatch):
+    class Doubles:
+        final, stopped, need_weights = None, False, True
+
+        def __init__(self, app, settings):
+            pass
+
+        async def begin(self, progress):
+            self._progress = progress
+
+        async def end_epoch(self):
+            self._progress.weights = [np.asarray(w * 2, w.dtype) for w in self._progress.weights]
+            return self._progress.records[-1]
+
+        async def nothing(self, **_):
+            pass
+
+        show = begin_epoch = end = nothing
+
+        def for_tests(self):
+            return None
+
+        @property
+        def weights(self):
+            return self._progress.weights
+
+    monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
+    run = run_of(callbacks=[1])
+    await run.train_model()
+    (said,) = [event.why for event in run.told if isinstance(event, Warned) and event.about == "callback"]
+    assert said.startswith("callbacks have set weights, which has no effect before training is over")
+    assert run.ledger.is_exact(3)
+    await asyncio.sleep(0)
