@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
+from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
 from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.rows import Rows
 from ddlf.roles.downpour import batches_of
 from ddlf.roles.generation import Unreached
 from ddlf.roles.serving import record
@@ -34,7 +35,8 @@ class KilledStandIn(PushingStandIn):
     def __init__(self, worker: Any, run: str, facts: dict[str, Any]) -> None:
         super().__init__(worker, run, [1])
         self._facts = facts
-        self._stepper = SimpleNamespace(rows=SimpleNamespace(sizes=(facts["parameters"], 0)))  # type: ignore[assignment]
+        sizes = tensors(facts["parameters"])
+        self._stepper = SimpleNamespace(rows=Rows.of(like(sizes), [True] * len(sizes)))  # type: ignore[assignment]
         self._looking: set[asyncio.Future[None]] = set()
 
     @concurrent

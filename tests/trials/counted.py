@@ -1,0 +1,206 @@
+"""Workers with shards of Downpour are killed, and so is the master: in the end each push has counted once at each shard. Workers are processes.
+
+    python -m tests.trials.counted [--kills 50] [--masters 5] [--workers 8] [--parameters 1.25e7] [--seed 0]
+
+Executors of ``ddlf-worker`` are killed (``kill -9``) one after the other, each as soon as all shards have copies again, and between them the master,
+which is started again and goes on from the last checkpoint: workers have written it, each its shard, and read it again. Replicas compute nothing
+(``benchmarks.stand_in_killed``): each push adds a number of its own to all values, and small whole numbers have one sum in any order. So the weights
+at the end say whether a push is missing, or was applied twice. Exit code 1 if one is, or if a shard has counted another number of them, or the ledger
+is not exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shard_copies import PLAIN, kill
+from benchmarks.stand_in_killed import KilledRun, KilledStandIn, size_of_push
+from tests.trials.workers import Workers
+
+STEPS = 20
+"""Of a replica in a round, which ends with a commit and a checkpoint."""
+LOOK_S = 0.02
+PAUSE_S = 0.5
+"""Behind a kill, in which the others hear of it."""
+
+
+class SlowStandIn(KilledStandIn):
+    """A replica that takes its time for a step, so that there is time to be killed."""
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """See ``Replica``."""
+        replicas = self._end.replicas
+
+        async def slow(*arguments: Any) -> Any:
+            found = await replicas(*arguments)
+            for one in found:
+                one.take = _after(self._facts["pause_s"], one.take)
+            return found
+
+        self._end.replicas = slow  # type: ignore[method-assign]
+        try:
+            return await super().train(task)
+        finally:
+            self._end.replicas = replicas  # type: ignore[method-assign]
+
+
+def _after(seconds: float, function: Any) -> Any:
+    async def called(*arguments: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await function(*arguments)
+
+    return called
+
+
+class SlowRun(KilledRun):
+    """A run of such replicas."""
+
+    @property
+    def stand_in(self) -> tuple[Any, Any]:
+        """See ``StandInRun``."""
+        return SlowStandIn, self._told
+
+
+async def master(facts: dict[str, Any]) -> None:
+    """Train, or go on, and kill some workers meanwhile; print what the run has come to."""
+    from ddlf import Cluster
+
+    log = Path(facts["log"])
+
+    def note(what: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{what}\n")
+
+    class Noted(list[int]):
+        def append(self, worker: int) -> None:
+            note("kill")
+            super().append(worker)
+
+    hosts = ["127.0.0.1"] * len(facts["ports"])
+    async with Cluster(
+        hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30
+    ) as cluster:
+        how = {"checkpoint": facts["folder"], "resume": "auto", "master_epochs": facts["rounds"], **PLAIN}
+        run = SlowRun(cluster, int(facts["parameters"]), steps=STEPS, **how)
+        run._told["pause_s"] = facts["pause_s"]
+        run.takeover = True
+        run.on_round = lambda record: note("commit")  # type: ignore[method-assign]
+        how_often = argparse.Namespace(kills=facts["kills"], pause=PAUSE_S)
+        training = asyncio.ensure_future(run.train_model())
+        killing = asyncio.ensure_future(kill(run, random.Random(facts["seed"]), how_often, Noted()))
+        try:
+            await asyncio.wait({training, killing}, return_when=asyncio.FIRST_COMPLETED)
+            if killing.done():
+                killing.result()
+            await training
+        finally:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+    pushes = facts["rounds"] * STEPS * len(hosts)
+    wanted = sum(
+        size_of_push(slot, number, push)
+        for slot in range(len(hosts))
+        for number in range(facts["rounds"])
+        for push in range(STEPS)
+    )
+    weights = np.concatenate(run.model.get_weights())
+    received = run._progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
+    print(
+        json.dumps(
+            {
+                "pushes": pushes,
+                "missing": int(np.abs(weights + wanted).max()),
+                "counted": sorted(set(received.tolist())),
+                "ledger": run.ledger.is_exact(facts["rounds"]),
+                "commits": len(run.history),
+            }
+        )
+    )
+
+
+def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, pause_s: float) -> dict[str, Any]:
+    """Kill so many executors of workers, and the master so often between them; what came of it."""
+    chance, begin = random.Random(seed), time.monotonic()
+    share = -(-kills // (masters + 1))  # in each life of the master
+    with Workers() as started:
+        ports = [started.start()[1] for _ in range(workers)]
+        log = started.folder / "noted"
+        log.touch()
+        facts: dict[str, Any] = {
+            "ports": ports,
+            "token_file": str(started.token_file),
+            "log": str(log),
+            "folder": str(started.folder / "checkpoints"),
+            "parameters": parameters,
+            "pause_s": pause_s,
+            "rounds": max(4, round((kills + 2 * masters) * SECONDS_OF_A_KILL / pause_s / STEPS)),
+        }
+        killed = 0
+        while True:
+            lines = log.read_text().splitlines()
+            left = min(share, kills - lines.count("kill"))
+            how = json.dumps({**facts, "kills": left, "seed": chance.randrange(2**32)})
+            command = [sys.executable, "-m", "tests.trials.counted", "--master", how]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            if killed == masters:
+                break
+            commits = lines.count("commit") + chance.randrange(1, 2 * workers)
+            wanted = lines.count("kill") + left
+            while process.poll() is None:
+                now = log.read_text().splitlines()
+                if now.count("kill") >= wanted and now.count("commit") >= commits:
+                    break
+                time.sleep(LOOK_S)
+            time.sleep(chance.random() * pause_s * STEPS)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.communicate()
+            killed += 1
+        out, _ = process.communicate()
+        assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
+        done = log.read_text().splitlines().count("kill")
+    return {"kills": done, "masters": killed, **json.loads(out), "seconds": round(time.monotonic() - begin, 1)}
+
+
+SECONDS_OF_A_KILL = 4.0
+"""About what it takes until all shards have copies again; rounds are planned by it."""
+
+
+def is_well(result: dict[str, Any]) -> bool:
+    """Whether each push has counted once at each shard."""
+    return bool(result["missing"] == 0 and result["counted"] == [result["pushes"]] and result["ledger"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do it and print it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--masters", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--parameters", type=float, default=1.25e7)
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds of a step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.master is not None:
+        asyncio.run(master(options.master))
+        return 0
+    result = trial(options.kills, options.masters, options.workers, options.parameters, options.seed, options.pause)
+    print(json.dumps(result, indent=1))
+    return 0 if is_well(result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
