@@ -102,7 +102,7 @@ ALL = (
         {"tensorflow": ()},
         (
             Runtime("litert", "LiteRT", ("ai_edge_litert",)),
-            Runtime("tflite", "TensorFlow Lite of TensorFlow", ("tensorflow",)),
+            Runtime("tflite", "TensorFlow", ("tensorflow",)),
         ),
         ("tflite", "lite"),
     ),

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from ddlf.errors import ConfigError
+from ddlf.export.source import find
 
 SEED = 0
 FREE = 16
@@ -89,6 +90,9 @@ def load(path: Path, code: Path | None) -> Any:
     """
     importlib.import_module("ddlf.models.operator")  # layers of models that were text
     own = _own(code) if code is not None else {}
+    for name in find(path, code).own:  # registered when the file was written, and not in the code
+        if (short := name.rpartition(">")[2]) in own:
+            own.setdefault(name, own[short])
     try:
         with zipfile.ZipFile(path):  # else Keras says only that there is no such file
             pass
@@ -96,7 +100,7 @@ def load(path: Path, code: Path | None) -> Any:
     except Exception as error:
         said = " ".join(str(error).split())
         if "Could not locate" in said:
-            name = said.partition("'")[2].partition("'")[0]
+            name = said.partition("Could not locate")[2].partition("'")[2].partition("'")[0]
             raise ConfigError(
                 f"{path} needs {name!r}, which {f'{code} has not' if code is not None else 'nobody has registered'}",
                 hint="name the Python file that has it: --layers FILE.py",

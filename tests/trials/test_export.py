@@ -1,0 +1,32 @@
+"""The short form of models in all formats: two small ones, in what the tests have anyway."""
+
+import pytest
+
+from ddlf.export.formats import FORMATS
+from ddlf.export.verify import TOLERANCE
+from tests.trials import export
+
+
+@pytest.mark.slow
+def test_two_models_are_within_the_tolerance_of_keras_in_what_is_installed():
+    formats = [name for name in ("saved_model", "stablehlo") if not FORMATS[name].lacks("jax")]
+    rows = export.main(["--models", "mlp,two", "--formats", ",".join(formats), "--backends", "jax"])
+    ran = {(row.what, row.by.partition(" ")[0]) for row in rows if row.difference is not None}
+    assert ran >= {("saved_model", "TensorFlow"), ("stablehlo", "JAX")}
+    assert max(row.difference for row in rows if row.difference is not None) < TOLERANCE
+    assert {row.refused for row in rows} == {None}
+
+
+def test_a_table_has_a_row_for_each_model_and_notes_for_who_refuses():
+    from ddlf.export.steps import Refused
+    from ddlf.export.verify import Row
+
+    refused = Refused("OpenVINO", "it has no rule for TensorListReserve")
+    rows = [
+        Row("keras", "TensorFlow 2"),
+        Row("onnx", "onnxruntime 1", 2e-7),
+        Row("openvino", "OpenVINO 1", refused=refused),
+    ]
+    lines = export.table({("lstm", "tensorflow"): rows}).splitlines()
+    assert lines[0] == "| model | onnx, onnxruntime 1, from TensorFlow | openvino, OpenVINO 1, from TensorFlow |"
+    assert lines[2:] == ["| lstm | 2e-07 | (1) |", "", f"(1) {refused}"]
