@@ -7,6 +7,7 @@ holds is not known here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,19 +32,49 @@ _SAME = frozenset((
 ))  # fmt: skip
 
 
-def shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape | None:
+_MERGING = frozenset(("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"))
+_MOVING = frozenset(f"{what}{rank}D" for what in ("ZeroPadding", "Cropping", "UpSampling") for rank in (1, 2, 3))
+
+
+def shape_of(
+    name: str, options: dict[str, Any], before: Shape | None, more: Sequence[Shape | None] = ()
+) -> Shape | None:
     """What a layer gives, without the batch; None if that is not known.
 
     Args:
         name: The layer.
         options: Its arguments as plain values.
         before: The shape that goes in.
+        more: Those of other layers that it reads.
     """
     try:
-        shape = _shape_of(name, options, before)
+        shape = (
+            _merged(name, options, [before, *more])
+            if more and (name in _MERGING or name == "Concatenate")
+            else _shape_of(name, options, before)
+        )
         return shape if shape is None or _are_sizes(shape) else None
     except (TypeError, ValueError, IndexError, KeyError, ArithmeticError):
         return None  # a value that Keras will refuse
+
+
+def _merged(name: str, options: dict[str, Any], shapes: list[Shape | None]) -> Shape | None:
+    """Of tensors that are joined along an axis, or merged one by one."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return None
+    axis = options.get("axis", -1) if name == "Concatenate" else None
+    if axis == 0:  # the batch
+        return None
+    axis = axis - 1 if axis is not None and axis > 0 else axis
+    joined = axis % len(known[0]) if axis is not None else None
+    made: list[int | None] = []
+    for at, sizes in enumerate(zip(*known, strict=True)):
+        if None in sizes:
+            made.append(None)
+        else:
+            made.append(sum(sizes) if at == joined else max(sizes))
+    return tuple(made)
 
 
 def _are_sizes(shape: Shape) -> bool:
@@ -63,6 +94,8 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
         return (*before[:-1], options["units"])
     if name == "Embedding":
         return (*before, options["output_dim"])
+    if name == "Permute":
+        return tuple(before[each - 1] for each in options["dims"])
     if name == "Flatten":
         return (prod(before),) if None not in before else (None,)  # type: ignore[arg-type]
     if name in ("LSTM", "GRU", "SimpleRNN"):
@@ -70,12 +103,23 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
     if options.get("data_format") == "channels_first":
         return None
     rank = len(before) - 1
-    if name in ("Conv1D", "Conv2D", "Conv3D"):
+    if name in _MOVING:
+        return (*_moved(name, options, before), before[-1])
+    if name in ("Resizing", "CenterCrop") and rank == 2:
+        return (options["height"], options["width"], before[-1])
+    if name in _CONVOLUTIONS:
         kernel, strides, dilation = (
             _each(options.get(key, 1), rank) for key in ("kernel_size", "strides", "dilation_rate")
         )
         padding = options.get("padding", "valid")
-        return (*map(_slid, before, kernel, strides, dilation, [padding] * rank), options["filters"])
+        if name.endswith("Transpose"):
+            if options.get("output_padding") is not None:
+                return None
+            return (*map(_spread, before, kernel, strides, dilation, [padding] * rank), options["filters"])
+        last = options.get("filters")
+        if name.startswith("Depthwise"):
+            last = None if before[-1] is None else before[-1] * options.get("depth_multiplier", 1)
+        return (*map(_slid, before, kernel, strides, dilation, [padding] * rank), last)
     if "Global" in name and "Pool" in name:
         return (*[1] * rank, before[-1]) if options.get("keepdims") else (before[-1],)
     if name in ("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "MaxPool2D", "AvgPool2D"):
@@ -84,6 +128,34 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
         padding = options.get("padding", "valid")
         return (*map(_slid, before, pool, strides, [1] * rank, [padding] * rank), before[-1])
     return None
+
+
+_CONVOLUTIONS = frozenset((
+    "Conv1D", "Conv2D", "Conv3D", "SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D", "Conv1DTranspose",
+    "Conv2DTranspose", "Conv3DTranspose",
+))  # fmt: skip
+
+
+def _spread(size: int | None, window: int, stride: int, dilation: int, padding: str) -> int | None:
+    """What a transposed convolution makes of a size."""
+    if size is None or padding not in ("valid", "same"):
+        return None
+    return size * stride + (max(dilation * (window - 1) + 1 - stride, 0) if padding == "valid" else 0)
+
+
+def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None]:
+    """Sizes with an edge more, an edge less, or some times as large."""
+    rank = len(before) - 1
+    if name.startswith("Up"):
+        times = _each(options.get("size", 2), rank)
+        return [None if size is None else size * each for size, each in zip(before, times, strict=False)]
+    key = "padding" if name.startswith("Zero") else "cropping"
+    edges = options.get(key, 1)
+    if rank == 1 and not isinstance(edges, int):
+        edges = [edges]
+    widths = [each * 2 if isinstance(each, int) else sum(each) for each in _each(edges, rank)]
+    sign = 1 if name.startswith("Zero") else -1
+    return [None if size is None else size + sign * wide for size, wide in zip(before, widths, strict=False)]
 
 
 def _each(value: Any, rank: int) -> list[int]:
@@ -116,6 +188,8 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
         name in _SAME
         or name in ("Flatten", "Reshape", "RepeatVector", "Permute", "Concatenate", "Dot")
         or "Pool" in name
+        or name in _MOVING
+        or name in ("Resizing", "CenterCrop")
     ):
         return []
     if name == "Embedding":
@@ -130,6 +204,8 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
         kernel = _each(options["kernel_size"], len(before) - 1)
         channels = None if last is None else last // options.get("groups", 1)
         return [("kernel", (*kernel, channels, options["filters"]))] + [("bias", (options["filters"],))] * biased
+    if name in _CONVOLUTIONS:
+        return _filters_of(name, options, before, biased)
     if name in ("LayerNormalization", "BatchNormalization"):
         axis = options.get("axis", -1)
         size = (before[axis if axis < 0 else axis - 1],)
@@ -144,3 +220,18 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
         ]
         return kernels + [("bias", bias)] * biased
     return None
+
+
+def _filters_of(name: str, options: dict[str, Any], before: Shape, biased: bool) -> list[tuple[str, Shape]] | None:
+    """Of convolutions that are transposed, or have a filter for each channel."""
+    kernel, last = _each(options["kernel_size"], len(before) - 1), before[-1]
+    if last is None or options.get("data_format") == "channels_first":
+        return None
+    if name.endswith("Transpose"):
+        return [("kernel", (*kernel, options["filters"], last))] + [("bias", (options["filters"],))] * biased
+    times = options.get("depth_multiplier", 1)
+    if name.startswith("Depthwise"):
+        return [("kernel", (*kernel, last, times))] + [("bias", (last * times,))] * biased
+    point = (*[1] * len(kernel), last * times, options["filters"])
+    found: list[tuple[str, Shape]] = [("depthwise_kernel", (*kernel, last, times)), ("pointwise_kernel", point)]
+    return found + [("bias", (options["filters"],))] * biased

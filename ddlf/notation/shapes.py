@@ -359,7 +359,7 @@ def _free(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    known = keras_layers.shape_of(node.operator, options, ins[0]) if is_keras(node.operator) else None
+    known = keras_layers.shape_of(node.operator, options, ins[0], ins[1:]) if is_keras(node.operator) else None
     return ins, unified(out, known)
 
 

@@ -10,7 +10,7 @@ from keras import layers, ops
 from ddlf.errors import NotationError
 from ddlf.models import weights
 from ddlf.models.arguments import CannotBeWritten
-from ddlf.models.build import build
+from ddlf.models.build import _Building, build
 from ddlf.models.describe import describe
 from ddlf.notation.model import read
 from ddlf.notation.printer import format
@@ -25,6 +25,17 @@ def as_a_file_has_it(model):
     return config
 
 
+def hold_shapes(model, again):
+    """What is known without Keras is what Keras gives."""
+    building = _Building(model, model.form, model.graph, {})
+    building.model()
+    for node, made in zip(model.graph.nodes, building.made, strict=False):
+        sizes = keras.tree.flatten(made)[0].shape[1:]
+        assert node.shape is None or len(node.shape) == len(sizes), node
+        assert all(one in (None, other) for one, other in zip(node.shape or (), sizes, strict=False)), node
+    assert model.graph.parameters in (None, again.count_params())
+
+
 def comes_back(name, tmp_path):
     model = zoo.made(name)
     random = np.random.default_rng(0)
@@ -35,6 +46,7 @@ def comes_back(name, tmp_path):
     found, tensors = weights.load(tmp_path / "m.safetensors")
     again = build(read(found))
     weights.fill(again, tensors, tmp_path)
+    hold_shapes(read(found), again)
     assert type(again) is type(model)
     assert again.name == model.name
     assert as_a_file_has_it(again) == as_a_file_has_it(model)
