@@ -24,6 +24,8 @@ SECONDS = 0.05
 CHARACTERS = 10_000
 """A text of so many may take so long."""
 LARGEST = 30_000
+SHOWN = 20_000
+"""Texts after which it says how far it is."""
 SEEDS = (DIGITS, SQUARE, HEADS, LM, KERAS)
 WORDS = (
     *OPERATORS, *DTYPES, *PROPERTIES, "Dense(units=3)", "Conv2D", "Lambda", "own>Mine()", "numpy>Add", "train", "it", "with(it)", "share=x", "to=x",
@@ -103,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     for number in range(options.texts):
         if dice.random() < 0.3 or len(text) > LARGEST:
             text = dice.choice(SEEDS)
+        if number and number % SHOWN == 0:
+            print(f"{number:,} texts, {failures} break a promise", flush=True)
         text = changed(text, dice)
         letters += len(text)
         wrong = broken(text)
