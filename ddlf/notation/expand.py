@@ -203,7 +203,7 @@ class _Expansion(Reads):
     def _macro(self, call: Call, block: Block, current: int | None, scope: Scope, within: Within) -> int | None:
         self.called.add(block.name)
         if not block.is_macro:
-            what = next(name for name in ("input", "from", "output") if name in block.statements)
+            what = next(name for name in ("input", "from", "output", "model") if name in block.statements)
             meant = f", did you mean 'from {block.name}'?" if what != "output" else ""
             self.problems.add(call.at, f"{block.name!r} is no macro: it has its own {what!r}{meant}")
             return None

@@ -147,6 +147,7 @@ def test_defaults_are_those_of_a_fresh_keras_whatever_is_set_here():
 WRONG = [
     ("a:model ~Sequentail(); a:input shape=[3]; a:output shape=[3];", "'Sequential'"),
     ("a:model ~Sequential; a:input shape=[3]; a:output shape=[3];", "a class of models"),
+    ("a:input shape=[3]; a:output shape=[3]; a:layers b(); b:model ~x=[3]; b:layers relu();", "one value, without a key"),
     ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3, share=~b);", "nothing above is called 'b'"),
     ("a:input shape=[3]; a:output shape=[3]; a:layers ReLU(name=b), Dense(~share=b);", "must name a Dense, and this is a ReLU"),
     ("a:input shape=[3]; a:output shape=[3]; a:layers Dense(units=3, name=b), Dense(share=b, ~units=4);", "where it is called first"),
