@@ -167,7 +167,7 @@ class IApp(Settings):
 
         self.model.set_weights(weights)
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
-        return difference(weights, self.model.get_weights()), metrics
+        return difference(weights, self.model.get_weights(), over=True), metrics
 
     def is_convergent(self, record: RoundRecord) -> Any:
         """Whether training can stop. Called on the master after ``on_round``, with the same to look at. May be async."""

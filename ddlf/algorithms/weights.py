@@ -62,9 +62,23 @@ def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float], total: f
     ]
 
 
-def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged."""
-    return [np.asarray(b - a, b.dtype) if is_float(b) else np.zeros_like(b) for b, a in zip(before, after, strict=True)]
+def difference(before: Sequence[Tensor], after: Sequence[Tensor], *, over: bool = False) -> list[Tensor]:
+    """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged.
+
+    Args:
+        before: Weights.
+        after: Weights.
+        over: Whether it may be written over ``after``, where that can be written to and has its type.
+    """
+
+    def one(b: Tensor, a: Tensor) -> Tensor:
+        if not is_float(b):
+            return np.zeros_like(b)
+        if over and a.flags.writeable and (a.dtype, a.shape) == (b.dtype, b.shape):
+            return np.subtract(b, a, out=a)
+        return np.asarray(b - a, b.dtype)
+
+    return [one(b, a) for b, a in zip(before, after, strict=True)]
 
 
 def digest(weights: Sequence[Tensor]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ddlf.algorithms.weights import Weights
 from ddlf.roles.build import describe_weights
 from ddlf.roles.callbacks import look_at_batches
@@ -46,7 +48,7 @@ class KerasModel:
         app: The app, with its model built.
 
     Attributes:
-        like: Weights of the model at first, for shapes and types.
+        like: Zeros with the shapes and types of the model's weights.
         lossless: Whether each weight must travel exactly: those that are not trained.
         gradients: What keeps the gradients of a batch, where these are exchanged; else None.
     """
@@ -58,7 +60,7 @@ class KerasModel:
         self._by_steps = False  # whether something happens between calls of the compiled step, in each round
         trained = {id(weight) for weight in model.trainable_weights}
         self.lossless = [id(weight) not in trained for weight in model.weights]
-        self.like: Weights = model.get_weights()
+        self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
         self._described = describe_optimizer(model.optimizer)
         self.gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:

@@ -84,3 +84,14 @@ def test_the_mean_of_equals_is_each_of_them_to_the_bit():
 
 def test_a_mean_of_some_among_more_counts_the_others_as_zeros():
     assert mean_of([[np.float32([2, 4])], [np.float32([4, 8])]], [1, 1], 4)[0].tolist() == [1.5, 3]
+
+
+def test_a_difference_may_be_written_over_the_weights_after_it() -> None:
+    before, after = [np.float32([5, 6]), np.int32([7])], [np.float32([1, 4]), np.int32([9])]
+    found = difference(before, after, over=True)
+    assert [array.tolist() for array in found] == [[4, 2], [0]]
+    assert found[0] is after[0]
+    fixed = np.float32([1, 4])
+    fixed.flags.writeable = False  # as JAX gives it
+    assert difference(before[:1], [fixed], over=True)[0].tolist() == [4, 2]
+    assert difference(before[:1], [np.float64([1, 4])], over=True)[0].dtype == np.float32
