@@ -13,6 +13,7 @@ from ddlf.checks import (
     ARRIVAL,
     CALLBACKS,
     CLASS_WEIGHTS,
+    CLIP,
     CODEC,
     CONVERGE,
     FOLDER,
@@ -24,6 +25,7 @@ from ddlf.checks import (
     PARTITION,
     PUSHED,
     RATE_DECAY,
+    SCHEDULE,
     SHUFFLE,
     STALENESS,
     SWITCH,
@@ -87,9 +89,7 @@ class Settings:
     slots: Annotated[
         int | None,
         Whole(1, none="as many as workers"),
-        "parts of each round, which any worker can compute (default: as many as workers)",
-        "N",
-        FILE | FACT,
+        *("parts of each round, which any worker can compute (default: as many as workers)", "N", FILE | FACT),
     ] = None
     """K, the logical replicas that the workers carry. Workers may come and go: the result depends on K alone. Without a number, workers that come
     later get slots of their own, from a round on that ``history`` names. With one it stays that: more workers are in reserve, fewer take turns."""
@@ -124,9 +124,11 @@ class Settings:
     data_memory: Annotated[
         str | int | None,
         count_of_bytes,
-        "memory of each worker for samples of partition files (default: an eighth of its machine's, 1 GiB at most)",
-        "SIZE",
-        FILE,
+        *(
+            "memory of each worker for samples of files (default: an eighth of its machine's, 1 GiB at most)",
+            "SIZE",
+            FILE,
+        ),
     ] = None
     """For what is read ahead, and a window of files where that fits into half of it; else rows are read from the disk, whose cache is not counted."""
 
@@ -149,8 +151,7 @@ class Settings:
     local_rule: Annotated[
         str, LOCAL_RULE, "what local training adds to its gradients: plain, fedprox:0.01, scaffold", "RULE", FILE | FACT
     ] = "plain"
-    """So that slots do not drift apart in long rounds, or with uneven data. It acts on the gradients that ``model.optimizer`` is given: in ``fit``,
-    in an own ``train_step``, in an own ``train``."""
+    """So that slots do not drift apart in long rounds, or with uneven data. It acts on the gradients that ``model.optimizer`` is given."""
 
     batchnorm: Annotated[
         str,
@@ -228,13 +229,9 @@ class Settings:
     max_staleness: Annotated[
         int | None,
         Whole(0, none="no limit"),
-        "rounds that a slot may be ahead of the slowest one, for which it then waits",
-        "N",
-        FACT,
-        "async downpour",
+        *("rounds that a slot may be ahead of the slowest one, for which it then waits", "N", FACT, "async downpour"),
     ] = None
-    """With 0 all slots begin each round together and with the same weights, as in synchronous training; what differs is that updates are summed as
-    they come, each with an equal share."""
+    """With 0 all slots begin each round together and with the same weights, as in synchronous training, but updates are summed as they come."""
 
     n_fetch: Annotated[
         int, Whole(1), "steps that a replica makes between two fetches of the weights", "N", FILE | FACT, "downpour"
@@ -307,6 +304,14 @@ class Settings:
     ] = "never"
     """Once an epoch, on the master, of all slots; ``x_val`` and a metric of accuracy are needed. Schedules and ``ReduceLROnPlateau`` are Keras's."""
 
+    schedule: Annotated[
+        str | None, SCHEDULE, "learning rate over the run: warmup:0.05,cosine; linear, hold, restarts", "RULE", FACT
+    ] = None
+    """Of the rate that the model is compiled with, in fractions of the run: whatever K, mode and rounds, each slot ends at the end."""
+
+    clip: Annotated[str | None, CLIP, "clipping of gradients: rolling, agc:0.01", "RULE", FACT] = None
+    """``rolling`` by the norms of the batches before, ``agc`` by each unit's weights, but for the last layer. It is around the optimizer."""
+
     class_weight: Annotated[Mapping[int, float] | None, CLASS_WEIGHTS, "weights of classes, as in fit", None, FACT] = (
         None
     )
@@ -335,12 +340,10 @@ class Settings:
     resume: Annotated[
         str | Path | None,
         FOLDER,
-        "go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR",
-        "auto|DIR",
+        *("go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR", "auto|DIR"),
     ] = None
     """Or from one checkpoint, ``DIR/round-000012``. With another folder as ``checkpoint`` the old one is only read. Synchronous training ends with
-    the same bits as if it had never been interrupted, unless parts follow the measured speed. A training that has all its epochs, or has converged,
-    is trained no more until more epochs are asked for."""
+    the same bits as if it had never been interrupted, unless parts follow the measured speed. One that is complete is trained no more."""
 
     replay: Annotated[
         str | Path | None,

@@ -30,11 +30,16 @@ RAW_BELOW_BYTES = 1024
 """Smaller tensors travel raw: a few biases are no traffic, but a wrong bias hurts. (hivemind does the same.)"""
 
 
+SAME: Payload = {"same": np.zeros(0, np.uint8)}
+"""Stands for a tensor that nothing has changed: it does not travel."""
+
+
 class EncodedUpdate(TypedDict):
     """A model's tensors as they travel: a plain dict at run time.
 
-    ``payloads`` has one entry per tensor: ``{"raw": array}``, or the payload of the codec that ``codec`` names. Shapes
-    do not travel, since the receiver has the same model, and takes memory by its own shapes only.
+    ``payloads`` has one entry per tensor: ``{"raw": array}``, the payload of the codec that ``codec`` names, or ``SAME``
+    for zeros, and in a difference for what is as it was (``without_zeros``). Shapes do not travel, since the receiver has the
+    same model, and takes memory by its own shapes only.
     """
 
     codec: str
@@ -139,7 +144,9 @@ def encode_delta(
     _check_lengths(len(new), base, lossless)
     payloads: list[Payload] = []
     for tensor, old, exact in zip(new, base, lossless, strict=True):
-        if _travels_raw(codec, tensor, exact) or not _in_range(codec, delta := added(tensor, -old)):
+        if tensor is old or np.array_equal(_bytes_of(tensor), _bytes_of(old)):
+            payloads.append(SAME)
+        elif _travels_raw(codec, tensor, exact) or not _in_range(codec, delta := added(tensor, -old)):
             payloads.append(_raw(tensor))
         else:
             payloads.append(codec.pack(delta))
@@ -155,14 +162,14 @@ def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
         encoded: From ``encode_delta`` with the same ``base``. The result may share its memory.
 
     Returns:
-        One array per tensor: the raw value where it travelled raw, else ``base + decoded``.
+        One array per tensor: the raw value where it travelled raw, that of ``base`` where nothing did, else ``base + decoded``.
 
     Raises:
         ConfigError: The difference does not fit ``base``, or is malformed.
     """
     decoded = decode_update(encoded, like=base)
     return [
-        tensor if "raw" in payload else np.add(old, tensor, out=tensor)
+        (tensor if "raw" in payload else np.add(old, tensor, out=tensor)) if "same" not in payload else old
         for old, tensor, payload in zip(base, decoded, encoded["payloads"], strict=True)
     ]
 
@@ -220,6 +227,18 @@ def _stays_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int) -> b
     return exact or tensor.dtype != np.float32 or whole_bytes < RAW_BELOW_BYTES or isinstance(codec, Float32)
 
 
+def without_zeros(encoded: EncodedUpdate) -> EncodedUpdate:
+    """Return an encoded update in which nothing stands for each tensor whose bits are all zero, as of weights that are frozen."""
+    payloads = [
+        SAME if "raw" in payload and not _bytes_of(payload["raw"]).any() else payload for payload in encoded["payloads"]
+    ]
+    return {"codec": encoded["codec"], "payloads": payloads}
+
+
+def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+
+
 def _raw(tensor: Tensor) -> Payload:
     """Return the payload of a tensor that travels exactly. (Subtracting 0-d arrays gives NumPy scalars, not arrays.)"""
     return {"raw": np.asarray(tensor)}
@@ -233,6 +252,8 @@ def _in_range(codec: Codec, tensor: Tensor) -> bool:
 def _decode(codec: Codec, payload: Payload, expected: Tensor, of: tuple[Sequence[int], int, int] | None) -> Tensor:
     if not (isinstance(payload, dict) and all(isinstance(array, np.ndarray) for array in payload.values())):
         raise ConfigError("malformed payload: expected a dict of arrays")
+    if "same" in payload:
+        return np.zeros_like(expected)
     if "raw" in payload:
         raw = payload["raw"]
         if raw.shape != expected.shape or raw.dtype != expected.dtype:

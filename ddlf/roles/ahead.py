@@ -58,9 +58,10 @@ def following(task: Task) -> Task:
     """The first steps of the slot's next round, of a task that knows them."""
     assert task.ahead is not None
     first_epoch, indices = task.ahead
-    return dataclasses.replace(
-        task, round=task.round + 1, first_epoch=first_epoch, indices=indices, before=None, state=None, shared={}
-    )
+    more: dict[str, Any] = dict(before=None, state=None, shared={})
+    if (place := task.place) is not None:
+        more["steps"] = place._replace(before=place.after)
+    return dataclasses.replace(task, round=task.round + 1, first_epoch=first_epoch, indices=indices, **more)
 
 
 def together(metrics: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:

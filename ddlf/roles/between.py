@@ -87,6 +87,7 @@ class Turns:
     def begin(self) -> list[Any]:
         """Begin, and return the weights that the first replica begins with."""
         self._stepper.begin(self._begun)
+        self._stepper.begin_at(self._task.place, len(self._order))
         if self._order:
             self._become(self._order[0])
         weights: list[Any] = self._model.get_weights()

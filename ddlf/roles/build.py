@@ -11,6 +11,7 @@ import numpy as np
 from ddlf.data.parts import batches, has, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
+from ddlf.stabilisers.applied import stabilised
 
 SAMPLE_ROWS = 2
 
@@ -74,6 +75,7 @@ def ready_model(app: Any) -> Any:
                 f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
                 hint="begin it with keras.Input(...), or give it a build method",
             ) from error
+    stabilised(model, getattr(app, "schedule", None), getattr(app, "clip", None))
     return model
 
 
@@ -122,3 +124,12 @@ def describe_weights(model: Any) -> list[list[Any]]:
             f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
         )
     return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
+
+
+def may_count(model: Any) -> list[Any]:
+    """Weights of integers in which users' layers may count. Keras's own count in theirs before training (``Normalization.adapt``)."""
+    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
+    known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
+    kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
+    # Booleans are masks, single bytes quantized: neither changes.
+    return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddlf.algorithms.codec import CODEC
-from ddlf.algorithms.encoding import EncodedUpdate, apply_delta, decode_update, encode_update, relative_error
+from ddlf.algorithms.encoding import (
+    EncodedUpdate,
+    apply_delta,
+    decode_update,
+    encode_update,
+    relative_error,
+    without_zeros,
+)
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
@@ -42,6 +49,11 @@ def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
     """
     payloads = [{"raw": w.copy() if copy else w} for w in weights]
     return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
+
+
+def travelling(update: Any) -> Any:
+    """An encoded update without what is zero: tensors that are frozen do not travel. What stays here is as it was."""
+    return without_zeros(update) if isinstance(update, dict) and "payloads" in update else update  # type: ignore[arg-type]
 
 
 def send_update(

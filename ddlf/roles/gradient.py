@@ -22,6 +22,8 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.roles.build import first_rows
 from ddlf.roles.metrics import scalars
 from ddlf.roles.optimizer_state import read_optimizer, write_optimizer
+from ddlf.stabilisers.chain import chain
+from ddlf.stabilisers.place import followers
 
 AT_FIRST = "_ddlf_at_first"
 """Where an optimizer has the state that it began with: Keras cannot set it back."""
@@ -35,8 +37,10 @@ def check_model(app: Any) -> None:
     """
     import keras
 
-    optimizer = app.model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
+    if any(
+        isinstance(one, keras.optimizers.LossScaleOptimizer) or one.loss_scale_factor is not None
+        for one in chain(app.model.optimizer)
+    ):
         raise ConfigError(
             "exchange='gradient' has no use for a loss that is scaled: gradients are float32",
             hint="compile the model without LossScaleOptimizer and loss_scale_factor",
@@ -173,6 +177,11 @@ class Step:
         self._apply: Callable[[list[Any]], Any] | None = None
         places = {id(weight): place for place, weight in enumerate(model.weights)}
         self._places = [places[id(weight)] for weight in model.trainable_variables]
+
+    def plan(self, steps: int, epochs: int) -> None:
+        """Say of how many steps the run is, of which each round is one."""
+        for one in followers(self._optimizer):
+            one.plan(steps, epochs)
 
     def init(self, weights: Sequence[Tensor]) -> State:
         """See ``OuterOptimizer``."""

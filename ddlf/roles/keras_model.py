@@ -11,12 +11,14 @@ from ddlf.algorithms.weights import Weights
 from ddlf.roles.build import describe_weights
 from ddlf.roles.callbacks import look_at_batches
 from ddlf.roles.describe import describe_optimizer
+from ddlf.roles.entries import entries_of
 from ddlf.roles.gradient import Gradients
 from ddlf.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
 from ddlf.roles.quick_step import quick_step
 from ddlf.roles.randomness import keeps_a_seed, reseed
 from ddlf.roles.task import Task
+from ddlf.stabilisers.place import Place
 
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
@@ -65,12 +67,14 @@ class KerasModel:
         self.gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+        self._place = Place.of(model.optimizer)
         self._fresh = read_optimizer(model)
         self._slot: int | None = None  # whose optimizer is in the model
         self._rates: Sequence[Sequence[float]] = ()
         self._first_epoch = 0
         self._told: dict[str, float] = {}
         self._names: list[str | None] | None = None
+        self._entries: np.ndarray[Any, Any] | None = None  # of each sample, once they are known
         self._step: Any = None
         self._step_keeps_a_seed = False
 
@@ -109,6 +113,9 @@ class KerasModel:
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
         if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
+        if self._place is not None and (steps := task.place) is not None:
+            made = None if task.overlap else task.epochs * -(-len(task.indices) // task.batch_size)
+            self._place.set(steps, made)
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
         self.reseed(task.seed, task.round, task.slot)
@@ -188,6 +195,12 @@ class KerasModel:
             ).history
         self._told = scalars({name: values[-1] for name, values in history.items()})
         return dict(self._told)
+
+    def entries(self, task: Task) -> int:
+        """How many entries of a round's labels count, 1 or more; 0 of a loss that leaves none out."""
+        if self._entries is None:
+            self._entries = entries_of(self._app)
+        return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
 
     def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """The gradient of a batch as an update, and Keras's metrics of it; see ``Gradients.of``."""

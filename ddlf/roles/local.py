@@ -14,7 +14,7 @@ import numpy as np
 from ddlf.algorithms.local import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-from ddlf.roles.optimizer_state import HELD_PATH
+from ddlf.stabilisers.chain import HELD_PATH, innermost
 
 
 class LocalSteps:
@@ -25,10 +25,7 @@ class LocalSteps:
     """
 
     def __init__(self, model: Any) -> None:
-        optimizer = model.optimizer
-        self._optimizer = getattr(
-            optimizer, "inner_optimizer", optimizer
-        )  # of one that scales the loss: it is given gradients without
+        self._optimizer = innermost(model.optimizer)  # of one that scales the loss: it is given gradients without
         self._model = model
         self._rule: LocalRule = Plain()
         self._held: list[Any] = []
@@ -111,9 +108,10 @@ class LocalSteps:
         optimizer, rule = self._optimizer, self._rule
         self._held = [optimizer.add_variable_from_reference(v, name=HELD_PATH) for v in self._model.trainable_variables]
         apply: Callable[..., None] = optimizer._backend_apply_gradients
+        theirs = {optimizer._var_key(v): h for v, h in zip(self._model.trainable_variables, self._held, strict=True)}
 
         def corrected(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-            held = [self._held[optimizer._get_variable_index(v)] for v in variables]
+            held = [theirs[optimizer._var_key(v)] for v in variables]
             apply(
                 [
                     keras.ops.add(g, rule.correction(keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(h)))

@@ -10,9 +10,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-
-HELD_PATH = "ddlf_held"
-"""In the paths of variables that a local rule has added to an optimizer (``roles/local.py``): they are no state of it."""
+from ddlf.stabilisers.chain import HELD_PATH, chain, innermost
 
 
 def state_of(model: Any) -> list[Any]:
@@ -45,7 +43,7 @@ def write_optimizer(model: Any, state: Weights) -> None:
 
 def other_optimizers(model: Any) -> list[str]:
     """Names of the attributes, of a model and of its layers, that hold another optimizer than the one it is compiled with."""
-    known = (model.optimizer, getattr(model.optimizer, "inner_optimizer", None))
+    known = list(chain(model.optimizer))
     found = []
     for layer in (model, *model._flatten_layers()):
         for name, value in vars(layer).items():
@@ -62,8 +60,7 @@ def rate_variables(model: Any) -> list[Any]:
 
 
 def _rates_of(optimizer: Any) -> list[Any]:
-    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:  # of one that scales the loss
-        return _rates_of(inner)
+    optimizer = innermost(optimizer)
     if several := getattr(optimizer, "optimizers", ()):
         return [rate for one in several for rate in _rates_of(one)]
     rate = getattr(optimizer, "_learning_rate", None)
@@ -85,8 +82,7 @@ def write_rates(model: Any, rates: Sequence[float]) -> None:
 
 def keeps_averages(model: Any) -> bool:
     """Whether the optimizer keeps averages of the weights, which take their place when training ends (``use_ema``)."""
-    optimizer = model.optimizer
-    return bool(getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
+    return bool(getattr(innermost(model.optimizer), "use_ema", False))
 
 
 @contextlib.contextmanager

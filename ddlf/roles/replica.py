@@ -26,7 +26,7 @@ from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.callbacks import CallbackStates, check_of_workers
 from ddlf.roles.called import App, call, chosen, run_train
 from ddlf.roles.evaluation import beside, counts
-from ddlf.roles.exchange import read_weights, send_update
+from ddlf.roles.exchange import read_weights, send_update, travelling
 from ddlf.roles.keras_model import KerasModel
 from ddlf.roles.loading import load_data
 from ddlf.roles.local import LocalSteps
@@ -120,7 +120,8 @@ class Replica:
         reply: Reply = await self._computed(self.carry, asked)
         if asked.ahead is not None:
             self._going = asyncio.ensure_future(self._worker.compute(self.go_ahead, asked))  # while this travels
-        return reply.to_message()
+        message = reply.to_message()
+        return {**message, "update": travelling(message["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
         """Moving statistics over the samples of a ``Task``, which comes as it travels, with its weights."""
@@ -286,6 +287,7 @@ class Replica:
             skipped=skipped,
             stopped=self.stopping,
             state={name: left[name] for name in task.back},
+            entries=self._model.entries(task),
         )
 
     def go_ahead(self, task: Task) -> None:

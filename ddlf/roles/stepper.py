@@ -15,6 +15,7 @@ import numpy as np
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.errors import AppError, ConfigError
 from ddlf.roles.quick_step import SMALL
+from ddlf.stabilisers.place import Place, Steps
 
 
 class Stepper:
@@ -39,6 +40,7 @@ class Stepper:
         self.rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
         model.optimizer = self._optimizer = _made(model.optimizer)
         self._optimizer.build(model.trainable_variables)
+        self._place = Place.of(self._optimizer)
         model.train_function = None  # one may have been made for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
@@ -53,6 +55,16 @@ class Stepper:
         """Begin with no gradient, after so many steps before."""
         self._optimizer.iterations.assign(steps)
         self.take_up(None)
+
+    def begin_at(self, steps: Steps | None, left: int) -> None:
+        """Have what follows the run be where a round begins.
+
+        Args:
+            steps: Of the round; None where nobody has said it.
+            left: Steps that are left of it: fewer than all, if a worker was lost that had made the others.
+        """
+        if self._place is not None and steps is not None:
+            self._place.set(steps._replace(before=max(steps.after - left, steps.before)))
 
     @property
     def steps(self) -> int:
@@ -153,8 +165,10 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if optimizer is None:
         raise AppError("mode='downpour' needs the gradients that an optimizer is given, but the model has none")
+    around = type(optimizer).__name__ if hasattr(optimizer, "inner_optimizer") else ""
     unfit = {
-        "a loss that is scaled": hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None),
+        f"{around}, an optimizer around another one": around not in ("", "LossScaleOptimizer"),
+        "a loss that is scaled": around or getattr(optimizer, "loss_scale_factor", None),
         "averages of the weights (use_ema)": getattr(optimizer, "use_ema", False),
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "several optimizers": getattr(optimizer, "optimizers", None),

@@ -21,6 +21,7 @@ from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
+from ddlf.stabilisers.place import Steps
 
 SlotState = dict[str, list[Any]]
 """Groups of arrays by name; None in the place of an array says that there is nothing for this tensor."""
@@ -76,6 +77,7 @@ class Task:
         alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
         overlap: Steps of the round before the slot takes in what was merged.
         ahead: First local epoch of the slot's next round, and its samples in the steps before that; None if it is not known.
+        steps: The steps of the slot's optimizer, as ``Steps`` has them; none if nobody asks.
     """
 
     slot: int
@@ -104,6 +106,12 @@ class Task:
     alpha: float = 0.0
     overlap: int = 0
     ahead: tuple[int, Any] | None = None
+    steps: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> Steps | None:
+        """Where the round is in the slot's run; None if nobody has said it."""
+        return Steps(*self.steps) if self.steps else None
 
     @property
     def since(self) -> int:
@@ -162,6 +170,7 @@ class Reply:
         bytes_back: Bytes received for it.
         pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes that were ``refused``; and
             ``peer`` and ``why``, if another worker's shards were not reached. None in other training.
+        entries: Entries of its labels that count, where the loss leaves some out (``stabilisers/masked.py``), at least 1; 0 where it does not.
     """
 
     task: Task
@@ -183,6 +192,12 @@ class Reply:
     bytes_back: int = 0
     pushed: dict[str, Any] | None = None
     skipped: Sequence[tuple[int, int]] = ()
+    entries: int = 0
+
+    @property
+    def weight(self) -> int:
+        """What its update counts in a mean: samples, or entries where the loss leaves some out."""
+        return self.entries or self.samples
 
     @property
     def slot(self) -> int:
@@ -235,6 +250,8 @@ class Reply:
         facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
+        if type(facts["entries"]) is not int or facts["entries"] < 0:
+            raise ProtocolError("says no number of entries that count", worker=worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         _check_control(facts["state"].get(CONTROL), like, worker)
         return cls(task=task, **facts)
@@ -248,6 +265,7 @@ _FROM_WORKER = (
     ),
     "pushed",
     "skipped",
+    "entries",
 )
 
 

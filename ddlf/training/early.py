@@ -32,6 +32,7 @@ USELESS = {
     "local_rule": "replicas begin with new weights every n_fetch steps",
     "balance": "replicas train at their own pace",
     "rate_decay": "push_rule says how far a push goes",
+    "clip": "replicas take plain steps with the clipping of Keras's that the model is compiled with",
 }
 """Settings of other modes that have no ``only``, and why they would have no effect here."""
 

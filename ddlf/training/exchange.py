@@ -25,6 +25,7 @@ from ddlf.roles.fragments import changed, exchanged
 from ddlf.roles.task import Reply, Task
 from ddlf.training.restoring import Restoring
 from ddlf.training.states import SlotStates
+from ddlf.training.steps import PlannedSteps
 
 
 class WeightsOut:
@@ -146,6 +147,7 @@ class Exchange:
         weights_out: How weights travel.
         states: What each slot has left for its next round, and where that is.
         emit: Takes the events of how far slots are.
+        steps: What the optimizer of each slot makes, if something of it follows the run.
     """
 
     def __init__(
@@ -156,8 +158,10 @@ class Exchange:
         weights_out: Outwards,
         states: SlotStates,
         emit: Callable[[Event], None] = lambda event: None,
+        steps: PlannedSteps | None = None,
     ) -> None:
         self.states = states
+        self._steps = steps
         self._emit = emit
         self._role = (name, REPLICA)
         self._samples = samples
@@ -182,6 +186,8 @@ class Exchange:
             make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
         holds = await self.states.restored(task.slot, task.since, worker) or holds
+        if self._steps is not None:
+            task = dataclasses.replace(task, steps=tuple(self._steps.of(task.slot, task.round)))
         at, state = self.states.at(task.slot, holds), await self.states.of(task.slot, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays

@@ -60,7 +60,7 @@ async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into:
             reply = one.result()
             check(run, reply)
             if into is not None:
-                into.add(places[one], reply.update, reply.samples, checked=True)
+                into.add(places[one], reply.update, reply.weight, checked=True)
     return [one.result() for one in carrying]
 
 
@@ -101,7 +101,7 @@ async def _compared(
         if verdicts[task.slot].action != "reject":
             fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
             if into is not None:
-                into.add(place, fit[-1].update, fit[-1].samples, checked=True)
+                into.add(place, fit[-1].update, fit[-1].weight, checked=True)
         elif into is not None:
             into.leave_out(place)
     if not fit:
@@ -185,7 +185,7 @@ def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
 def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """The verdicts on some slots' updates, by slot; their texts count slots from 1."""
     found = judge(
-        {slot + 1: (reply.update, reply.samples) for slot, reply in replies.items()},
+        {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
         run.weights,
         run.facts.update_policy,
         names=run.facts.names,

@@ -145,7 +145,7 @@ class Both:
         self._thread = thread
         self._start: Weights = app.model.get_weights()
         self._names = [row[0] for row in describe_weights(app.model)]
-        self._size, self._seed = settings["batch_size"], settings["seed"]
+        self._size, self._seed, self._epochs = (settings[name] for name in ("batch_size", "seed", "master_epochs"))
         self._order: Samples = shuffled(samples, self._seed, 0)
         if place_of(app, "train") is not None:  # files as they lie
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
@@ -209,6 +209,7 @@ class Both:
             indices=_first(self._order, batches * self._size),
             weights=self._start,
             version=0,
+            steps=(0, batches, self._epochs * -(-len(self._order) // self._size), self._epochs),
         )
 
     def _fit(self, task: Task) -> Weights:

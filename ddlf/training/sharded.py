@@ -212,7 +212,7 @@ class Sharded:
             plan = Plan(
                 base=base.generation,
                 generation=next(self._generations),
-                updates=[(reply.slot, reply.worker, reply.samples, reply.factor) for reply in replies],
+                updates=[(reply.slot, reply.worker, reply.weight, reply.factor) for reply in replies],
                 owners=[number for number, _ in owners],
                 tensors=among.tensors,
                 kept=known.kept,

@@ -22,12 +22,14 @@ from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan,
 from ddlf.history import History
 from ddlf.roles import REPLICA
 from ddlf.roles.apart import batch_norms, warning
+from ddlf.roles.build import may_count
 from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
 from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
 from ddlf.roles.stepper import check_optimizer
 from ddlf.roles.task import HELD
+from ddlf.stabilisers.place import followers
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
@@ -55,6 +57,7 @@ from ddlf.training.resume import begin, check_folders, check_settings, rules_of
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
 from ddlf.training.states import states_of
+from ddlf.training.steps import PlannedSteps
 from ddlf.training.sync import Synchronous
 from ddlf.training.there import ShardsThere, WeightsThere, chosen
 
@@ -148,6 +151,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         check_convergence(app)
         run = await _run(app, samples, crew, settings, fresh, order, callbacks)
         progress = app._progress = run.progress
+        if settings["exchange"] == "gradient":
+            algorithm.outer.plan(len(progress.epochs), progress.starts[-1])
         before = len(progress.records)
         app.ledger = progress.ledger
         app.history = History(progress.records)  # those that were reported
@@ -227,15 +232,6 @@ def order_of(app: Any, settings: dict[str, Any]) -> Order:
         "replay it with the same settings",
     )
     return order
-
-
-def may_count(model: Any) -> list[Any]:
-    """Weights of integers in which users' layers may count. Keras's own count in theirs before training (``Normalization.adapt``)."""
-    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
-    known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
-    kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
-    # Booleans are masks, single bytes quantized: neither changes.
-    return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
 
 
 @contextlib.asynccontextmanager
@@ -366,7 +362,8 @@ async def _run(
     )
     states = states_of(app, crew, progress, settings, weights_out)
     reporter = Reporter(app, progress.records, settings["batch_size"], callbacks, weights_out.evaluation)
-    exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell)
+    planned = PlannedSteps(progress, settings["batch_size"]) if followers(app.model.optimizer) else None
+    exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell, planned)
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
     run = Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)
     if downpour:

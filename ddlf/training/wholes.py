@@ -41,7 +41,7 @@ async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verd
     groups = compared(like, facts.trainable)
     usable, norms = await lengths(among, usable, groups)
     by_slot = [{one.slot + 1: own[group] for one, own in zip(usable, norms, strict=True)} for group in (0, 1)]
-    check = Comparison(by_slot, {one.slot + 1: one.samples for one in usable}, facts.update_policy, Limits())
+    check = Comparison(by_slot, {one.slot + 1: one.weight for one in usable}, facts.update_policy, Limits())
     pointing = [one for one in usable if one.slot + 1 in check.pointing]
     again, cosine = await pairs(among, pointing, groups[0], [by_slot[0][one.slot + 1] for one in pointing])
     replies.update({one.slot: one for one in [*usable, *again]})
@@ -60,7 +60,7 @@ async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tup
         found: Vector = np.array([one for (one,) in norms])
     else:
         replies, found = await pairs(among, replies, floats)
-    weights, divisor = rule.weigh(found, np.array([reply.samples for reply in replies], np.float64))
+    weights, divisor = rule.weigh(found, np.array([reply.weight for reply in replies], np.float64))
     return replies, [*map(float, weights), divisor]
 
 
@@ -103,7 +103,7 @@ async def pairs(
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
         asked = Pairs(
             base=among.base,
-            updates=[(one.slot, one.worker, one.samples, one.factor) for one in replies],
+            updates=[(one.slot, one.worker, one.weight, one.factor) for one in replies],
             owners=[number for number, _ in owners],
             tensors=[i for i in tensors if among.tensors is None or i in among.tensors],
             norms=list(norms),

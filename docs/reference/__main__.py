@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddlf import errors
 from ddlf.algorithms.arrival import ARRIVAL
+from ddlf.algorithms.clips import CLIP
 from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.convergence import CONVERGE
 from ddlf.algorithms.local import LOCAL
@@ -22,6 +23,7 @@ from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
 from ddlf.algorithms.pushed import PUSHED
 from ddlf.algorithms.rate_decay import RATE_DECAY
+from ddlf.algorithms.rates import PARTS
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import verbs
@@ -273,6 +275,11 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         PARTITION,
     ),
     "converge": ("When training has come far enough to stop.", CONVERGE),
+    "schedule": (
+        "How the learning rate goes over the run, in fractions of it: one course, also behind a warm-up.",
+        PARTS,
+    ),
+    "clip": ("How gradients are clipped, beside what Keras's optimizers do.", CLIP),
     "rate_decay": ("How the learning rate falls with what validation data says.", RATE_DECAY),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }

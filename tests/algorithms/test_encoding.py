@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.codec import BFloat16, Float16, Float32, Int4, Int8, PowerSGD, TopK
-from ddlf.algorithms.encoding import apply_delta, decode_update, encode_delta, encode_update, relative_error
+from ddlf.algorithms.encoding import (
+    apply_delta,
+    decode_update,
+    encode_delta,
+    encode_update,
+    relative_error,
+    without_zeros,
+)
 from ddlf.errors import ConfigError
 from tests.algorithms.test_codec import every_codec, lossy_codec
 
@@ -270,3 +277,19 @@ def test_the_weights_held_before_are_not_modified():
     encoded, _ = encode_delta(new, base, Int8(), EXACT)
     apply_delta(base, encoded)
     assert [w.tobytes() for w in base] == before
+
+
+def test_what_is_zero_does_not_travel_and_arrives_as_such():
+    tensors = [np.zeros((40, 10), np.float32), np.arange(3), np.zeros(2, np.int64), np.float32([-0.0])]
+    encoded = without_zeros(encode_update(Int8(), tensors, [True] * 4)[0])
+    assert [list(payload) for payload in encoded["payloads"]] == [["same"], ["raw"], ["same"], ["raw"]]
+    found = decode_update(encoded, tensors)
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in tensors]
+
+
+def test_a_difference_has_nothing_of_what_is_as_it_was():
+    old = [np.float32([-0.0, 1.0]), np.ones(400, np.float32), np.asarray(3)]
+    new = [old[0].copy(), old[1] + 1, np.asarray(3)]
+    encoded, held = encode_delta(new, old, Float32(), [False] * 3)
+    assert [list(payload) for payload in encoded["payloads"]] == [["same"], ["raw"], ["same"]]
+    assert [one.tobytes() for one in held] == [one.tobytes() for one in new]

@@ -1,0 +1,105 @@
+"""How gradients are clipped: the values of the setting ``clip``, and their numbers. Runs on master and workers; knows no Keras.
+
+``ddlf.stabilisers`` has the optimizers that do it. Formulas take the functions of NumPy or of ``keras.ops``, as those of ``rates`` do.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.errors import ConfigError
+
+TINY = 1e-6
+"""Added to the norm that is divided by."""
+LEAST_NORM = 1e-3
+"""No weights are taken to be smaller, or those that begin with zeros could never leave them (arXiv:2102.06171)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolling(Named):
+    """Clip a gradient whose norm is far from the norms before it.
+
+    With ``G`` the norm of all gradients of a batch together, ``mu = G`` and ``sigma = 0`` at the first::
+
+        mu <- decay mu + (1 - decay) G;  sigma <- decay sigma + (1 - decay) |G - mu|
+        T = mu + k sigma,  k = first for ``warm`` batches, then later;  g <- g T / (G + 1e-6) if G > T
+
+    A batch whose norm is not finite changes nothing.
+
+    Args:
+        decay: Share of the statistics that is kept at each batch, in [0, 1).
+        first: k of the first batches, >= 0.
+        later: k of all others, >= 0.
+        warm: How many are the first, >= 0.
+    """
+
+    decay: float = 0.9
+    first: float = 4.0
+    later: float = 2.0
+    warm: int = 15
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"decay must be at least 0 and below 1, got {self.decay}")
+        if not (isfinite(self.first) and isfinite(self.later) and min(self.first, self.later) >= 0) or self.warm < 0:
+            raise ConfigError(
+                f"first, later and warm must be 0 or more, got {self.first}, {self.later} and {self.warm}"
+            )
+
+    def seen(self, norm: Any, mean: Any, spread: Any, count: Any, xp: Any) -> tuple[Any, Any, Any]:
+        """Take a batch into the statistics.
+
+        Args:
+            norm: G.
+            mean: mu before it.
+            spread: sigma before it.
+            count: Batches before it.
+            xp: Module of the functions: ``numpy`` or ``keras.ops``.
+
+        Returns:
+            mu, sigma, and T.
+        """
+        is_first = count == 0
+        mean = xp.where(is_first, norm, self.decay * mean + (1 - self.decay) * norm)
+        spread = xp.where(is_first, 0.0 * norm, self.decay * spread + (1 - self.decay) * xp.abs(norm - mean))
+        return mean, spread, mean + xp.where(count < self.warm, self.first, self.later) * spread
+
+    @staticmethod
+    def factor(norm: Any, most: Any, xp: Any) -> Any:
+        """Return what gradients of this norm are multiplied with, where T is the most."""
+        return xp.where(norm > most, most / (norm + TINY), xp.ones_like(norm))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptive(Named):
+    """Clip the gradient of each unit by the size of its weights: ``g <- g t / |g|`` if ``|g| > t = share max(|w|, 1e-3)``. Not in the last layer.
+
+    Args:
+        share: lambda, > 0.
+
+    Source:
+        Brock et al. 2021, arXiv:2102.06171 (AGC).
+    """
+
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.share) and self.share > 0):
+            raise ConfigError(f"share must be finite and > 0, got {self.share}")
+
+    def factor(self, gradient: Any, weight: Any, xp: Any) -> Any:
+        """Return what the gradient of each unit is multiplied with: one number for each, in a shape that fits the gradient's.
+
+        A unit has all weights into one place of the last axis; vectors and numbers are one unit, as in the authors' code.
+        """
+        axes = tuple(range(len(weight.shape) - 1)) if sum(size > 1 for size in weight.shape) > 1 else None
+        size, most = (
+            xp.sqrt(xp.sum(xp.square(one), axis=axes, keepdims=axes is not None)) for one in (gradient, weight)
+        )
+        most = self.share * xp.maximum(most, LEAST_NORM)
+        return xp.where(size > most, most / xp.maximum(size, TINY), xp.ones_like(size))
+
+
+CLIP: Family[Any] = Family("clip", rolling=Rolling, agc=Adaptive)
+"""Every way to clip by name."""

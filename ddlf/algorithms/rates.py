@@ -1,0 +1,229 @@
+"""How the learning rate goes over a run, in fractions of it: the values of the setting ``schedule``. Runs on master and workers; knows no Keras.
+
+A rule is written as ``warmup:0.05,cosine``. Its formula takes the functions of NumPy or of ``keras.ops``, whichever computes it: so it is written
+once, tried with numbers, and compiled into the step of a model.
+"""
+
+import re
+from dataclasses import dataclass
+from math import floor, isfinite, pi
+from typing import Any, Protocol
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.errors import ConfigError
+
+MOST_WARMUP = 0.5
+"""No more of a run is warm-up, however few epochs it has: at least one epoch of a run of one would be all of it."""
+
+
+def _check_share(**shares: float) -> None:
+    for name, share in shares.items():
+        if not (isfinite(share) and 0 <= share <= 1):
+            raise ConfigError(f"{name} must be from 0 to 1, got {share}")
+
+
+class Course(Protocol):
+    """What every rule in this file is that says how the rate goes after the warm-up."""
+
+    def share(self, done: Any, xp: Any) -> Any:
+        """Return the share of the highest rate.
+
+        Args:
+            done: How much of what follows the warm-up is over, from 0 to 1; an array or a tensor.
+            xp: Module of the functions: ``numpy`` or ``keras.ops``.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant(Named):
+    """Stay at the highest rate: ``1``."""
+
+    def share(self, done: Any, xp: Any) -> Any:
+        return xp.ones_like(done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine(Named):
+    """Fall along half a cosine: ``least + (1 - least) (1 + cos(pi q)) / 2``.
+
+    Args:
+        least: Share of the highest rate that is left at the end, in [0, 1].
+
+    Source:
+        Loshchilov, Hutter 2017, arXiv:1608.03983.
+    """
+
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(least=self.least)
+
+    def share(self, done: Any, xp: Any) -> Any:
+        return self.least + (1 - self.least) * (1 + xp.cos(pi * done)) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(Named):
+    """Fall along a line: ``1 - (1 - least) q``. ``least`` as of ``Cosine``."""
+
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(least=self.least)
+
+    def share(self, done: Any, xp: Any) -> Any:
+        return 1 - (1 - self.least) * done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(Named):
+    """Stay at the highest rate, then fall along a line: ``1`` while ``q <= until``, then ``1 - (1 - least) (q - until) / (1 - until)``.
+
+    Args:
+        until: How much of what follows the warm-up has the highest rate, in [0, 1).
+        least: As of ``Cosine``.
+    """
+
+    until: float = 0.5
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(least=self.least, until=self.until)
+        if self.until == 1:
+            raise ConfigError("until must be below 1, or the rate never falls")
+
+    def share(self, done: Any, xp: Any) -> Any:
+        fallen = xp.maximum(done - self.until, 0.0) / (1 - self.until)
+        return 1 - (1 - self.least) * fallen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts(Named):
+    """Fall along half a cosine several times, equally long: of ``Cosine``, with ``q`` in each cycle. The last step of a cycle is at its end.
+
+    Args:
+        cycles: How often, 1 or more.
+        least: As of ``Cosine``.
+
+    Source:
+        Loshchilov, Hutter 2017, arXiv:1608.03983.
+    """
+
+    cycles: int = 3
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(least=self.least)
+        if self.cycles < 1:
+            raise ConfigError(f"cycles must be 1 or more, got {self.cycles}")
+
+    def share(self, done: Any, xp: Any) -> Any:
+        turns = done * self.cycles
+        # A step that rounding has put behind the end of a cycle is its last one all the same.
+        begun = xp.maximum(xp.ceil(turns - 1e-4) - 1, 0.0)
+        return Cosine(least=self.least).share(xp.minimum(turns - begun, 1.0), xp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmup(Named):
+    """Rise along a line first, in ``max(1, floor(share * epochs))`` epochs, but in no more than half of the run: ``s / W`` at step ``s``.
+
+    Args:
+        share: Of the epochs of the run, in [0, 0.5].
+
+    Source:
+        Goyal et al. 2017, arXiv:1706.02677.
+    """
+
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= MOST_WARMUP:
+            raise ConfigError(f"share must be from 0 to {MOST_WARMUP}, got {self.share}")
+
+    def steps(self, steps: float, epochs: int) -> float:
+        """Return W, for a slot that makes so many steps in so many epochs."""
+        if not self.share:
+            return 0.0
+        whole = max(1, floor(self.share * epochs + 1e-9))
+        return min(whole * steps / max(epochs, 1), MOST_WARMUP * steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The learning rate at each step: after W steps of warm-up, a course over the others.
+
+    Args:
+        warmup: How it rises.
+        course: How it goes on.
+    """
+
+    warmup: Warmup
+    course: Any  # Course
+
+    def __str__(self) -> str:
+        return SCHEDULE.text(self)
+
+    @property
+    def family(self) -> "Schedules":
+        """Where it is read."""
+        return SCHEDULE
+
+    def share(self, step: Any, steps: Any, warm: Any, xp: Any) -> Any:
+        """Return the share of the highest rate at a step.
+
+        Args:
+            step: s, from 1.
+            steps: S, of the whole run; after these the rate stays what it is at the last.
+            warm: W, of ``Warmup.steps``.
+            xp: As in ``Course``.
+        """
+        done = xp.clip((step - warm) / xp.maximum(steps - warm, 1e-9), 0.0, 1.0)
+        return xp.where(step <= warm, step / xp.maximum(warm, 1e-9), self.course.share(done, xp))
+
+
+PARTS: Family[Any] = Family(
+    "schedule", warmup=Warmup, constant=Constant, cosine=Cosine, linear=Linear, hold=Hold, restarts=Restarts
+)
+"""What schedules are made of, by name."""
+
+
+class Schedules:
+    """Reads and writes ``Rates`` as a ``Family`` does: a course, with or without a warm-up in front of it."""
+
+    kind = "schedule"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all rules."""
+        return PARTS.names
+
+    def __str__(self) -> str:
+        return f"one of {PARTS}, or one behind warmup"
+
+    def read(self, text: str) -> Rates:
+        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``. Of a warm-up alone the rate stays what it has come to.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        parts = re.split(rf",\s*(?=(?:{'|'.join(self.names)})\b)", text.strip())
+        rules = [PARTS.read(part) for part in parts]
+        is_warm = [isinstance(rule, Warmup) for rule in rules]
+        if is_warm not in ([True], [False], [True, False]):
+            raise ConfigError(f"schedule {text!r} is not one course behind at most one warm-up", hint=f"write {self}")
+        warmup = rules[0] if is_warm[0] else Warmup(share=0.0)
+        return Rates(warmup=warmup, course=Constant() if is_warm[-1] else rules[-1])
+
+    def same(self, rule: Rates) -> Rates:
+        """Return a rule as its text is read."""
+        return self.read(self.text(rule))
+
+    def text(self, rule: Rates) -> str:
+        """Return the text of a rule, with all of its parameters."""
+        warmup = [str(rule.warmup)] if rule.warmup.share else []
+        return ",".join([*warmup, str(rule.course)])
+
+
+SCHEDULE = Schedules()
+"""Every schedule by name."""

@@ -1,0 +1,78 @@
+"""A loss that leaves entries out, whose mean is over those that are left: of a batch, and of all slots together. Runs wherever a model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ddlf.errors import ConfigError
+
+
+@keras.saving.register_keras_serializable(package="ddlf")
+class Masked(keras.losses.Loss):  # type: ignore[misc]
+    """The mean of another loss over the entries whose label is not ``ignore``: ``sum(losses of these) / how many they are``.
+
+    An entry is what the other loss has one value for: a step of a sequence, where classes are compared; a number, where numbers are. Over the
+    slots of a run the mean is that of all their entries, ``sum(n_k g_k) / sum(n_k)``, with ``n_k`` entries. A batch without any has the loss 0.
+
+    Args:
+        loss: Name or object of a loss of Keras.
+        ignore: Label of the entries that are left out; ``nan`` for those that are no number.
+        name: Keras's.
+
+    Example::
+
+        model.compile("adam", Masked("sparse_categorical_crossentropy", ignore=-1))
+    """
+
+    def __init__(self, loss: Any, ignore: float = -1, name: str = "masked") -> None:
+        super().__init__(name=name, reduction="sum_over_batch_size")
+        self.loss, self.ignore = keras.losses.get(loss), ignore
+        if self.loss is None or isinstance(self.loss, Masked):
+            raise ConfigError("Masked is around a loss of Keras", hint="Masked('mse')")
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The mean, as Keras asks for it.
+
+        Args:
+            y_true: Labels, shape (batch, ...).
+            y_pred: Outputs.
+            sample_weight: Shape (batch,) or one that fits the entries: it multiplies losses, and not their count.
+        """
+        ops = keras.ops
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        valid = y_true == y_true if self.ignore != self.ignore else y_true != ops.cast(self.ignore, y_true.dtype)
+        losses = self._losses(ops.where(valid, y_true, ops.zeros_like(y_true)), y_pred)
+        counted = ops.cast(ops.reshape(valid, ops.shape(losses)), losses.dtype)
+        total = losses * counted
+        if sample_weight is not None:
+            weight = ops.cast(sample_weight, losses.dtype)
+            total = total * ops.reshape(weight, (*weight.shape, *[1] * (len(losses.shape) - len(weight.shape))))
+        return ops.sum(total) / ops.maximum(ops.sum(counted), 1)
+
+    def _losses(self, y_true: Any, y_pred: Any) -> Any:
+        """One loss for each label."""
+        call = self.loss.call if isinstance(self.loss, keras.losses.Loss) else self.loss
+        if y_true.shape[1:] != y_pred.shape[1:]:  # numbers of classes
+            flat = y_true[..., 0] if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1 else y_true
+            return call(flat, y_pred)
+        # Keras's losses of numbers take the mean over the last axis: of an axis with one number in it, it is that one's.
+        return call(y_true[..., None], y_pred[..., None])
+
+    def entries_in(self, labels: Any) -> Any:
+        """How many entries of each sample count.
+
+        Args:
+            labels: An array, shape (n, entries).
+        """
+        return (labels == labels if self.ignore != self.ignore else labels != self.ignore).sum(axis=1)
+
+    def get_config(self) -> dict[str, Any]:
+        """As it is saved."""
+        return {"name": self.name, "loss": keras.losses.serialize(self.loss), "ignore": self.ignore}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """As it was saved."""
+        return cls(**{**config, "loss": keras.losses.deserialize(config["loss"])})
