@@ -23,6 +23,7 @@ from ddlf.notation.operators import OPERATORS, is_keras
 from ddlf.notation.problems import Problems
 from ddlf.notation.shapes import infer, shown
 from ddlf.notation.values import Call, Items, Number, Value, Word
+from ddlf.stabilisers.multipliers import multiplied
 
 MISSING = {
     "gatherND": "its indices have no batch; use gather(to=) or gatherElements(to=)",
@@ -51,7 +52,8 @@ def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str 
     if scaling is None:
         scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
     initial = initial_of(_written(model, "initial")) if initial is None else initial
-    return _Building(model, model.form, model.graph, {}, scaling, initial).model()
+    building = _Building(model, model.form, model.graph, {}, scaling, initial)
+    return multiplied(building.model(), building.factors)
 
 
 def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
@@ -90,6 +92,7 @@ class _Building:
         self.used: set[str] = set()
         self.shared: dict[str, Any] = {}
         self.made: list[Any] = []
+        self.factors: dict[str, float] = {}  # of the learning rate, by the name of the layer
         self.given: dict[str, Any] = {}  # the inputs themselves, where a layer scales what comes in
 
     def model(self) -> Any:
@@ -155,7 +158,9 @@ class _Building:
         name = call.name if isinstance(call, Call) else call.operator
         if name in self.text.parts and name not in self.models:
             form, graph = self.text.parts[name]
-            self.models[name] = _Building(self.text, form, graph, self.models, None, self.initial).model()
+            inside = _Building(self.text, form, graph, self.models, None, self.initial)
+            self.models[name] = inside.model()
+            self.factors |= inside.factors
         return self.models.get(name)
 
     def _input(self, node: Node) -> Any:
@@ -230,9 +235,7 @@ class _Building:
         return layer
 
     def _layer(self, node: Node, number: int) -> Any:
-        if node.lrm != 1:
-            self.problems.add(node.call, f"{node.operator}: lrm= cannot be trained yet; leave it out")
-        elif node.dtype in ("int4", "uint4"):
+        if node.dtype in ("int4", "uint4"):
             self.problems.add(node.call, f"{node.operator}: Keras has no type {node.dtype}, write int8 or uint8")
         elif node.operator in MISSING:
             self.problems.add(node.call, f"no layer can be made of {node.operator}: {MISSING[node.operator]}")
@@ -241,6 +244,8 @@ class _Building:
         name = node.share or node.name
         name = name if name and name not in self.used else self._free_name(node)
         self.used.add(name)
+        if node.lrm != 1:
+            self.factors[name] = node.lrm
         options = {arg.key: valued(arg.value, self._model) for arg in node.options}
         if is_keras(node.operator):
             return found(node.operator)(**options, name=name)

@@ -120,8 +120,7 @@ class Replica:
         reply: Reply = await self._computed(self.carry, asked)
         if asked.ahead is not None:
             self._going = asyncio.ensure_future(self._worker.compute(self.go_ahead, asked))  # while this travels
-        message = reply.to_message()
-        return {**message, "update": travelling(message["update"])}
+        return {**(told := reply.to_message()), "update": travelling(told["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
         """Moving statistics over the samples of a ``Task``, which comes as it travels, with its weights."""

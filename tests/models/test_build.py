@@ -138,7 +138,6 @@ def test_types_are_those_of_the_text():
         ("Conv2D(filters=8, kernel_size=3)", "2:10", "Keras says:"),
         ("relu(), Dense(units=3)", "1:20", "what arrives has [3]"),
         ("matmul(w, int4)", "2:10", "Keras has no type int4"),
-        ("dense(shape=[8], activation=relu, lrm=0.5)", "2:10", "lrm= cannot be trained yet"),
         ("own>Missing(units=3)", "2:10", "there is no own>Missing"),
     ],
 )
@@ -164,3 +163,17 @@ def test_a_converted_model_is_loaded_by_another_process_that_imports_the_layer(t
     made(DIGITS).save(path)
     code = f"import ddlf.models.operator, keras; print(keras.saving.load_model({str(path)!r}).count_params())"
     assert python(code) == "4546\n"
+
+
+def test_a_factor_of_the_learning_rate_is_in_whatever_optimizer_the_model_is_compiled_with():
+    import keras
+
+    model = made(one('dense(shape=[8], activation=relu, lrm=0.5), Dense(units=8, name="end", lrm=2), relu(lrm=3)'))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    trained = {weight.path.partition("/")[0] for weight in model.trainable_variables}
+    assert model.optimizer.factors == {name: 2.0 if name == "end" else 0.5 for name in trained}
+    model.compile(model.optimizer, "mse")
+    assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.SGD)
+    plain = made(one("dense(shape=[8], activation=relu)"))
+    plain.compile("sgd", "mse")
+    assert isinstance(plain.optimizer, keras.optimizers.SGD)

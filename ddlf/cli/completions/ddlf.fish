@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -84,7 +84,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l precision -xka "auto float32 mixe
 complete -c ddlf -n '_shtab_ddlf_using run' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using run' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
-complete -c ddlf -n '_shtab_ddlf_using run' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using run' -l data-memory -x -d 'memory of each worker for samples of files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using run' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
@@ -110,6 +110,8 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using run' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using run' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using run' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
+complete -c ddlf -n '_shtab_ddlf_using run' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -161,7 +163,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l precision -xka "auto float32 mix
 complete -c ddlf -n '_shtab_ddlf_using demo' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
-complete -c ddlf -n '_shtab_ddlf_using demo' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l data-memory -x -d 'memory of each worker for samples of files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
@@ -187,6 +189,8 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate t
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -423,7 +427,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l precision -xka "auto float32 mixe
 complete -c ddlf -n '_shtab_ddlf_using env' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using env' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
-complete -c ddlf -n '_shtab_ddlf_using env' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using env' -l data-memory -x -d 'memory of each worker for samples of files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using env' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
@@ -449,6 +453,8 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate th
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using env' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using env' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using env' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
+complete -c ddlf -n '_shtab_ddlf_using env' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -492,7 +498,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l precision -xka "auto floa
 complete -c ddlf -n '_shtab_ddlf_using config show' -l balance -xka "equal speed" -d 'parts of the data: equal, or as workers are fast (speed)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l partition -x -d 'whose each sample is: equal, dirichlet:0.1, classes:2, power:1'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l shuffle -x -d 'mixing of files'"'"' rows: global, window:8, none'
-complete -c ddlf -n '_shtab_ddlf_using config show' -l data-memory -x -d 'memory of each worker for samples of partition files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l data-memory -x -d 'memory of each worker for samples of files (default: an eighth of its machine'"'"'s, 1 GiB at most)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l on-bad -xka "stop skip" -d 'damaged partition files: stop, or skip them'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l optimizer-state -xka "kept stays fresh averaged" -d 'whether each slot'"'"'s optimizer goes on (kept; stays: on its worker), begins anew in each round (fresh) or goes on from the mean (averaged)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l local-rule -x -d 'what local training adds to its gradients: plain, fedprox:0.01, scaffold'
@@ -518,6 +524,8 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'eva
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'

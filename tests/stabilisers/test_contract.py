@@ -1,0 +1,180 @@
+"""What every stabiliser promises: a slot is plain Keras, a run that was cut and moved ends with the same bits, files keep it, one trace."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.encoding import decode_update
+from ddlf.data.held import HeldData
+from ddlf.roles.replica import Replica
+from tests.roles.test_feed import _traces
+from tests.roles.test_replica import FakeWorker, task
+from tests.training.models import Blobs, app, blobs, equal
+
+pytestmark = pytest.mark.slow
+STEPS = 2 * 13
+"""Of 203 samples by 16, twice."""
+
+
+def adam():
+    import keras
+
+    return keras.optimizers.Adam(0.01)
+
+
+def scheduled():
+    import keras
+
+    from ddlf.stabilisers import RunSchedule
+
+    return keras.optimizers.Adam(RunSchedule(0.01, "warmup:0.5,cosine", steps=STEPS, epochs=2))
+
+
+def rolling():
+    from ddlf.stabilisers import RollingClip
+
+    return RollingClip(adam(), warm=3, later=0.5)
+
+
+def agc():
+    from ddlf.stabilisers import AGC
+
+    return AGC(adam())
+
+
+def multipliers():
+    from ddlf.stabilisers import Multipliers
+
+    return Multipliers(adam(), {"first": 0.5, "last/bias": 0.0})
+
+
+def unfreezing():
+    from ddlf.stabilisers import Unfreezing
+
+    return Unfreezing(rlion(), [{"first": 0.0}, {"first": 0.5}, {}], steps=STEPS)
+
+
+def rlion():
+    from ddlf.stabilisers import Rlion
+
+    return Rlion(0.001)
+
+
+def all_together():
+    from ddlf.stabilisers import AGC, Multipliers, RollingClip
+
+    return RollingClip(AGC(Multipliers(scheduled(), {"first": 0.0})), warm=3)
+
+
+KINDS = {made.__name__: made for made in (scheduled, rolling, agc, multipliers, unfreezing, rlion, all_together)}
+
+
+def model_with(kind):
+    """The classifier of the blobs, with an optimizer."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(16, "tanh", name="first"), layers.Dense(4, "softmax", name="last")]
+    )
+    model.compile(KINDS[kind](), "categorical_crossentropy")
+    return model
+
+
+class Stable(Blobs):
+    kind = ""
+
+    async def create_model(self):
+        self.model = model_with(self.kind)
+
+
+def replica_of(kind):
+    made = Stable()
+    made.kind = kind
+    replica = Replica(FakeWorker(), made)
+    replica.begin()
+    replica.load_data({}, HeldData())
+    replica.build()
+    return replica
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_rounds_of_one_slot_are_two_epochs_of_fit_and_one_trace(kind):
+    import dataclasses
+
+    import keras
+
+    replica = replica_of(kind)
+    weights = replica.app.model.get_weights()
+    plain = model_with(kind)
+    plain.set_weights(weights)
+    x, y = blobs(203)
+    for number in range(2):
+        one = task(replica, weights=weights, round=number)
+        one = dataclasses.replace(one, steps=(13 * number, 13 * (number + 1), STEPS, 2))
+        update = decode_update(replica.carry(one).update, weights)
+        weights = [w - u for w, u in zip(weights, update, strict=True)]
+        if number == 0 and keras.backend.backend() == "tensorflow":
+            traced = _traces(replica.app.model)
+    plain.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(weights, plain.get_weights(), strict=True)) < 1e-6
+    if keras.backend.backend() == "tensorflow":
+        assert _traces(replica.app.model) == traced
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(kind, tmp_path):
+    import keras
+
+    x, y = blobs(203)
+    model = model_with(kind)
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        one.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert equal(model.get_weights(), loaded.get_weights())
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("kind", ["all_together", "unfreezing"])
+async def test_a_run_that_was_cut_and_whose_slots_have_moved_ends_with_the_same_bits(two_workers, tmp_path, kind):
+    class Cut(Stable):
+        stop_at = None
+
+        def on_round(self, record):
+            if record.round == self.stop_at:
+                self.stop_training()
+
+    whole = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
+    await whole.train_model()
+    one_worker = two_workers.options(workers=[2])
+    for stop_at in (1, None):
+        parts = app(
+            *(one_worker, Cut),
+            **dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at),
+        )
+        await parts.train_model()
+    assert equal(parts.model.get_weights(), whole.model.get_weights())
+    for mine, theirs in zip(parts.optimizers, whole.optimizers, strict=True):
+        assert equal(mine, theirs)
+
+
+def test_the_same_holds_on_jax():
+    files = [os.path.dirname(__file__)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *files,
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not run and not jax",
+    ]
+    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
