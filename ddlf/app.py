@@ -24,6 +24,8 @@ from ddlf.ui import shown
 if TYPE_CHECKING:
     import numpy as np
 
+    from ddlf.advice.advise import Answer
+    from ddlf.advice.rule import Level
     from ddlf.cluster.cluster import Cluster
     from ddlf.observe.display import Display
     from ddlf.roles.replica import Replica
@@ -31,14 +33,6 @@ if TYPE_CHECKING:
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
     from ddlf.worker.worker import Worker
-
-MASTER_ONLY = frozenset(
-    {"cluster", "model", "worker", "replica", "indices", "history", "ledger", "outer"}
-    | {"x_train", "y_train", "x_test", "y_test", "x_val", "y_val", "w_train", "w_val", "w_test"}
-    | {"train_data", "val_data", "test_data", "on_round", "on_event", "is_convergent", "callbacks"}
-)
-"""Attributes that do not travel from the master to the workers; nor do ``IApp``'s own private ones, nor does what ``load_dataset`` and
-``create_model`` set here."""
 
 
 class IApp(Settings):
@@ -358,6 +352,17 @@ class IApp(Settings):
         with shown(self):
             return await prepare(self, seed)
 
+    async def advise(self, level: Level = "batch") -> Answer:
+        """Say what is likely to be wrong with this app, which stays as it is: ``advice`` has each finding, the worst first.
+
+        Args:
+            level: ``"quick"``: settings, arrays and the model; ``"batch"``: also some batches on a copy; ``"cluster"``: also a fresh process.
+        """
+        from ddlf.advice.advise import advise
+
+        await self._check_written()
+        return await advise(self, level)
+
     # -- after training ---------------------------------------------------------------------------------------------
 
     async def evaluate_model(self) -> dict[str, float]:
@@ -390,11 +395,6 @@ class IApp(Settings):
             await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {}
-        for name, value in vars(self).items():
-            made = self._made.get(name)
-            own = name in MASTER_ONLY or (name.startswith("_") and hasattr(IApp, name))
-            if own or (made is not None and made[0] is value and len(made) == 1):
-                continue
-            state[name] = made[1] if made is not None and made[0] is value else value
-        return state
+        from ddlf.roles.travels import travels
+
+        return travels(self, IApp)

@@ -98,8 +98,7 @@ class Settings:
         str,
         OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),
         "precision of computation on the workers; auto: float32, and a line when bfloat16 would be faster there",
-        "",
-        FACT,
+        *("", FACT),
     ] = "auto"
 
     balance: Annotated[
@@ -157,9 +156,7 @@ class Settings:
         str,
         OneOf("averaged", "local", "recalibrated"),
         "batch normalization: averaged, each slot's own (local), or statistics anew after each merge (recalibrated)",
-        "",
-        FACT,
-        "sync",
+        *("", FACT, "sync"),
     ] = "averaged"
     """With ``local`` moving statistics, scale and offset of ``BatchNormalization`` stay apart in each slot for the whole run, and the model that is
     tested and saved has their mean (FedBN, arXiv:2102.07623). For slots whose data differ. With ``recalibrated`` moving statistics are computed anew
@@ -352,6 +349,9 @@ class Settings:
     ] = None
     """The folder of a run, or of its checkpoints: asynchronous training then ends with the same bits, whichever worker is fast, or is lost. App, data
     and settings must be the same; a run that ended early is followed up to where it did."""
+
+    advice: Annotated[str, OneOf("off", "quick", "strict"), "known mistakes: say, or refuse (strict)", ""] = "quick"
+    """Looked for in what is in memory before training (``ddlf advise``). With ``strict`` a run that could learn nothing does not begin."""
 
     takeover: Annotated[bool, SWITCH, "take the checkpoints' folder from another master that writes there"] = False
     """``Cluster`` has the same for workers, and ``--takeover`` is both."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlf.cli import data_verbs, export_verbs, look_back, model_verbs
+from ddlf.cli import advice_verbs, data_verbs, export_verbs, look_back, model_verbs
 from ddlf.cli.options import add_options, add_parameters
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.version import __version__
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddlf.cli.parsing import Verbs
 
 GROUPS = {
-    "train": ("run", "check", "new", "demo"),
+    "train": ("run", "advise", "check", "new", "demo"),
     "cluster": ("status", "top", "dashboard", "stop", "clean", "bench"),
     "data, models": ("data", "model", "export"),
     "look back": ("runs", "logs", "report"),
@@ -63,6 +63,7 @@ def parser() -> TopParser:
     result.add_argument("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
     result.verbs = verbs = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _train(verbs)
+    advice_verbs.add(verbs)
     _cluster(verbs)
     data_verbs.add(verbs)
     model_verbs.add(verbs)

@@ -36,6 +36,7 @@ from ddlf.events.phases import (
     What,
 )
 from ddlf.events.run import (
+    Advised,
     Committed,
     Converged,
     DataLoaded,
@@ -79,6 +80,7 @@ from ddlf.events.workers import (
 
 __all__ = [
     "KINDS",
+    "Advised",
     "CheckpointDamaged",
     "CheckpointFailed",
     "CheckpointWritten",

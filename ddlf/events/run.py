@@ -108,6 +108,26 @@ class Decided(Event):
     why: str
 
 
+class Advised(Event):
+    """The adviser has found something in the app; of what it finds in a run by itself the first three are told.
+
+    Args:
+        rule: Id of the rule, as ``"L02"``.
+        severity: ``"E"``: nothing can be learnt; ``"W"``: it costs accuracy or time.
+        what: What was found.
+        fix: What to do.
+        place: File and line of the user's, with a colon between them; "" if that is not known.
+        more: How many more there are, which are not told.
+    """
+
+    rule: str
+    severity: str
+    what: str
+    fix: str
+    place: str = ""
+    more: int = 0
+
+
 class TrainingBegan(Event):
     """The nodes are ready, and what the run goes on from is known.
 

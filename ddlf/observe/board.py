@@ -28,6 +28,7 @@ LONGEST_LINE = 500
 OF_A_RUN = ("run", "app", "mode", "batch_size", "worker_epochs", "worker_steps", "seed")
 """Facts of the beginning that the page shows."""
 TROUBLE = (
+    e.Advised,
     e.Warned,
     e.WorkerLost,
     e.WorkerGone,

@@ -126,6 +126,9 @@ def _line(event: e.Event) -> str:
         case e.Decided():
             value = event.value if len(event.value) <= MOST_OF_A_VALUE else f"{event.value[:MOST_OF_A_VALUE]}..."
             return f"decided   {event.key} {value}: {event.why} ({event.rule})"
+        case e.Advised():
+            more = f"; {event.more} more: ddlf advise" if event.more else ""
+            return f"advice    {event.rule} {event.what} ({event.place or f'ddlf advise --explain {event.rule}'}){more}"
         case e.TrainingBegan():
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
         case e.DataPartitioned():

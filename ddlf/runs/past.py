@@ -195,6 +195,8 @@ def _take(past: Past, data: dict[str, Any]) -> None:
             _share(past, event.worker).name = event.name
         case e.Warned():
             past.faults.append(Fault(time=now, round=0, kind="warning", text=event.why))
+        case e.Advised():
+            past.faults.append(Fault(time=now, round=0, kind="advice", text=f"{event.rule}: {event.what}"))
         case e.CheckpointDamaged():
             past.faults.append(Fault(time=now, round=0, kind="damaged", text=event.why))
     told = training_event(event)

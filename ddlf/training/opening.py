@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from ddlf.advice.advise import of_run
+from ddlf.advice.watch import blamed, watched
 from ddlf.cluster.default import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
+from ddlf.events import Advised, DataLoaded, Event, ModelBuilt, Warned
 from ddlf.iworker import awaited
 from ddlf.phases import Phase, PhasesInTurn
 from ddlf.roles import PRELOADED, REPLICA, have_keras
@@ -51,6 +53,8 @@ class Opening:
 
     Attributes:
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
+        advice: What is likely to be wrong with the app, as it is on this side.
+        cause: What is likely to be the cause if training comes to nothing; empty if nothing is known.
         wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
         opened: What each worker has, by its number.
         checked: Whether they have been compared with this side; from then on each is when it is opened.
@@ -67,6 +71,8 @@ class Opening:
         self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
+        self.advice: list[Advised] = []
+        self.cause = ""
         self.opened: dict[int, dict[str, Any]] = {}
         self.checked = False
         self._asked: set[int] = set()
@@ -158,6 +164,7 @@ class Opening:
             with Phase(app._tell, "building"), fresh_names():
                 await _make(app, app.create_model)
         ready_model(app)
+        self.advice, self.cause = await of_run(app)
 
     async def _have_asked(self, workers: list[ProxyWorker]) -> None:
         """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
@@ -233,7 +240,10 @@ async def crew_of(
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
             _tell(app, opening.opened, time.perf_counter() - begin)
-            yield crew, samples
+            for advised in opening.advice:
+                app._tell(advised)
+            with watched(app), blamed(opening.cause):
+                yield crew, samples
     finally:
         opening.content.cancel()  # nobody will tell it any more
         opening.close(app.cluster.workers)

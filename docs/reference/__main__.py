@@ -12,6 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from ddlf import errors
+from ddlf.advice.rule import CLASSES, SEVERITIES
+from ddlf.advice.rules import RULES as ADVICE
+from ddlf.advice.told import explained
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.clips import CLIP
 from ddlf.algorithms.codec import CODEC, Outward
@@ -142,6 +145,21 @@ def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterat
         yield "\n\n".join(parts) + "\n"
     for rule, written in other_names:
         yield f"### `{rule}`\n\nAnother name of `{written}`, which is what is stored and compared.\n"
+
+
+def advice() -> str:
+    """The page of the adviser's rules, which leads to that of each."""
+    parts = [ADVICE_HEAD]
+    for letter, name in CLASSES.items():
+        rows = [
+            f"| [{rule.id}](advice/{rule.id}.md) | {SEVERITIES[rule.severity]} | {rule.level} | {rule.title} |"
+            for rule in ADVICE
+            if rule.id[0] == letter
+        ]
+        parts.append("\n".join([f"## {name}\n", "| rule | severity | level | what |", "|---|---|---|---|", *rows, ""]))
+    listed = "\n".join(f"advice/{rule.id}" for rule in ADVICE)
+    parts.append(f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{listed}\n```\n")
+    return "\n".join(parts)
 
 
 def _sections(thing: object) -> Iterator[tuple[str, str]]:
@@ -283,7 +301,15 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
     "rate_decay": ("How the learning rate falls with what validation data says.", RATE_DECAY),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }
+ADVICE_HEAD = """\
+# Rules of the adviser
+
+Made from `ddlf/advice` by `python docs/reference`. `ddlf advise --explain L02` prints a page in the terminal;
+[Advice before training](../advice.md) says how they are asked.
+"""
 PAGES = {
+    ROOT / "docs/reference/advice.md": advice,
+    **{ROOT / f"docs/reference/advice/{rule.id}.md": partial(explained, rule) for rule in ADVICE},
     ROOT / "docs/reference/errors.md": tree_of_errors,
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/rules.md": rules,

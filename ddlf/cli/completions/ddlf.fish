@@ -50,8 +50,8 @@ function _shtab_ddlf_using
   test "$_shtab_ddlf_cmdpath" = "$argv"
 end
 
-set -g _shtab_ddlf_commands run check new demo status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --file-bytes --file-samples --files --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_commands run check new demo advise status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
+set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -116,6 +116,7 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
 complete -c ddlf -n '_shtab_ddlf_using run' -l replay -x -d 'merge the updates of an earlier run again, in its order'
+complete -c ddlf -n '_shtab_ddlf_using run' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using run' -l log -x -d 'log to tensorboard, mlflow'
@@ -195,6 +196,7 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to writ
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l replay -x -d 'merge the updates of an earlier run again, in its order'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l log -x -d 'log to tensorboard, mlflow'
@@ -206,6 +208,21 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -s p -x -d 'set an attribute of the
 complete -c ddlf -n '_shtab_ddlf_using demo' -l dry-run -d 'print what would be done, and train nothing'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s q -l quiet -d 'print the results only'
 complete -c ddlf -n '_shtab_ddlf_using demo' -s v -l verbose -l debug -d 'show the whole traceback of an error'
+complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a advise -d 'say what is likely to be wrong with an app'
+complete -c ddlf -n '_shtab_ddlf_using advise' -s h -l help -d 'show this help message and exit'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l target -x -d 'the class that is meant, when the file has several'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l data -x -d 'what a text is to learn, where it does not say so'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l quick -d 'look at settings, arrays and the model: train nothing'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l cluster -d 'also at what only shows on several machines'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l workers -x -d 'how many there will be (default: 2)'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l explain -x -d 'print all about a rule'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l format -xka "text json sarif" -d 'text, json, sarif'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l diff -d 'print the changes that would mend it, as patch -p0 takes them'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l fix -d 'write these changes'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l fail-on -xka "error warning note never" -d 'what the exit code is 1 for: error, warning, note, never (default: error)'
+complete -c ddlf -n '_shtab_ddlf_using advise' -s p -x -d 'set an attribute of the app; may be repeated'
+complete -c ddlf -n '_shtab_ddlf_using advise' -s v -l verbose -l debug -d 'show the whole traceback of an error'
+complete -c ddlf -n '_shtab_ddlf_using advise; and test $_shtab_ddlf_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'Python file with a subclass of ddlf.IApp, or the text of a model (.nnm)'
 complete -c ddlf -n '_shtab_ddlf_using; and test $_shtab_ddlf_npos -eq 0' -a status -d 'show what the workers do'
 complete -c ddlf -n '_shtab_ddlf_using status' -s h -l help -d 'show this help message and exit'
 complete -c ddlf -n '_shtab_ddlf_using status' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'cluster file (default: $DDLF_CONFIG, ./cluster.yaml)'
@@ -459,6 +476,7 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
 complete -c ddlf -n '_shtab_ddlf_using env' -l replay -x -d 'merge the updates of an earlier run again, in its order'
+complete -c ddlf -n '_shtab_ddlf_using env' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using env' -l log -x -d 'log to tensorboard, mlflow'
@@ -530,6 +548,7 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder 
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l replay -x -d 'merge the updates of an earlier run again, in its order'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the run, in its folder'"'"'s'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l log -x -d 'log to tensorboard, mlflow'

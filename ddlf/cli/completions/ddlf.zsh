@@ -10,6 +10,7 @@
 
 _shtab_ddlf_commands() {
   local _commands=(
+    advise:'say what is likely to be wrong with an app'
     bench:'measure the way to each worker'
     check:'compare an app with plain Keras'
     clean:'free what earlier runs left on the workers'
@@ -91,6 +92,26 @@ _shtab_ddlf_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_ddlf_defaults_added=0
+
+_shtab_ddlf_advise_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--target[the class that is meant, when the file has several]:NAME:"
+  "--data[what a text is to learn, where it does not say so]:NAME|FILE:"
+  "--quick[look at settings, arrays and the model\: train nothing]"
+  "--cluster[also at what only shows on several machines]"
+  "--workers[how many there will be (default\: 2)]:N:"
+  "--explain[print all about a rule]:RULE:"
+  "--format[text, json, sarif]:FORMAT:(text json sarif)"
+  "--diff[print the changes that would mend it, as patch -p0 takes them]"
+  "--fix[write these changes]"
+  "--fail-on[what the exit code is 1 for\: error, warning, note, never (default\: error)]:LEVEL:(error warning note never)"
+  "*-p[set an attribute of the app\; may be repeated]:KEY=VALUE:"
+  {-v,--verbose,--debug}"[show the whole traceback of an error]"
+  ":Python file with a subclass of ddlf.IApp, or the text of a model (.nnm):_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_ddlf_advise_defaults_added=0
 
 _shtab_ddlf_bench_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -208,6 +229,7 @@ _shtab_ddlf_config_show_options=(
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
   "--replay[merge the updates of an earlier run again, in its order]:DIR:"
+  "--advice[known mistakes\: say, or refuse (strict)]:advice:(off quick strict)"
   "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
   "--name[name of the run, in its folder\'s]:NAME:"
   "--log[log to tensorboard, mlflow]:NAMES:"
@@ -381,6 +403,7 @@ _shtab_ddlf_demo_options=(
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
   "--replay[merge the updates of an earlier run again, in its order]:DIR:"
+  "--advice[known mistakes\: say, or refuse (strict)]:advice:(off quick strict)"
   "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
   "--name[name of the run, in its folder\'s]:NAME:"
   "--log[log to tensorboard, mlflow]:NAMES:"
@@ -468,6 +491,7 @@ _shtab_ddlf_env_options=(
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
   "--replay[merge the updates of an earlier run again, in its order]:DIR:"
+  "--advice[known mistakes\: say, or refuse (strict)]:advice:(off quick strict)"
   "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
   "--name[name of the run, in its folder\'s]:NAME:"
   "--log[log to tensorboard, mlflow]:NAMES:"
@@ -671,6 +695,7 @@ _shtab_ddlf_run_options=(
   "--checkpoint-every[write checkpoints only after every N rounds, and at the end]:N:"
   "--resume[go on from the newest checkpoint\: in --checkpoint, if there is one, or in DIR]:auto|DIR:"
   "--replay[merge the updates of an earlier run again, in its order]:DIR:"
+  "--advice[known mistakes\: say, or refuse (strict)]:advice:(off quick strict)"
   "--out[folder to make the run\'s own folder in\; none\: make none]:DIR:"
   "--name[name of the run, in its folder\'s]:NAME:"
   "--log[log to tensorboard, mlflow]:NAMES:"
@@ -812,6 +837,7 @@ _shtab_ddlf() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_ddlf-$line[1]:"
       case $line[1] in
+        advise) _arguments -C -s $_shtab_ddlf_advise_options ;;
         bench) _arguments -C -s $_shtab_ddlf_bench_options ;;
         check) _arguments -C -s $_shtab_ddlf_check_options ;;
         clean) _arguments -C -s $_shtab_ddlf_clean_options ;;

@@ -1,0 +1,1 @@
+"""Advice: what is likely to be wrong with data, labels, model and settings, found before a training. Runs where a model is; the rules are pure."""

@@ -1,0 +1,190 @@
+"""Asking for advice: facts are collected once, rules asked, and what they find is put in its place in the user's code. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlf.advice.again import packed, seen_again
+from ddlf.advice.batch import seen_in_a_batch
+from ddlf.advice.changes import Edit, edits_of
+from ddlf.advice.collect import build, facts_of, load, sources_of, twin
+from ddlf.advice.facts import Facts
+from ddlf.advice.near import near
+from ddlf.advice.rule import LEVELS, Failed, Finding, Level, look, named
+from ddlf.advice.rules import RULES
+from ddlf.advice.source import Ignore, Place, Sources
+from ddlf.errors import AppError, DatasetError
+from ddlf.events import Advised
+
+log = logging.getLogger(__name__)
+
+MOST_TOLD = 3
+"""Findings of which a run tells by itself."""
+TOLD_BY_RUNS = frozenset({"D01", "T09"})
+"""What a run says in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One finding, where it is in the user's code.
+
+    Args:
+        finding: What was found.
+        place: Where that is written; None if it is not known.
+        edits: What would mend it; none if nobody but the user can.
+    """
+
+    finding: Finding
+    place: Place | None
+    edits: tuple[Edit, ...] = ()
+
+    def __str__(self) -> str:
+        """A line."""
+        return f"{self.finding.rule.id} {self.finding.found.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that came of asking.
+
+    Args:
+        advice: Findings, the worst first.
+        failed: Rules that raised.
+        ignored: How many findings the user's comments have taken away.
+        unneeded: Comments that took nothing away.
+    """
+
+    advice: tuple[Advice, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    ignored: int = 0
+    unneeded: tuple[Ignore, ...] = ()
+
+
+async def advise(app: Any, level: Level = "batch", *, workers: int | None = None) -> Answer:
+    """Say what is likely to be wrong with an app.
+
+    Args:
+        app: The user's ``IApp``; it is left as it is. What it has not loaded and made yet is loaded and made for this.
+        level: ``"quick"``, ``"batch"`` or ``"cluster"``; each does what those before it do.
+        workers: How many there will be, if the app has no cluster yet.
+
+    Raises:
+        AppError: The app lacks something without which there is nothing to look at.
+    """
+    from ddlf.data.parts import check_data
+
+    app = twin(app)
+    app.verbose = False
+    await app._check_written()
+    if level != "quick":  # steps are made on a model of its own
+        vars(app).pop("model", None)
+    sources = sources_of(app)
+    ignores = known_ignores(sources)
+    seen: dict[str, Any] = {}
+    pickled = packed(app, seen) if level == "cluster" else None
+    await load(app)
+    try:
+        check_data(app)
+    except (AppError, DatasetError):
+        answer = answered(facts_of(app, workers=workers), sources, ignores, ("quick",))
+        if not any(one.finding.severity == "E" for one in answer.advice):
+            raise
+        return answer
+    await build(app)
+    if pickled is not None:
+        seen |= await seen_again(app, pickled)
+    facts = facts_of(app, workers=workers, seen=seen)
+    if level != "quick":
+        alike = near(getattr(app, "x_train", None), getattr(app, "x_test", None))
+        facts = replace(facts, seen={**seen, "near": alike, **seen_in_a_batch(app, facts)})
+    levels = LEVELS[: LEVELS.index(level) + 1]
+    return answered(facts, sources, ignores, levels)
+
+
+def known_ignores(sources: Sources) -> list[Ignore]:
+    """The user's comments by which findings are not wanted.
+
+    Raises:
+        ConfigError: One names a rule that there is not.
+    """
+    found = [one for file in sources.files for one in file.ignores()]
+    for one in found:
+        named(RULES, one.id, f"{one.place.path}:{one.place.line}")
+    return found
+
+
+def answered(facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: Iterable[str]) -> Answer:
+    """Ask the rules of some levels, and leave out what is not wanted."""
+    asked = [rule for rule in RULES if rule.level in set(levels)]
+    findings, failed = look(asked, facts)
+    used: set[Ignore] = set()
+    advice: list[Advice] = []
+    for finding in findings:
+        place = sources.place(finding.found.at, facts)
+        unwanted = [one for one in ignores if _is_for(one, finding, place)]
+        used.update(unwanted)
+        if not unwanted:
+            advice.append(Advice(finding, place, tuple(edits_of(finding.found.changes, sources, facts))))
+    ids = {rule.id for rule in asked}
+    unneeded = tuple(one for one in ignores if one not in used and one.id.upper() in ids)
+    return Answer(tuple(advice), tuple(failed), len(findings) - len(advice), unneeded)
+
+
+def _is_for(ignore: Ignore, finding: Finding, place: Place | None) -> bool:
+    if ignore.id.upper() != finding.rule.id:
+        return False
+    return ignore.lines is None or (
+        place is not None and place.path == ignore.place.path and place.line in ignore.lines
+    )
+
+
+async def of_run(app: Any) -> tuple[list[Advised], str]:
+    """What a run says of an app that has data and model, before it begins; and what is to blame if it comes to nothing.
+
+    Raises:
+        AppError: ``advice="strict"``, and something is wrong without which nothing can be learnt.
+    """
+    if app.advice == "off":
+        return [], ""
+    try:
+        answer = await asyncio.to_thread(_quickly, app)
+    except Exception:  # of the adviser's own making: no run ends with it
+        log.exception("no advice could be given")
+        return [], ""
+    for one in answer.failed:
+        log.warning("the rule %s failed: %s", one.rule.id, one.why)
+    wrong = [one for one in answer.advice if one.finding.severity == "E"]
+    cause = f"{wrong[0]}; {wrong[0].finding.fix}" if wrong else ""
+    if app.advice == "strict" and wrong:
+        rest = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise AppError(
+            f"advice is 'strict', and training would come to nothing: {wrong[0]}{rest}", hint=wrong[0].finding.fix
+        )
+    said = [one for one in answer.advice if one.finding.severity != "I" and one.finding.rule.id not in TOLD_BY_RUNS]
+    return [
+        _told(one, len(said) - MOST_TOLD if number == MOST_TOLD - 1 else 0)
+        for number, one in enumerate(said[:MOST_TOLD])
+    ], cause
+
+
+def _told(one: Advice, more: int) -> Advised:
+    place = "" if one.place is None else f"{one.place.path}:{one.place.line}"
+    finding = one.finding
+    return Advised(
+        rule=finding.rule.id,
+        severity=finding.severity,
+        what=finding.found.what,
+        fix=finding.fix,
+        place=place,
+        more=more,
+    )
+
+
+def _quickly(app: Any) -> Answer:
+    sources = sources_of(app)
+    ignores = [one for file in sources.files for one in file.ignores()]
+    return answered(facts_of(app), sources, ignores, ("quick",))

@@ -1,0 +1,156 @@
+"""A second process that loads an app's data and makes its model, as each worker does: ``python -m ddlf.advice.again``. What it sees differ is told.
+
+The app travels as it does to workers, pickled. The second process has another hash seed, and has imported and set nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddlf.data.parts import contents
+from ddlf.errors import DDLFError, NotPicklable
+from ddlf.roles.build import describe_weights
+from ddlf.wire.code import is_installed, pickle_object, unpickle
+
+SECONDS = 300.0
+"""After which the second process is taken to hang."""
+MOST_FILES = 5
+
+
+def packed(app: Any, seen: dict[str, Any]) -> bytes | None:
+    """The app as it travels to workers, before it has loaded anything; None if it cannot, which is noted.
+
+    Args:
+        app: The user's ``IApp``.
+        seen: Where sentences are noted.
+    """
+    try:
+        return pickle_object(app)
+    except NotPicklable as error:
+        seen["travel"] = (error.message,)
+        return None
+
+
+async def seen_again(app: Any, pickled: bytes) -> dict[str, Any]:
+    """What a second process has seen that this one has not, as sentences by what they are about.
+
+    Args:
+        app: With data and model, as this process has them.
+        pickled: The app before that.
+    """
+    mine = _facts(app)
+    command = [sys.executable, "-m", "ddlf.advice.again", sys.path[0]]
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(pickled), SECONDS)
+    except TimeoutError:
+        return {"failed": (f"load_dataset and create_model took more than {SECONDS:.0f} s in a second process",)}
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        return {
+            "failed": (f"a second process ended with exit code {process.returncode} in load_dataset or create_model",)
+        }
+    return differing(mine, json.loads(out.decode().rpartition("\n")[2]))
+
+
+def differing(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """What two processes have made of one app, as sentences by what they are about.
+
+    Args:
+        mine: Facts of this one.
+        theirs: Those of the second.
+    """
+    if error := theirs.get("error"):
+        return {"failed": (f"in a second process {error}",)}
+    found: dict[str, Any] = {}
+    other = [name for name in {**mine["data"], **theirs["data"]} if mine["data"].get(name) != theirs["data"].get(name)]
+    if other:
+        found["data"] = (f"a second process has other values in {', '.join(other)}",)
+    if (a := mine["weights"]) != (b := theirs["weights"]):
+        first = next((one[0] for one, two in zip(a, b, strict=False) if one[1:] != two[1:]), "")
+        if len(a) != len(b) or first:
+            what = f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
+            found["model"] = (f"a second process has {what}",)
+    if files := theirs["files"]:
+        found["files"] = (f"load_dataset reads {', '.join(files[:MOST_FILES])}",)
+    return found
+
+
+def _facts(app: Any) -> dict[str, Any]:
+    return {"data": contents(app), "weights": describe_weights(app.model), "files": []}
+
+
+def is_of_this_machine(path: str, script: str) -> bool:
+    """Whether a file that was read is one that other machines need not have.
+
+    Args:
+        path: Of the file.
+        script: Folder of the script; Python files there travel.
+    """
+    real = os.path.realpath(path)
+    usual = (
+        "/proc/",
+        "/sys/",
+        "/dev/",
+        "/etc/",
+        "/usr/",
+        "/lib",
+        os.path.realpath(sys.prefix),
+        os.path.realpath(sys.base_prefix),
+    )
+    home = os.path.expanduser("~")
+    places = [os.environ.get("DDLF_DATA", ""), f"{home}/.keras", f"{home}/.cache", os.environ.get("XDG_CACHE_HOME", "")]
+    known = [*usual, *(os.path.realpath(place) for place in places if place), str(Path(__file__).parents[1])]
+    is_code = real.endswith((".py", ".pyc", ".so", ".pth"))
+    return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
+
+
+def _main() -> None:
+    """Load and build what standard input holds, and print the facts of it."""
+    script, out = sys.argv[1], os.dup(1)
+    os.dup2(2, 1)  # what the app prints is not an answer
+    if script:
+        sys.path.insert(0, script)
+    opened: dict[str, None] = {}
+    listening = False
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "open" and isinstance(arguments[0], str) and "w" not in str(arguments[1] or "r"):
+            opened[os.path.abspath(arguments[0])] = None
+
+    sys.addaudithook(hear)
+    from ddlf.advice.collect import build, load
+    from ddlf.data.parts import check_data
+
+    try:
+        app = unpickle(sys.stdin.buffer.read())
+        listening = True
+        asyncio.run(load(app))
+        listening = False
+        check_data(app)
+        asyncio.run(build(app))
+        answer = _facts(app) | {"files": [path for path in opened if is_of_this_machine(path, script)]}
+    except (Exception, DDLFError) as error:
+        answer = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
+    with contextlib.closing(os.fdopen(out, "w")) as file:
+        file.write(f"\n{json.dumps(answer)}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,244 @@
+"""Rules of class M about a layer by itself: one that cannot learn, or not well. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddlf.advice.facts import WEIGHTED, Facts, Layer
+from ddlf.advice.rule import Change, Found, Rule
+
+DROPOUT = frozenset(
+    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout"}
+)
+JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
+DROPPED = 0.8
+PENALTY = 0.1
+SPREADS = (0.02, 5.0)
+"""Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
+PADDED = 0.3
+UMLAUT = "Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538"
+NEURALINT = "Nikanjam et al., NeuraLint, arXiv:2105.08095"
+
+
+def hidden(facts: Facts) -> list[Layer]:
+    """Layers with kernels behind which there are others."""
+    last = {head.layer for head in facts.heads}
+    return [
+        one
+        for one in facts.layers
+        if one.kind in WEIGHTED and one.reads and one.name not in last and facts.readers(one.name)
+    ]
+
+
+def _equal_weights(facts: Facts) -> Iterator[Found]:
+    joined = any(one.kind in JOINING for one in facts.layers)
+    for layer in hidden(facts):
+        size = max((n or 0 for n in layer.shape[-1:]), default=0)
+        if layer.equal is None or size < 2 or not layer.trained or (joined and layer.equal == 0):
+            continue
+        yield Found(
+            f"all weights of {layer.name!r} are {layer.equal:g}",
+            ("layer", layer.name),
+            changes=(Change("argument", "glorot_uniform", layer.name, "kernel_initializer"),),
+        )
+
+
+def _nothing_trained(facts: Facts) -> Iterator[Found]:
+    if (
+        facts.layers
+        and facts.heads
+        and not any(one.trained for one in facts.layers)
+        and any(one.parameters for one in facts.layers)
+    ):
+        yield Found("no weight of the model is trained: all layers are frozen", ("layer", facts.layers[-1].name))
+
+
+def _frozen_head(facts: Facts) -> Iterator[Found]:
+    if not any(one.trained for one in facts.layers):
+        return
+    for head in facts.heads:
+        layer = facts.layer(head.layer)
+        if (
+            layer is not None
+            and layer.kind == "Dense"
+            and layer.parameters
+            and not layer.trained
+            and layer.initializer.startswith("Glorot")
+        ):
+            behind = [one for one in facts.layers if one.trained]
+            yield Found(
+                f"the last layer, {layer.name!r}, is frozen, and {len(behind)} before it are trained",
+                ("layer", layer.name),
+                changes=(Change("argument", True, layer.name, "trainable"),),
+            )
+
+
+def _unknown_tokens(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind != "Embedding" or (layer.reads and facts.layer(layer.reads[0]) is not None):
+            continue
+        size = layer.config.get("input_dim")
+        named = [
+            one
+            for one in facts.of("x")
+            if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in one.name
+        ]
+        for array in named:
+            if isinstance(size, int) and array.whole and (array.high >= size or array.low < 0):
+                yield Found(
+                    f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {layer.name!r} has rows 0 to {size - 1}",
+                    ("layer", layer.name),
+                    changes=(Change("argument", int(array.high) + 1, layer.name, "input_dim"),)
+                    if array.low >= 0
+                    else (),
+                )
+                break
+
+
+def _unmasked(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind == "Embedding" and not layer.config.get("mask_zero"):
+            readers = facts.readers(layer.name)
+            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
+            reads = any(one.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for one in readers)
+            if array is not None and array.padded > PADDED and reads:
+                yield Found(
+                    f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} takes for a token as others",
+                    ("layer", layer.name),
+                    changes=(Change("argument", True, layer.name, "mask_zero"),),
+                )
+
+
+def _much_dropped(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        rate = layer.config.get("rate")
+        if layer.kind in DROPOUT and isinstance(rate, int | float) and rate >= DROPPED:
+            yield Found(
+                f"{layer.name!r} sets {rate:.0%} of its inputs to 0",
+                ("layer", layer.name),
+                changes=(Change("argument", 0.5, layer.name, "rate"),),
+            )
+
+
+def _punished(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.penalty >= PENALTY:
+            yield Found(
+                f"the penalty of {layer.name!r} has the factor {layer.penalty:g}; 0.01 to 0.00001 is usual",
+                ("layer", layer.name),
+            )
+
+
+def _start(facts: Facts) -> Iterator[Found]:
+    for layer in hidden(facts):
+        if (
+            layer.spread is None
+            or not layer.fan_in
+            or layer.initializer not in ("RandomNormal", "TruncatedNormal", "RandomUniform")
+        ):
+            continue
+        scale = layer.spread * layer.fan_in**0.5
+        if layer.trained and not SPREADS[0] <= scale <= SPREADS[1]:
+            yield Found(
+                f"the first weights of {layer.name!r} have a standard deviation of {layer.spread:g}, and {layer.fan_in} products are summed: "
+                f"what comes out is {scale:.3g} times what goes in",
+                ("layer", layer.name),
+                changes=(Change("argument", "glorot_uniform", layer.name, "kernel_initializer"),),
+            )
+
+
+def _other_shape(facts: Facts) -> Iterator[Found]:
+    arrays = list(facts.of("x", "train"))
+    if len(arrays) != 1 or len(facts.inputs) != 1:
+        return
+    (array,), (_, wanted, _) = arrays, facts.inputs[0]
+    given = array.sample
+    for shape in (given, (*given, 1), given[:-1] if given[-1:] == (1,) else given):
+        if len(shape) == len(wanted) and all(w in (None, g) for g, w in zip(shape, wanted, strict=True)):
+            return
+    yield Found(f"samples of {array.name} have the shape {given}, and the model takes {wanted}", ("data", array.name))
+
+
+LAYERS = (
+    Rule(
+        id="M01",
+        severity="E",
+        title="equal first weights",
+        look=_equal_weights,
+        why="Units that begin equal get equal gradients and stay equal: the layer is worth one unit.",
+        fix="Leave kernel_initializer out, or take one that draws numbers.",
+        source=NEURALINT,
+    ),
+    Rule(
+        id="M10",
+        severity="E",
+        title="nothing is trained",
+        look=_nothing_trained,
+        why="Without trained weights each epoch gives what was there before.",
+        fix="Set trainable=True on the layers that are to learn, before compile.",
+        source="Humbatova et al., arXiv:1910.11015",
+    ),
+    Rule(
+        id="M11",
+        severity="W",
+        title="a frozen last layer",
+        look=_frozen_head,
+        why="Its random weights stay what they are, and all before it must learn to suit them.",
+        fix="Freeze the layers that were trained before, and train the new one.",
+        source="Humbatova et al., arXiv:1910.11015",
+    ),
+    Rule(
+        id="M12",
+        severity="E",
+        title="tokens that the embedding lacks",
+        look=_unknown_tokens,
+        why="There is no row for them: TensorFlow ends the run on a processor, and reads zeros without a word on a graphics card.",
+        fix="Give Embedding input_dim = largest number + 1.",
+        source="Humbatova et al., arXiv:1910.11015",
+    ),
+    Rule(
+        id="M13",
+        severity="I",
+        title="padding that is read as text",
+        look=_unmasked,
+        why="A recurrent layer goes on over the padding, and forgets there what it has read.",
+        fix="Give Embedding mask_zero=True.",
+        source="Dwarampudi and Reddy, Effects of padding on LSTMs and CNNs, arXiv:1903.07288",
+    ),
+    Rule(
+        id="M14",
+        severity="W",
+        title="nearly all is dropped",
+        look=_much_dropped,
+        why="What is left of the signal is noise, and the layer behind learns next to nothing.",
+        fix="Take rates of 0.1 to 0.5.",
+        source=UMLAUT,
+    ),
+    Rule(
+        id="M15",
+        severity="W",
+        title="a penalty that is larger than the loss",
+        look=_punished,
+        why="To make the weights small pays more than to be right, so that the model says the same of all samples.",
+        fix="Take 0.01 to 0.00001.",
+        source=UMLAUT,
+    ),
+    Rule(
+        id="M16",
+        severity="W",
+        title="first weights of an unusual scale",
+        look=_start,
+        why="Signals grow or fade with each layer, and gradients with them.",
+        fix="Leave kernel_initializer out, or take he_normal before relu.",
+        source="He et al., arXiv:1502.01852; WebNNM, 2026",
+    ),
+    Rule(
+        id="M17",
+        severity="E",
+        title="samples of another shape than the model takes",
+        look=_other_shape,
+        why="Keras refuses them in the first step, which on a cluster is on a worker.",
+        fix="Give keras.Input the shape of a sample.",
+        source="Humbatova et al., arXiv:1910.11015",
+    ),
+)

@@ -1,0 +1,265 @@
+"""Rules of class M about layers together, as far as no batch is needed to see it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ddlf.advice.facts import NORMALIZING, WEIGHTED, Facts, Layer
+from ddlf.advice.of_layers import DROPOUT, JOINING, NEURALINT, UMLAUT, hidden
+from ddlf.advice.rule import Change, Found, Rule
+
+KEEPS_LINES = frozenset(
+    {
+        "Dropout",
+        "Flatten",
+        "Reshape",
+        "AveragePooling1D",
+        "AveragePooling2D",
+        "ZeroPadding2D",
+        "BatchNormalization",
+        "Identity",
+    }
+)
+"""Behind which what is linear is linear still."""
+DEEP = 20
+"""Layers with weights one behind the other from which on nothing learns without norms or skips; VGG19 has 19."""
+SATURATING = {"sigmoid": 4, "hard_sigmoid": 4, "tanh": 9, "softsign": 9}
+"""So many of them one behind the other leave the first without gradients."""
+
+
+def _before(facts: Facts, layer: Layer, through: frozenset[str] = frozenset()) -> Layer | None:
+    """The one layer whose output it takes, if nobody else takes that."""
+    while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
+        if len(facts.readers(found.name)) != 1:
+            return None
+        if found.kind not in through:
+            return found
+        layer = found
+    return None
+
+
+def _longest(facts: Facts, counts: Callable[[Layer], bool], breaks: Callable[[Layer], bool]) -> list[str]:
+    """The longest row of layers one behind the other that count; one that breaks begins anew."""
+    best: dict[str, list[str]] = {}
+    for layer in facts.layers:
+        before = max((best.get(name, []) for name in layer.reads), key=len, default=[])
+        best[layer.name] = [] if breaks(layer) else [*before, layer.name] if counts(layer) else before
+    return max(best.values(), key=len, default=[])
+
+
+def _linear(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind not in ("Dense", "Conv1D", "Conv2D") or not layer.trained:
+            continue
+        before = _before(facts, layer, KEEPS_LINES)
+        if before is None or before.kind != layer.kind or before.activation != "linear" or not before.trained:
+            continue
+        if (
+            layer.config.get("groups", 1) != 1
+            or before.config.get("groups", 1) != 1
+            or not before.shape
+            or not layer.shape
+        ):
+            continue
+        width, ends = before.shape[-1] or 0, ((before.before or (0,))[-1] or 0, layer.shape[-1] or 0)
+        if width < max(ends) and width < min(
+            ends[0] or width + 1, 10 * width
+        ):  # narrower than both sides: a factor, or a code
+            continue
+        if width < ends[1]:
+            continue
+        yield Found(
+            f"between {before.name!r} and {layer.name!r} there is no activation: together they are one {layer.kind}",
+            ("layer", before.name),
+            changes=(Change("argument", "relu", before.name, "activation"),),
+        )
+
+
+def _deep(facts: Facts) -> Iterator[Found]:
+    if any(one.kind in NORMALIZING or one.kind in JOINING for one in facts.layers) or any(
+        one.activation == "selu" for one in facts.layers
+    ):
+        return
+    row = _longest(facts, lambda one: one.kind in WEIGHTED, lambda one: False)
+    if len(row) > DEEP:
+        yield Found(
+            f"{len(row)} layers with weights, from {row[0]!r} to {row[-1]!r}, and no normalization and no skip among them",
+            ("layer", row[0]),
+        )
+
+
+def _saturating(facts: Facts) -> Iterator[Found]:
+    for activation, most in SATURATING.items():
+        row = _longest(
+            facts,
+            lambda one, wanted=activation: one.activation == wanted and one.kind not in ("LSTM", "GRU", "SimpleRNN"),  # type: ignore[misc]
+            lambda one: one.kind in NORMALIZING or one.kind in JOINING,
+        )
+        row = [name for name in row if name not in {head.layer for head in facts.heads}]
+        if len(row) >= most:
+            yield Found(
+                f"{len(row)} times {activation} one behind the other, from {row[0]!r} to {row[-1]!r}",
+                ("layer", row[0]),
+                changes=tuple(Change("argument", "relu", name, "activation") for name in row),
+            )
+            return
+
+
+def _dropout_before_norm(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind == "BatchNormalization":
+            before = _before(
+                facts,
+                layer,
+                frozenset({"Dense", "Conv1D", "Conv2D", "Activation", "ReLU", "MaxPooling2D", "AveragePooling2D"}),
+            )
+            if before is not None and before.kind in DROPOUT and float(before.config.get("rate") or 0) > 0:
+                yield Found(
+                    f"{before.name!r} stands before {layer.name!r}",
+                    ("layer", before.name),
+                    changes=(Change("remove", of=before.name),),
+                )
+
+
+def _dropout_at_the_end(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if (
+            layer.kind in DROPOUT
+            and layer.reads
+            and not facts.readers(layer.name)
+            and float(layer.config.get("rate") or 0) > 0
+        ):
+            yield Found(
+                f"{layer.name!r} stands behind the output, and sets {float(layer.config['rate']):.0%} of it to 0 in training",
+                ("layer", layer.name),
+                changes=(Change("remove", of=layer.name),),
+            )
+
+
+def _inner_softmax(facts: Facts) -> Iterator[Found]:
+    for layer in hidden(facts):
+        readers = facts.readers(layer.name)
+        straight = len(readers) == 1 and readers[0].kind in (
+            "Dense",
+            "Dropout",
+            "BatchNormalization",
+            "Conv2D",
+            "Flatten",
+        )
+        if layer.kind in ("Dense", "Conv2D") and layer.activation == "softmax" and straight:
+            yield Found(
+                f"{layer.name!r} is a softmax, and {readers[0].name!r} goes on from it",
+                ("layer", layer.name),
+                changes=(Change("argument", "relu", layer.name, "activation"),),
+            )
+
+
+def _cut_logits(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind in ("Softmax", "Activation") and layer.activation in ("softmax", "sigmoid"):
+            before = _before(facts, layer, frozenset({"Dropout"}))
+            if before is not None and before.activation in ("relu", "sigmoid", "tanh", "softmax"):
+                kept = before.kind in ("Dense", "Conv2D")
+                yield Found(
+                    f"{before.name!r} is a {before.activation}, and {layer.name!r} takes a {layer.activation} of it",
+                    ("layer", before.name),
+                    changes=(Change("argument", "linear", before.name, "activation"),) if kept else (),
+                )
+
+
+def _bias_before_norm(facts: Facts) -> Iterator[Found]:
+    found = []
+    for layer in facts.layers:
+        if layer.kind == "BatchNormalization" and layer.config.get("center", True):
+            before = _before(facts, layer)
+            if (
+                before is not None
+                and before.kind in WEIGHTED
+                and before.config.get("use_bias")
+                and before.activation == "linear"
+            ):
+                found.append(before.name)
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Found(
+            f"{found[0]!r}{more} {'add' if more else 'adds'} a bias that the normalization behind takes off again",
+            ("layer", found[0]),
+            changes=tuple(Change("argument", False, name, "use_bias") for name in found),
+        )
+
+
+AUTOTRAINER = "Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043"
+MODELS = (
+    Rule(
+        id="M02",
+        severity="W",
+        title="layers without an activation between them",
+        look=_linear,
+        why="Products of products are products: two such layers can do no more than one.",
+        fix="Give the first one an activation, as relu.",
+        source=NEURALINT,
+    ),
+    Rule(
+        id="M03",
+        severity="W",
+        title="deep without normalization or skips",
+        look=_deep,
+        why="Gradients become smaller or larger with each layer, until the first ones stand still or burst.",
+        fix="Add BatchNormalization or LayerNormalization behind layers, or skips around them.",
+        source="WebNNM, 2026; He et al., arXiv:1512.03385",
+    ),
+    Rule(
+        id="M04",
+        severity="W",
+        title="saturating activations in a row",
+        look=_saturating,
+        why="A sigmoid passes on a quarter of a gradient at best: behind some of them nothing is left.",
+        fix="Take relu, gelu or selu in hidden layers, or normalize between them.",
+        source=AUTOTRAINER,
+    ),
+    Rule(
+        id="M05",
+        severity="W",
+        title="dropout before batch normalization",
+        look=_dropout_before_norm,
+        why="Dropout changes the variance in training only, and the normalization is then wrong by that in use.",
+        fix="Put dropout behind the last normalization.",
+        source="Li et al., Understanding the Disharmony, arXiv:1801.05134",
+    ),
+    Rule(
+        id="M06",
+        severity="W",
+        title="dropout behind the output",
+        look=_dropout_at_the_end,
+        why="Outputs that were set to 0 are compared with labels as if the model had said so.",
+        fix="Take it away, or put it before the last layer.",
+        source=UMLAUT,
+    ),
+    Rule(
+        id="M07",
+        severity="W",
+        title="softmax in a hidden layer",
+        look=_inner_softmax,
+        why="A softmax lets one unit speak and holds all others near 0, with hardly any gradient.",
+        fix="Take relu in hidden layers.",
+        source=UMLAUT,
+    ),
+    Rule(
+        id="M08",
+        severity="W",
+        title="an activation before the softmax",
+        look=_cut_logits,
+        why="Logits that cannot be negative, or not large, cannot say that something is certain; units of a relu that are at 0 stay there.",
+        fix="Leave the layer before the softmax without an activation.",
+        source=NEURALINT,
+    ),
+    Rule(
+        id="M09",
+        severity="I",
+        title="a bias before batch normalization",
+        look=_bias_before_norm,
+        why="The normalization takes the mean off, and the bias with it; it only costs.",
+        fix="Give the layer use_bias=False.",
+        source="Ioffe and Szegedy, arXiv:1502.03167",
+    ),
+)

@@ -1,0 +1,194 @@
+"""Rules of class D that compare samples: with each other, with their labels, and over parts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddlf.advice.facts import Array, Facts
+from ddlf.advice.rule import Change, Found, Rule
+
+SHARED_SHARE, SHARED_COUNT = 0.01, 2
+"""So much of a part may be in training, too, before it is more than chance."""
+CONTRADICTING = 0.01
+OFTENER = 3.0
+"""Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
+
+
+def plural(count: int, one: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {one}{'' if count == 1 else 'es' if one.endswith(('ss', 'ch')) else 's'}"
+
+
+def _is_trivial(facts: Facts) -> bool:
+    return facts.rows.repeats_by_nature or facts.rows.looked < 20
+
+
+def _is_counted(facts: Facts) -> bool:
+    """Whether inputs are whole numbers, as tokens and categories, of which there are only so many combinations."""
+    return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
+
+
+def _shared(facts: Facts) -> Iterator[Found]:
+    if _is_trivial(facts):
+        return
+    own = 1 - facts.rows.distinct / facts.rows.looked
+    for shared in facts.rows.shared:
+        share = shared.count / shared.of
+        if not shared.count or (_is_counted(facts) and share < OFTENER * own):
+            continue
+        many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT
+        whole = share > 0.5
+        x = f"x_{shared.part}"
+        lines = (
+            "known = {row.tobytes() for row in self.x_train}",
+            f"new = [row.tobytes() not in known for row in self.{x}]",
+            f"self.{x}, self.y_{shared.part} = self.{x}[new], self.y_{shared.part}[new]",
+        )
+        can = not whole and facts.array(x) and facts.array(f"y_{shared.part}") and facts.array("x_train")
+        pairs = ", ".join(f"{a} = {b}" for a, b in shared.pairs)
+        yield Found(
+            f"{shared.count:,} of {shared.of:,} samples of x_{shared.part} are in x_train, too (numbers in training and there: {pairs})",
+            ("data", x),
+            tuple(b for _, b in shared.pairs),
+            (Change("data", lines),) if can else (),
+            severity="W" if many else "I",
+            fix="split the data once, into parts that have nothing in common" if whole else "",
+        )
+
+
+def _doubled(facts: Facts) -> Iterator[Found]:
+    rows = facts.rows
+    if _is_trivial(facts) or not rows.doubled or _is_counted(facts):
+        return
+    pairs = ", ".join(f"{a} = {b}" for a, b in rows.doubled)
+    yield Found(
+        f"{rows.looked - rows.distinct:,} of {rows.looked:,} training samples are there before ({pairs})",
+        ("data", "x_train"),
+        tuple(b for _, b in rows.doubled),
+    )
+
+
+def _contradicting(facts: Facts) -> Iterator[Found]:
+    rows = facts.rows
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if labels is None or labels.kind not in ("numbers", "one_hot") or _is_trivial(facts):
+        return
+    if rows.contradicting > max(1.0, CONTRADICTING * rows.looked):
+        pairs = ", ".join(f"{a} and {b}" for a, b in rows.pairs)
+        yield Found(
+            f"{rows.contradicting:,} training samples are equal to another one that has another label ({pairs})",
+            ("data", "y_train"),
+            tuple(number for pair in rows.pairs for number in pair),
+        )
+
+
+def _leaks(facts: Facts) -> Iterator[Found]:
+    for name, feature in facts.rows.leaks:
+        yield Found(f"feature {feature} of {name} is the label itself, in other numbers", ("data", name))
+
+
+def _sorted(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("y", "train"):
+        if array.labels is not None and array.labels.is_sorted:
+            yield Found(
+                f"{array.name} is sorted: {plural(len(classes(array)), 'class')} one behind the other",
+                ("data", array.name),
+            )
+
+
+def classes(array: Array) -> set[int]:
+    return {number for number, count in array.labels.counts.items() if count} if array.labels is not None else set()
+
+
+def is_of_classes(facts: Facts, array: Array) -> bool:
+    """Whether labels are numbers of classes, rather than other whole numbers."""
+    if array.labels is None or array.labels.kind not in ("numbers", "one_hot"):
+        return False
+    heads = [one for one in facts.heads if one.target in ("", array.name)]
+    sparse = any(one.loss in ("sce", "cce", "bce", "kld") for one in heads)
+    return array.labels.kind == "one_hot" or sparse
+
+
+def _missing(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("y", "train"):
+        if not is_of_classes(facts, array):
+            continue
+        mine = classes(array)
+        for part in ("val", "test"):
+            other = facts.array(array.name.replace("_train", f"_{part}"))
+            if other is None or other.labels is None or other.labels.kind != array.labels.kind:  # type: ignore[union-attr]
+                continue
+            theirs = classes(other)
+            if unknown := sorted(theirs - mine):
+                yield Found(
+                    f"{other.name} has {plural(len(unknown), 'class')} that {array.name} lacks: {first(unknown)}",
+                    ("data", other.name),
+                )
+            enough = other.shape[0] >= 10 * len(mine)
+            if enough and len(mine) <= 1000 and (lacking := sorted(mine - theirs)):
+                yield Found(
+                    f"{other.name} lacks {plural(len(lacking), 'class')} of {len(mine)}: {first(lacking)}",
+                    ("data", other.name),
+                )
+
+
+def first(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+SAMPLES = (
+    Rule(
+        id="D05",
+        severity="W",
+        title="the same samples in training and test",
+        look=_shared,
+        why="What was learnt by heart is counted as understood: the measured accuracy is too high.",
+        fix="Leave out of that part what is in training.",
+        source="Karpathy, A Recipe for Training Neural Networks, 2019; Barz and Denzler, arXiv:1902.00423",
+    ),
+    Rule(
+        id="D06",
+        severity="I",
+        title="training samples that are there twice",
+        look=_doubled,
+        why="A sample that is there twice counts twice, and a split by chance puts its copies on both sides.",
+        fix="Leave out what is there before, ahead of splitting: numpy.unique(x, axis=0, return_index=True).",
+        source="measured: iris has one such row",
+    ),
+    Rule(
+        id="D07",
+        severity="W",
+        title="equal samples with other labels",
+        look=_contradicting,
+        why="No model can be right on both, and what it learns of one is undone by the other.",
+        fix="Look at how labels are put together with samples: an index that is off by one, or a file that was shuffled alone.",
+        source="UMLAUT, doi:10.1145/3411764.3445538; Northcutt et al., arXiv:1911.00068",
+    ),
+    Rule(
+        id="D08",
+        severity="W",
+        title="a feature that gives the label away",
+        look=_leaks,
+        why="The model learns that one column and nothing else, and where it is used the column is not known.",
+        fix="Leave that column out in load_dataset.",
+        source="Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496",
+    ),
+    Rule(
+        id="D09",
+        severity="I",
+        title="samples sorted by label",
+        look=_sorted,
+        why="Rounds mix them here, but a split by position, or a loop of your own, would have classes missing.",
+        fix="Shuffle once, with a fixed seed, before data is split.",
+        source="measured: iris and wine are sorted by class",
+    ),
+    Rule(
+        id="D10",
+        severity="W",
+        title="a class that one side lacks",
+        look=_missing,
+        why="What is not in training cannot be learnt, and what is not in the test is not measured.",
+        fix="Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).",
+        source="UMLAUT, doi:10.1145/3411764.3445538",
+    ),
+)

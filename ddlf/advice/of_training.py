@@ -1,0 +1,282 @@
+"""Rules of class T: how the model is trained. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ddlf.advice.facts import Facts
+from ddlf.advice.of_layers import DROPOUT
+from ddlf.advice.rule import Change, Found, Rule
+
+RATES = {
+    "SGD": (1e-5, 1.0, 0.01),
+    "Adam": (1e-6, 0.02, 0.001),
+    "AdamW": (1e-6, 0.02, 0.001),
+    "Nadam": (1e-6, 0.02, 0.001),
+    "Adamax": (1e-6, 0.05, 0.001),
+    "RMSprop": (1e-6, 0.02, 0.001),
+    "Adagrad": (1e-4, 1.0, 0.01),
+    "Adadelta": (1e-3, 10.0, 1.0),
+    "Ftrl": (1e-5, 1.0, 0.001),
+    "Lion": (1e-7, 0.003, 0.0001),
+}
+"""Learning rates that are usual for an optimizer: least, most, and the one to begin with."""
+CLIP = 0.01
+DECAY = 0.3
+LONGER = 1.5
+FEW_BATCHES = 8
+ENOUGH = 500
+CROWDED = 1_000
+"""Trained numbers for each sample."""
+AUGMENTING = (
+    "RandomFlip",
+    "RandomRotation",
+    "RandomTranslation",
+    "RandomZoom",
+    "RandomCrop",
+    "RandomContrast",
+    "GaussianNoise",
+    "RandAugment",
+    "MixUp",
+)
+
+
+def _rate(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.kind not in RATES or math.isnan(optimizer.rate):
+        return
+    low, high, usual = RATES[optimizer.kind]
+    if low <= optimizer.rate <= high:
+        return
+    far = "high" if optimizer.rate > high else "low"
+    yield Found(
+        f"the learning rate of {optimizer.kind} is {optimizer.rate:g}, which is {far}: {usual:g} is usual"
+        + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
+        ("optimizer", "rate"),
+        changes=(Change("rate", usual),) if not optimizer.schedule else (),
+        severity="E" if optimizer.rate <= 0 else None,
+    )
+
+
+def _unscaled_float16(facts: Facts) -> Iterator[Found]:
+    half = [one for one in facts.layers if one.precision == "float16" and one.trained]
+    if half and facts.optimizer is not None and not facts.optimizer.scales_loss:
+        yield Found(
+            f"{half[0].name!r}"
+            + (f" and {len(half) - 1} more" if len(half) > 1 else "")
+            + " compute in float16, and the loss is not scaled",
+            ("optimizer", ""),
+        )
+
+
+def _float16_softmax(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        layer = facts.layer(head.layer)
+        if (
+            layer is not None
+            and layer.precision == "float16"
+            and (head.activation in ("softmax", "sigmoid") or head.loss in ("mse", "poisson"))
+        ):
+            yield Found(
+                f"the output {head.name!r} is computed in float16, which ends at 65,504 and has nothing below 0.00000006",
+                ("layer", layer.name),
+                changes=(Change("argument", "float32", layer.name, "dtype"),),
+            )
+
+
+def _crowded(facts: Facts) -> Iterator[Found]:
+    trained = sum(one.trained for one in facts.layers)
+    held = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
+    decays = facts.optimizer is not None and facts.optimizer.decay > 0
+    if (
+        facts.samples >= 50
+        and trained > CROWDED * facts.samples
+        and not held
+        and not decays
+        and not facts.settings.get("callbacks")
+    ):
+        yield Found(
+            f"{trained:,} numbers are trained on {facts.samples:,} samples, without dropout, penalty or augmentation",
+            ("layer", max(facts.layers, key=lambda one: one.trained).name),
+        )
+
+
+def _long_schedule(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.steps is None or (facts.slots > 1 and optimizer.steps <= facts.steps * LONGER):
+        return
+    if optimizer.steps > LONGER * facts.steps:
+        yield Found(
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and one process makes {facts.steps:,} in this run",
+            ("optimizer", "schedule"),
+        )
+
+
+def _ends_early(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    ends = (
+        optimizer is not None
+        and optimizer.schedule in ("CosineDecay", "PolynomialDecay")
+        and optimizer.steps is not None
+    )
+    if (
+        ends
+        and optimizer is not None
+        and optimizer.steps is not None
+        and optimizer.steps * facts.slots * 4 < facts.steps
+    ):
+        yield Found(
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and a slot makes {facts.steps // facts.slots:,} in this run",
+            ("optimizer", "schedule"),
+        )
+
+
+def _few_batches(facts: Facts) -> Iterator[Found]:
+    size = int(facts.settings.get("batch_size", 32))
+    if facts.samples >= ENOUGH and facts.steps_an_epoch < FEW_BATCHES and facts.steps < 1_000 and not facts.from_files:
+        yield Found(
+            f"an epoch has {facts.steps_an_epoch} batches of {size}, the run {facts.steps}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+
+
+def _small_clip(facts: Facts) -> Iterator[Found]:
+    if (
+        facts.optimizer is not None
+        and facts.optimizer.clip is not None
+        and facts.optimizer.clip < CLIP
+        and facts.optimizer.kind == "SGD"
+    ):
+        yield Found(f"gradients are cut at {facts.optimizer.clip:g}", ("optimizer", "clip"))
+
+
+def _large_decay(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.decay < DECAY or math.isnan(optimizer.rate):
+        return
+    yield Found(
+        f"weight_decay is {optimizer.decay:g}; 0.0001 to 0.1 is usual",
+        ("optimizer", "weight_decay"),
+        changes=(Change("optimizer", 0.01, name="weight_decay"),),
+    )
+
+
+def _callbacks(facts: Facts) -> Iterator[Found]:
+    yield from (Found(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
+
+
+def _class_weights(facts: Facts) -> Iterator[Found]:
+    given = facts.settings.get("class_weight")
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+        return
+    known = {number for number, count in labels.counts.items() if count}
+    if unknown := sorted(set(given) - known):
+        yield Found(
+            f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label is that", ("setting", "class_weight")
+        )
+
+
+TRAINING = (
+    Rule(
+        id="T01",
+        severity="W",
+        title="an unusual learning rate",
+        look=_rate,
+        why="Steps that are too long go past the minimum, to NaN at last; with those that are too short the run ends before it has learnt.",
+        fix="Begin with the usual one, and change it by factors of 3.",
+        source="Zhang et al., UMLAUT, doi:10.1145/3411764.3445538; Bengio, arXiv:1206.5533",
+    ),
+    Rule(
+        id="T02",
+        severity="W",
+        title="float16 without a scaled loss",
+        look=_unscaled_float16,
+        why="Gradients below 0.00000006 become 0 in float16.",
+        fix="Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.",
+        source="Micikevicius et al., arXiv:1710.03740",
+    ),
+    Rule(
+        id="T03",
+        severity="W",
+        title="an output in float16",
+        look=_float16_softmax,
+        why="Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.",
+        fix="Give the last layer dtype='float32'.",
+        source="WebNNM, 2026; TensorFlow's guide on mixed precision",
+    ),
+    Rule(
+        id="T04",
+        severity="I",
+        title="far more weights than samples, and nothing that holds them",
+        look=_crowded,
+        why="The model can learn all samples by heart, and then knows nothing of others.",
+        fix="Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.",
+        source="WebNNM, 2026",
+    ),
+    Rule(
+        id="T05",
+        severity="W",
+        title="a schedule that is longer than the run",
+        look=_long_schedule,
+        why="The learning rate never comes down, and the run ends before the part in which most is won.",
+        fix="Count its steps from the run: batches of an epoch times epochs.",
+        source="Loshchilov and Hutter, arXiv:1608.03983",
+    ),
+    Rule(
+        id="T06",
+        severity="W",
+        title="few batches an epoch",
+        look=_few_batches,
+        why="There are as many steps as batches: with so few the run ends before it has learnt.",
+        fix="Take a smaller batch_size, or more epochs and a larger learning rate.",
+        source="Masters and Luschi, arXiv:1804.07612",
+    ),
+    Rule(
+        id="T07",
+        severity="W",
+        title="a schedule that ends early",
+        look=_ends_early,
+        why="At its end the learning rate is 0 or nearly so: all later steps change nothing.",
+        fix="Count its steps from the run: batches of an epoch times epochs, divided by the slots.",
+        source="Loshchilov and Hutter, arXiv:1608.03983",
+    ),
+    Rule(
+        id="T08",
+        severity="W",
+        title="gradients that are cut to nearly nothing",
+        look=_small_clip,
+        why="With SGD a step is as long as the gradient times the rate: what is cut so far moves hardly at all.",
+        fix="Cut at 1, or at a percentile of the norms that you see.",
+        source="Pascanu et al., arXiv:1211.5063",
+    ),
+    Rule(
+        id="T09",
+        severity="W",
+        title="a callback that looks in vain",
+        look=_callbacks,
+        why="What it waits for never comes, so that it never does what it is there for.",
+        fix="Give it a metric that there is, or set x_val and y_val.",
+        source="Keras, keras.callbacks",
+    ),
+    Rule(
+        id="T10",
+        severity="W",
+        title="a weight decay that is too large",
+        look=_large_decay,
+        why="Weights are pulled to 0 faster than samples can move them.",
+        fix="Take 0.0001 to 0.1.",
+        source="Loshchilov and Hutter, arXiv:1711.05101",
+    ),
+    Rule(
+        id="T11",
+        severity="W",
+        title="weights of classes that are not there",
+        look=_class_weights,
+        why="The class that was meant keeps the weight 1.",
+        fix="Write the numbers of classes as they stand in y_train, from 0.",
+        source="Keras, Model.fit",
+    ),
+)

@@ -1,0 +1,23 @@
+"""All rules there are. Pure."""
+
+from __future__ import annotations
+
+from ddlf.advice.of_batches import BATCH
+from ddlf.advice.of_clusters import CLUSTER
+from ddlf.advice.of_data import DATA
+from ddlf.advice.of_labels import LABELS
+from ddlf.advice.of_layers import LAYERS
+from ddlf.advice.of_models import MODELS
+from ddlf.advice.of_outputs import OUTPUTS
+from ddlf.advice.of_runs import RUNS
+from ddlf.advice.of_samples import SAMPLES
+from ddlf.advice.of_training import TRAINING
+from ddlf.advice.rule import Rule
+
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (*DATA, *SAMPLES, *LABELS, *OUTPUTS, *LAYERS, *MODELS, *BATCH, *TRAINING, *CLUSTER, *RUNS),
+        key=lambda rule: ("DLMTCR".index(rule.id[0]), rule.id),
+    )
+)
+"""In the order in which they are listed."""

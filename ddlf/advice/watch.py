@@ -1,0 +1,64 @@
+"""Watching a run: after each record the rules of class R are asked, and each thing is said once. A sink; runs on the master."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.advice.facts import Facts
+from ddlf.advice.of_runs import RUNS
+from ddlf.advice.rule import look
+from ddlf.errors import BadUpdate
+from ddlf.events import Advised, Committed, Event
+
+log = logging.getLogger(__name__)
+MOST_RECORDS = 1_000
+"""Of a run that are looked at, the last ones."""
+
+
+@contextlib.contextmanager
+def blamed(cause: str) -> Iterator[None]:
+    """Say with the error by which training stops what is likely to be its cause.
+
+    Args:
+        cause: As of ``of_run``.
+    """
+    try:
+        yield
+    except BadUpdate as error:
+        if cause:
+            error.add_note(f"likely cause: {cause}")
+        raise
+
+
+@contextlib.contextmanager
+def watched(app: Any) -> Iterator[None]:
+    """Say what the records of an app's run say, as long as this is open."""
+    if app.advice == "off":
+        yield
+        return
+    records: list[Any] = []
+    left = list(RUNS)
+
+    def hear(event: Event) -> None:
+        if not isinstance(event, Committed) or not left:
+            return
+        records.append(event.record)
+        del records[:-MOST_RECORDS]
+        findings, failed = look(left, Facts(seen={"records": records}))
+        for one in failed:
+            log.warning("the rule %s failed: %s", one.rule.id, one.why)
+        said = {one.rule.id for one in findings} | {one.rule.id for one in failed}
+        left[:] = [rule for rule in left if rule.id not in said]
+        for finding in findings:
+            app._tell(
+                Advised(rule=finding.rule.id, severity=finding.severity, what=finding.found.what, fix=finding.fix)
+            )
+
+    take_off = app.subscribe(hear)
+    try:
+        yield
+    finally:
+        take_off()

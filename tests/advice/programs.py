@@ -1,0 +1,369 @@
+"""For each rule a program that has the defect and one that nearly has it, as text: what is not said is that of a healthy program."""
+
+TEMPLATE = '''\
+import os
+import threading
+
+import keras
+import numpy as np
+from keras import layers
+
+import ddlf
+
+
+class App(ddlf.IApp):
+    """A program."""
+
+    batch_size = 32
+    master_epochs = 10
+{settings}
+    def load_dataset(self):
+        random = np.random.default_rng(0)
+        x = random.normal(size=(1500, 20)).astype("float32")
+        y = (x @ np.random.default_rng(1).normal(size=(20, 4))).argmax(axis=1)
+        rows = np.eye(4, dtype="float32")[y]
+        {data}
+        self.x_train, self.y_train, self.x_test, self.y_test = x[:1200], y[:1200], x[1200:], y[1200:]
+{more}
+    def create_model(self):
+        self.model = keras.Sequential(
+            [
+                keras.Input({shape}),
+                {hidden},
+                {last},
+            ]
+        )
+        self.model.compile({optimizer}, {loss}, metrics=[{metrics}])
+{made}'''
+HEALTHY = {
+    "settings": "",
+    "data": "y = rows",
+    "more": "",
+    "shape": "(20,)",
+    "hidden": 'layers.Dense(32, activation="relu")',
+    "last": 'layers.Dense(4, activation="softmax")',
+    "optimizer": "keras.optimizers.Adam(0.003)",
+    "loss": '"categorical_crossentropy"',
+    "metrics": '"accuracy"',
+    "made": "",
+}
+REAL = {"data": "y = x[:, :4] * 2", "last": "layers.Dense(4)", "loss": '"mse"', "metrics": '"mae"'}
+SPARSE = {"data": "pass", "loss": '"sparse_categorical_crossentropy"'}
+IMAGES = {
+    "data": "x, y = random.normal(size=(1500, 3, 16, 16)).astype('float32'), rows",
+    "shape": "(3, 16, 16)",
+    "hidden": 'layers.Conv2D(8, 3, padding="same", activation="relu"), layers.Flatten()',
+}
+TOKENS = {
+    "data": "x, y = random.integers(1, 50, (1500, 20)), rows",
+    "hidden": "layers.Embedding(50, 8), layers.LSTM(8)",
+}
+
+
+def program(**changes: str) -> str:
+    """The text of a program."""
+    return TEMPLATE.format(**{**HEALTHY, **changes})
+
+
+def of(bad: dict[str, str], near: dict[str, str]) -> tuple[str, str]:
+    """Both programs of a rule."""
+    return program(**bad), program(**near)
+
+
+def hidden(bad: str, near: str) -> tuple[str, str]:
+    return of({"hidden": bad}, {"hidden": near})
+
+
+def data(bad: str, near: str = "y = rows", **both: str) -> tuple[str, str]:
+    return of({"data": bad, **both}, {"data": near, **both})
+
+
+def optimizer(bad: str, near: str) -> tuple[str, str]:
+    return of({"optimizer": bad}, {"optimizer": near})
+
+
+def setting(bad: str, near: str, **both: str) -> tuple[str, str]:
+    return of({"settings": f"    {bad}\n", **both}, {"settings": f"    {near}\n", **both})
+
+
+def stack(*rows: str) -> str:
+    return ",\n                ".join(rows)
+
+
+RELU, SIGMOID = 'layers.Dense(32, activation="relu")', 'layers.Dense(32, activation="sigmoid")'
+COSINE = "keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, {}))"
+
+LANGUAGE = {
+    "data": "x = (np.arange(21) * random.integers(1, 5, (1500, 1)) + random.integers(0, 30, (1500, 1))) % 50; x, y = x[:, :20], x[:, 1:]",
+    "last": 'layers.Dense(50, activation="softmax")',
+    "loss": '"sparse_categorical_crossentropy"',
+}
+MIXING = 'layers.Embedding(50, 16), layers.Conv1D(16, 3, padding="{}", activation="relu")'
+FUNCTIONAL = '''\
+import keras
+import numpy as np
+from keras import layers
+
+import ddlf
+
+
+class App(ddlf.IApp):
+    """A program of several inputs and outputs."""
+
+    def load_dataset(self):
+        random = np.random.default_rng(0)
+        x = random.normal(size=(1500, 20)).astype("float32")
+        self.x_train = {{"a": x, "b": x[:, :4] + 1}}
+        self.y_train = {{"one": {first}, "two": x[:, 1:2]}}
+
+    def create_model(self):
+        a, b = keras.Input((20,), name="a"), keras.Input((4,), name="b")
+        h = layers.Concatenate()([layers.Dense(16, activation="relu")(a), layers.Dense(16, activation="relu")({second})])
+        outputs = {{"one": layers.Dense(1, name="one")(h), "two": layers.Dense(1, name="two")(h)}}
+        self.model = keras.Model({{"a": a, "b": b}}, outputs)
+        self.model.compile("adam", {{"one": "mse", "two": "mse"}})
+'''
+
+
+def two_heads(bad: str, near: str) -> tuple[str, str]:
+    return FUNCTIONAL.format(first=bad, second="b"), FUNCTIONAL.format(first=near, second="b")
+
+
+def two_inputs(bad: str, near: str) -> tuple[str, str]:
+    return FUNCTIONAL.format(first="x[:, :1]", second=bad), FUNCTIONAL.format(first="x[:, :1]", second=near)
+
+
+PROGRAMS = {
+    "D01": data("y = rows; x[7, 3] = np.nan", "y = rows; x[7, 3] = 9"),
+    "D02": data("y = np.array(['a', 'b', 'c', 'd'])[y]", "pass", loss='"sparse_categorical_crossentropy"'),
+    "D03": data("x, y = ((x + 4) * 32).clip(0, 255).astype('uint8'), rows", "x, y = x * 3, rows"),
+    "D04": data(
+        "x, y = x * np.logspace(-3, 3, 20).astype('float32'), rows", "x, y = x * np.logspace(-0.5, 0.5, 20), rows"
+    ),
+    "D05": data(
+        "y = rows; x[1200:1260] = x[:60]", "x, y = np.repeat(x[:5], 300, axis=0), np.repeat(rows[:5], 300, axis=0)"
+    ),
+    "D06": data(
+        "y = rows; x[10], y[10] = x[5], y[5]", "x, y = np.repeat(x[:5], 300, axis=0), np.repeat(rows[:5], 300, axis=0)"
+    ),
+    "D07": data("x[1:1000:2], y = x[0:999:2], rows", "y = rows"),
+    "D08": data("x[:, 4], y = y, rows", "x[:, 4], y = y + random.normal(size=1500), rows"),
+    "D09": data(
+        "order = np.argsort(y[:1200]); x[:1200], y[:1200] = x[:1200][order], y[:1200][order]; y = np.eye(4)[y]",
+        "y = rows",
+    ),
+    "D10": data("order = np.argsort(y, kind='stable'); x, y = x[order], rows[order]", "y = rows"),
+    "D11": data(
+        "y = (x[:, 0] > 1.9).astype(int)", "y = (x[:, 0] > 1).astype(int)", loss='"sparse_categorical_crossentropy"'
+    ),
+    "D12": data("y = x[:, :4] * 4000", "y = x[:, :4] * 4", last="layers.Dense(4)", loss='"mse"', metrics='"mae"'),
+    "D13": data("y = np.eye(4)[y * 0]", "y = rows"),
+    "D14": of(
+        IMAGES,
+        {
+            **IMAGES,
+            "data": "x, y = random.normal(size=(1500, 16, 16, 3)).astype('float32'), rows",
+            "shape": "(16, 16, 3)",
+        },
+    ),
+    "D15": data("y = rows; x[:, 3] = 1", "y = rows; x[:, 3] = 1; x[7, 3] = 0"),
+    "D16": of(
+        {"data": "x, y = np.tile(x, 300), rows", "shape": "(6000,)"},
+        {
+            "data": "x, y = np.tile(x, 300), rows",
+            "shape": "(6000,)",
+            "hidden": 'layers.Dense(32, activation="relu", kernel_regularizer="l1")',
+        },
+    ),
+    "D17": of(
+        {
+            **IMAGES,
+            "data": "x = random.normal(size=(1500, 16, 16, 3)); x[1200:1260] = x[:60] * 0.9 + 0.05 * x[60:120]; y = rows",
+            "shape": "(16, 16, 3)",
+        },
+        {**IMAGES, "data": "x = random.normal(size=(1500, 16, 16, 3)); y = rows", "shape": "(16, 16, 3)"},
+    ),
+    "L01": of(
+        {"data": "y = y > 1", "last": 'layers.Dense(1, activation="softmax")', "loss": '"binary_crossentropy"'},
+        {"data": "y = y > 1", "last": 'layers.Dense(1, activation="sigmoid")', "loss": '"binary_crossentropy"'},
+    ),
+    "L02": of(
+        {"last": "layers.Dense(4)"},
+        {"last": "layers.Dense(4)", "loss": "keras.losses.CategoricalCrossentropy(from_logits=True)"},
+    ),
+    "L03": of({**SPARSE, "data": "y = y + 1"}, SPARSE),
+    "L04": of({**REAL, "data": "y = x[:, :1]"}, {**REAL, "data": "y = x[:, 0]", "last": "layers.Dense(1)"}),
+    "L05": of({"data": "pass"}, SPARSE),
+    "L06": of({**SPARSE, "data": "y = rows"}, SPARSE),
+    "L07": of({**REAL, "last": 'layers.Dense(4, activation="relu")'}, REAL),
+    "L08": of(
+        {
+            **REAL,
+            "data": "y = abs(x[:, :4])",
+            "loss": '"kl_divergence"',
+            "last": 'layers.Dense(4, activation="softmax")',
+        },
+        {"loss": '"kl_divergence"'},
+    ),
+    "L09": of(
+        {"last": 'layers.Dense(4, activation="sigmoid")'},
+        {
+            "data": "y = (x[:, :4] > 0).astype('float32')",
+            "last": 'layers.Dense(4, activation="sigmoid")',
+            "loss": '"binary_crossentropy"',
+        },
+    ),
+    "L10": of(
+        {"loss": '"binary_crossentropy"'},
+        {
+            "data": "y = (x[:, :4] > 1).astype('float32')",
+            "last": 'layers.Dense(4, activation="sigmoid")',
+            "loss": '"binary_crossentropy"',
+        },
+    ),
+    "L11": of({"loss": '"mse"'}, {**REAL, "data": "y = rows + 0.01 * x[:, :4]"}),
+    "L12": of({**REAL, "metrics": '"accuracy"'}, REAL),
+    "L14": of(
+        {
+            "data": "y = np.eye(1500, dtype='float32')[np.arange(1500) % 1000 + y]",
+            "last": 'layers.Dense(1500, activation="softmax")',
+        },
+        {
+            "data": "y = np.arange(1500) % 1000 + y",
+            "last": 'layers.Dense(1500, activation="softmax")',
+            "loss": '"sparse_categorical_crossentropy"',
+        },
+    ),
+    "L13": two_heads("500 * x[:, :1]", "x[:, :1]"),
+    "M01": of(
+        {"hidden": 'layers.Dense(32, activation="relu", kernel_initializer="zeros")'},
+        {"last": 'layers.Dense(4, activation="softmax", kernel_initializer="zeros")'},
+    ),
+    "M02": hidden(stack("layers.Dense(32)", RELU), stack("layers.Dense(8)", RELU)),
+    "M03": hidden(stack(*[RELU] * 24), stack(*[RELU] * 12, "layers.LayerNormalization()", *[RELU] * 12)),
+    "M04": hidden(stack(*[SIGMOID] * 6), stack(*[SIGMOID] * 3)),
+    "M05": hidden(
+        stack(RELU, "layers.Dropout(0.3)", "layers.BatchNormalization()"),
+        stack(RELU, "layers.BatchNormalization()", "layers.Dropout(0.3)"),
+    ),
+    "M06": of(
+        {"last": 'layers.Dense(4, activation="softmax"),\n                layers.Dropout(0.3)'},
+        {"hidden": stack(RELU, "layers.Dropout(0.3)")},
+    ),
+    "M07": hidden('layers.Dense(32, activation="softmax")', RELU),
+    "M08": of(
+        {"last": 'layers.Dense(4, activation="relu"), layers.Softmax()'}, {"last": "layers.Dense(4), layers.Softmax()"}
+    ),
+    "M09": hidden(
+        stack("layers.Dense(32)", "layers.BatchNormalization()", "layers.ReLU()"),
+        stack("layers.Dense(32, use_bias=False)", "layers.BatchNormalization()", "layers.ReLU()"),
+    ),
+    "M10": of(
+        {"made": "        self.model.trainable = False\n"},
+        {"made": "        self.model.layers[0].trainable = False\n"},
+    ),
+    "M11": of(
+        {"last": 'layers.Dense(4, activation="softmax", trainable=False)'},
+        {"hidden": 'layers.Dense(32, activation="relu", trainable=False)'},
+    ),
+    "M12": of({**TOKENS, "data": "x, y = random.integers(1, 51, (1500, 20)), rows"}, TOKENS),
+    "M13": of({**TOKENS, "data": "x, y = random.integers(1, 50, (1500, 20)) * (np.arange(20) < 9), rows"}, TOKENS),
+    "M14": hidden(stack(RELU, "layers.Dropout(0.9)"), stack(RELU, "layers.Dropout(0.5)")),
+    "M15": hidden(
+        'layers.Dense(32, activation="relu", kernel_regularizer=keras.regularizers.L2(1.0))',
+        'layers.Dense(32, activation="relu", kernel_regularizer=keras.regularizers.L2(0.01))',
+    ),
+    "M16": hidden(
+        'layers.Dense(32, activation="relu", kernel_initializer=keras.initializers.RandomNormal(stddev=5.0))',
+        'layers.Dense(32, activation="relu", kernel_initializer=keras.initializers.RandomNormal(stddev=0.05))',
+    ),
+    "M17": of({"shape": "(30,)"}, {"shape": "(20,)"}),
+    "M20": hidden(
+        stack("layers.Lambda(lambda a: keras.ops.log(a))", RELU),
+        stack("layers.Lambda(lambda a: keras.ops.log(abs(a) + 1))", RELU),
+    ),
+    "M21": hidden(
+        stack(RELU, "layers.Lambda(lambda a: keras.ops.stop_gradient(a) * 0)"),
+        stack(RELU, "layers.Lambda(lambda a: a * 2)"),
+    ),
+    "M22": hidden(
+        stack(RELU, "layers.Lambda(lambda a: keras.ops.softmax(a, axis=0))"),
+        stack(RELU, "layers.Lambda(lambda a: keras.ops.softmax(a, axis=1) * 9)"),
+    ),
+    "M23": of({**LANGUAGE, "hidden": MIXING.format("same")}, {**LANGUAGE, "hidden": MIXING.format("causal")}),
+    "M24": hidden(stack(RELU, "layers.Lambda(lambda a: keras.ops.stop_gradient(a))"), RELU),
+    "M25": hidden(stack(*[SIGMOID] * 16), stack(*[SIGMOID] * 3)),
+    "M26": hidden('layers.Dense(32, activation="relu", bias_initializer=keras.initializers.Constant(-30.0))', RELU),
+    "M27": hidden(
+        'layers.Dense(32, activation="tanh", kernel_initializer=keras.initializers.VarianceScaling(100.0))',
+        'layers.Dense(32, activation="tanh")',
+    ),
+    "M28": hidden(
+        'layers.Dense(32, activation="relu", kernel_initializer=keras.initializers.VarianceScaling(9000.0))', RELU
+    ),
+    "M29": two_inputs("b * 0", "b"),
+    "M30": hidden(
+        stack(RELU, "layers.Lambda(lambda a: a + keras.random.normal(keras.ops.shape(a)))"),
+        stack(RELU, "layers.GaussianNoise(0.1)"),
+    ),
+    "T01": optimizer("keras.optimizers.Adam(1.0)", "keras.optimizers.Adam(0.01)"),
+    "T02": of(
+        {"hidden": 'layers.Dense(32, activation="relu", dtype="float16")'},
+        {"hidden": 'layers.Dense(32, activation="relu", dtype="mixed_bfloat16")'},
+    ),
+    "T03": of(
+        {"last": 'layers.Dense(4, activation="softmax", dtype="float16")'},
+        {"last": 'layers.Dense(4, activation="softmax", dtype="bfloat16")'},
+    ),
+    "T04": of(
+        {"data": "x, y = np.tile(x, 20), rows", "shape": "(400,)", "hidden": 'layers.Dense(4096, activation="relu")'},
+        {
+            "data": "x, y = np.tile(x, 20), rows",
+            "shape": "(400,)",
+            "hidden": 'layers.Dense(4096, activation="relu"), layers.Dropout(0.5)',
+        },
+    ),
+    "T05": optimizer(COSINE.format(5000), COSINE.format(380)),
+    "T06": setting("batch_size = 512", "batch_size = 64"),
+    "T07": optimizer(COSINE.format(20), COSINE.format(190)),
+    "T08": optimizer("keras.optimizers.SGD(0.05, clipnorm=0.0001)", "keras.optimizers.SGD(0.05, clipnorm=1.0)"),
+    "T09": of(
+        {"made": '        self.callbacks = [keras.callbacks.EarlyStopping("val_loss")]\n'},
+        {"made": '        self.callbacks = [keras.callbacks.EarlyStopping("loss")]\n'},
+    ),
+    "T10": optimizer(
+        "keras.optimizers.AdamW(0.003, weight_decay=2.0)", "keras.optimizers.AdamW(0.003, weight_decay=0.01)"
+    ),
+    "T11": setting("class_weight = {1: 2.0, 4: 2.0}", "class_weight = {1: 2.0, 3: 2.0}"),
+    "C01": data("x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"),
+    "C02": of(
+        {"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'},
+        {"hidden": 'layers.Dense(32 + len("hidden") % 1000, activation="relu")'},
+    ),
+    "C03": of(
+        {
+            "more": "\n    def __init__(self, cluster=None):\n        super().__init__(cluster)\n        self.lock = threading.Lock()\n"
+        },
+        {"data": "y = rows; self.lock = threading.Lock()"},
+    ),
+    "C04": data("np.savetxt('numbers.txt', [1]); np.loadtxt('numbers.txt'); y = rows"),
+    "C05": of(
+        {"data": "y = rows if os.getpid() == PID else rows / 0 / PID_OF_ANOTHER", "made": "\n\nPID = os.getpid()\n"}, {}
+    ),
+    "C06": optimizer(COSINE.format(380), COSINE.format(190)),
+    "C07": setting('optimizer_state = "fresh"', 'optimizer_state = "kept"', optimizer=COSINE.format(190)),
+    "C08": setting("batch_size = 80", "batch_size = 32"),
+    "C09": setting("batch_size = 8", "batch_size = 32", hidden=stack(RELU, "layers.BatchNormalization()")),
+    "C10": of(
+        {"made": '        self.worker_callbacks = [keras.callbacks.EarlyStopping("loss")]\n'},
+        {"made": '        self.callbacks = [keras.callbacks.EarlyStopping("loss")]\n'},
+    ),
+    "C11": of(
+        {"hidden": 'layers.Dense(50_000, activation="relu"), layers.Dropout(0.5)'},
+        {
+            "hidden": 'layers.Dense(50_000, activation="relu"), layers.Dropout(0.5)',
+            "optimizer": "keras.optimizers.SGD(0.05)",
+        },
+    ),
+}
+"""By rule: the text of a program with the defect, and that of a near miss."""

@@ -1,0 +1,78 @@
+"""Programs: each rule finds its defect in one, in its place, and is silent at the near miss; what it would change mends it. One process for all."""
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlf.advice.advise import advise
+from ddlf.advice.changes import changed, diff
+from ddlf.advice.rules import RULES
+from tests.advice.programs import PROGRAMS
+
+APPS = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "apps").rglob("*.py"))
+    if "IApp)" in path.read_text() and path.stem not in ("big_images", "cifar10_cnn")  # whose data is not here
+]
+
+
+def app_in(path):
+    """A new object of the one app in a file."""
+    import ddlf
+
+    name = f"advised_{abs(hash((path, path.read_text()))):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, ddlf.IApp) and kind.__module__ == name
+    ]
+    return kinds[0]() if kinds else None
+
+
+def _patched(patch):
+    return subprocess.run(["patch", "-p0"], input=patch, text=True, capture_output=True).returncode == 0
+
+
+async def found_in(text, folder, level, name="program"):
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return await advise(app_in(path), level, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id in PROGRAMS], ids=lambda rule: rule.id)
+async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad, near = PROGRAMS[rule.id]
+    answer = await found_in(bad, tmp_path, rule.level)
+    assert answer.failed == ()
+    (mine, *_) = [one for one in answer.advice if one.finding.rule is rule]
+    assert mine.place.path == tmp_path / "program.py"
+    assert mine.place.line > 8
+    if mine.edits:
+        patch = diff(mine.edits)
+        text = next(iter(changed(mine.edits).values()))
+        assert await asyncio.to_thread(_patched, patch)
+        assert (tmp_path / "program.py").read_text() == text
+        again = await found_in(text, tmp_path, rule.level, "mended")
+        assert rule not in [one.finding.rule for one in again.advice]
+    silent = await found_in(near, tmp_path, rule.level, "near")
+    assert rule not in [one.finding.rule for one in silent.advice], [str(one) for one in silent.advice]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", APPS, ids=lambda path: path.stem)
+async def test_nothing_is_found_quickly_in_the_apps(path):
+    app = app_in(path)
+    if app is not None:
+        answer = await advise(app, "quick")
+        assert [str(one) for one in answer.advice] == []
+        assert answer.failed == ()

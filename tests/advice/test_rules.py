@@ -1,0 +1,65 @@
+"""Every rule: it finds its defect, and is silent at the near miss; programs that have both are in ``test_programs``."""
+
+import re
+
+import pytest
+
+from ddlf.advice.rule import LEVELS, Found, Rule, look, named
+from ddlf.advice.rules import RULES
+from ddlf.errors import ConfigError
+from tests.advice.cases import CASES, FACTS
+from tests.advice.programs import PROGRAMS
+
+
+def test_each_rule_has_facts_and_a_program_with_its_defect_and_a_near_miss():
+    ids = [rule.id for rule in RULES]
+    assert ids == sorted(set(ids), key=lambda id: ("DLMTCR".index(id[0]), id))
+    assert list(CASES) == ids
+    assert [rule.id for rule in RULES if rule.id not in PROGRAMS and rule.level != "run"] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_finds_its_defect_and_is_silent_at_the_near_miss(rule):
+    bad, near = CASES[rule.id]
+    (found, *_), failed = look([rule], bad)
+    assert failed == []
+    assert found.rule is rule
+    assert found.found.what
+    assert not found.found.what.endswith(".")
+    assert look([rule], near) == ([], [])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_says_in_sentences_why_it_matters_what_to_do_and_who_says_so(rule):
+    assert rule.level in LEVELS
+    assert re.fullmatch(r"[DLMTCR]\d\d", rule.id)
+    for text in (rule.why, rule.fix):
+        assert text[0].isupper() or text.startswith(("categorical", "sparse"))
+        assert text.endswith((".", ")."))
+    assert rule.source
+    assert rule.title[0].islower() or rule.title[0].isupper()
+
+
+def test_nothing_is_found_in_facts_that_are_well_and_in_facts_of_which_nothing_is_known():
+    from ddlf.advice.facts import Facts
+
+    assert look(RULES, FACTS) == ([], [])
+    assert look(RULES, Facts()) == ([], [])
+
+
+def test_a_rule_that_raises_is_told_and_stops_no_other():
+    def broken(facts):
+        raise KeyError("loss")
+        yield Found("")
+
+    whole = next(rule for rule in RULES if rule.id == "D01")
+    rules = [Rule(id="X01", severity="E", title="", look=broken, why="", fix="", source=""), whole]
+    findings, failed = look(rules, CASES["D01"][0])
+    assert [finding.rule.id for finding in findings] == ["D01"]
+    assert [(one.rule.id, one.why) for one in failed] == [("X01", "KeyError: 'loss'")]
+
+
+def test_an_unknown_rule_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match=r"app.py:3: there is no rule 'L2', did you mean L02\?"):
+        named(RULES, "L2", "app.py:3")
+    assert named(RULES, "l02", "").id == "L02"
