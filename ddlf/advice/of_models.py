@@ -111,7 +111,7 @@ def _dropout_before_norm(facts: Facts) -> Iterator[Found]:
             before = _before(
                 facts,
                 layer,
-                frozenset({"Dense", "Conv1D", "Conv2D", "Activation", "ReLU", "MaxPooling2D", "AveragePooling2D"}),
+                frozenset({"Activation", "ReLU", "MaxPooling2D", "AveragePooling2D"}),
             )
             if before is not None and before.kind in DROPOUT and float(before.config.get("rate") or 0) > 0:
                 yield Found(

@@ -193,7 +193,7 @@ CASES = {
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
     "M04": (layers(*[dense("sigmoid")] * 6), layers(*[dense("sigmoid")] * 3)),
-    "M05": (layers(dense(), DROP, NORM), layers(dense(), NORM, DROP)),
+    "M05": (layers(dense(), DROP, NORM), layers(dense(), NORM, DROP, dense("linear"), NORM, DROP)),
     "M06": (replace(layers(dense()), layers=(*layers(dense()).layers, replace(DROP, name="drop", reads=("output",)))), layers(dense(), DROP)),
     "M07": (layers(dense("softmax")), FACTS),
     "M08": (
