@@ -29,7 +29,17 @@ def _nan(facts: Facts) -> Iterator[Found]:
         yield Found(f"the first batch gives NaN or infinity, first in {where!r}", at)
 
 
+def _has_a_floor(facts: Facts) -> bool:
+    """Whether a loss cannot come down to 0, or most weights are not to learn: entropy of targets between 0 and 1, a frozen backbone."""
+    kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
+    soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
+    trained, all_of_them = (sum(getattr(one, name) for one in facts.layers) for name in ("trained", "parameters"))
+    return soft or trained < 0.5 * all_of_them
+
+
 def _by_heart(facts: Facts) -> Iterator[Found]:
+    if _has_a_floor(facts):
+        return
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if first > 0 and not least < LEARNT * first and not math.isnan(least):
         yield Found(
@@ -92,6 +102,8 @@ def _units(facts: Facts, name: str, most: float, what: str) -> Iterator[Found]:
 
 
 def _dead(facts: Facts) -> Iterator[Found]:
+    if any(one.kind == "BatchNormalization" for one in facts.layers):
+        return  # before training its statistics are not those of any batch
     yield from _units(facts, "dead", DEAD, "is 0 for all samples of a batch")
 
 

@@ -1,13 +1,15 @@
 """Every rule: it finds its defect, and is silent at the near miss; programs that have both are in ``test_programs``."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from ddlf.advice.facts import Labels
 from ddlf.advice.rule import LEVELS, Found, Rule, look, named
 from ddlf.advice.rules import RULES
 from ddlf.errors import ConfigError
-from tests.advice.cases import CASES, FACTS
+from tests.advice.cases import CASES, FACTS, HIDDEN, LAST, NORM, X, Y
 from tests.advice.programs import PROGRAMS
 
 
@@ -45,6 +47,20 @@ def test_nothing_is_found_in_facts_that_are_well_and_in_facts_of_which_nothing_i
 
     assert look(RULES, FACTS) == ([], [])
     assert look(RULES, Facts()) == ([], [])
+
+
+def test_a_loss_that_has_a_floor_and_a_frozen_backbone_need_not_be_learnt_by_heart():
+    stuck = CASES["M21"][0]
+    by_heart = [rule for rule in RULES if rule.id == "M21"]
+    soft = replace(stuck, arrays=(X, replace(Y, labels=Labels(kind="shares", sums=(1.0, 1.0)))))
+    frozen = replace(stuck, layers=(replace(HIDDEN, trained=0), LAST, replace(HIDDEN, name="more", trained=0)))
+    assert len(look(by_heart, stuck)[0]) == 1
+    assert look(by_heart, soft) == look(by_heart, frozen) == ([], [])
+
+
+def test_units_before_a_batch_normalization_are_not_taken_for_dead():
+    dead = replace(CASES["M26"][0], layers=(HIDDEN, NORM, LAST))
+    assert look([rule for rule in RULES if rule.id == "M26"], dead) == ([], [])
 
 
 def test_a_rule_that_raises_is_told_and_stops_no_other():
