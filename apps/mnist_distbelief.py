@@ -25,6 +25,7 @@ WAYS = {
     "default": dict(mode="downpour", push_rule="adagrad:rate=0.05"),
 }
 MODELS = ["dense", "lstm"]
+VALIDATION = 1_000
 
 
 class Mnist(ddlf.IApp):
@@ -42,7 +43,8 @@ class Mnist(ddlf.IApp):
     def load_dataset(self):
         (x, y), (self.x_test, self.y_test) = ddlf.load_mnist()
         x, y = x[: self.samples], y[: self.samples]
-        self.x_train, self.y_train, self.x_val, self.y_val = x[:-1000], y[:-1000], x[-1000:], y[-1000:]
+        self.x_train, self.y_train = x[:-VALIDATION], y[:-VALIDATION]
+        self.x_val, self.y_val = x[-VALIDATION:], y[-VALIDATION:]
 
     def create_model(self):
         import keras
@@ -100,6 +102,8 @@ async def main(
     for name, known in [*((way, WAYS) for way in ways.split(",")), (model, MODELS)]:
         if name not in known:
             raise ConfigError(f"there is no {name!r} here: choose of {', '.join(known)}")
+    if samples <= VALIDATION:
+        raise ConfigError(f"samples={samples} leave nothing to train on: {VALIDATION:,} of them are for validation")
     ended = {}
     for way in ways.split(","):
         app = Mnist(cluster)

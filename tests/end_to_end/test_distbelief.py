@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import ddlf
+from ddlf.errors import ConfigError
 from ddlf.training.evaluation import compute
 from tests.mnist import folder_with_mnist
 from tests.training.models import Blobs, app
@@ -143,3 +145,9 @@ async def test_downpour_is_evaluated_on_a_worker_converges_by_it_and_early_stopp
         assert losses.index(min(losses)) == 0
         best.x_test, best.y_test = best.x_val, best.y_val
         assert (await best.evaluate_model())["loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+async def test_samples_that_are_all_for_validation_are_refused():
+    main = runpy.run_path(str(ROOT / "apps/mnist_distbelief.py"))["main"]
+    with pytest.raises(ConfigError, match="samples=1000 leave nothing to train on"):
+        await main(None, samples=1000)
