@@ -171,7 +171,7 @@ def check_downpour(settings: dict[str, Any]) -> None:
             value = settings[name] if isinstance(settings[name], int) else repr(str(settings[name]))
             raise ConfigError(
                 f"{name}={value} has no effect in Downpour training: {why}",
-                hint=f"leave {name} at {usual!r}, or train in mode 'async'",
+                hint=f"leave {name} at {usual!r}, or train in mode 'sync'",
             )
     if settings["weights_codec"].delta:
         raise ConfigError(

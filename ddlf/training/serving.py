@@ -57,7 +57,7 @@ class Serving:
         how: The algorithm, whose attributes are settings.
 
     Raises:
-        ConfigError: There are fewer replicas than slots, more shards than values, or too few workers for a replay.
+        ConfigError: No weight is trained, there are fewer replicas than slots, more shards than values, or too few workers for a replay.
     """
 
     def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
@@ -65,6 +65,14 @@ class Serving:
         self._role = there.role
         weights = shapes(run.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
+        if not self._rows.sizes[0]:
+            raise ConfigError(
+                "mode='downpour' steps weights by gradients, and this model has none that are trained",
+                hint="see that a layer with weights has trainable=True",
+            )
+        if wide := [name for name, w in zip(run.facts.names, weights, strict=True) if w.dtype == np.float64]:
+            why = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
+            run.crew.emit(Warned(about="model", why=why))
         beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
         self._others = [one if i in beside else None for i, one in enumerate(weights)]  # that no shard has
         self._replicas = how.replicas or run.slots

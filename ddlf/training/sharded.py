@@ -27,7 +27,7 @@ from ddlf.algorithms.shards import PIECE, cut
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import BadUpdate, DDLFError
+from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.roles.generation import Plan
 from ddlf.roles.means import MeanPlan
@@ -82,6 +82,9 @@ class Sharded:
         there: Where its tasks find their weights.
         merge: The merge rule.
         outer: The outer optimizer.
+
+    Raises:
+        ConfigError: There is nothing to exchange.
     """
 
     def __init__(self, run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimizer) -> None:
@@ -89,10 +92,13 @@ class Sharded:
         self._there = there
         self._merge, self._outer = merge, outer
         like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.weights)]
+        if not any(w.size for w in like):
+            raise ConfigError(
+                "exchange='sharded' gives each worker a slice of the weights, and this model has none",
+                hint="use exchange='star'",
+            )
         coded = there.codec != "float32"  # then the weights are behind the state, and what all have is made of them
-        self._places = Places(
-            run, there, like, len(shapes(run.state["outer"])) // max(len(like), 1) + coded, coded=coded
-        )
+        self._places = Places(run, there, like, len(shapes(run.state["outer"])) // len(like) + coded, coded=coded)
         self._together = Together(run, there, like)
         self._states = run.exchange.states
         self._generations = itertools.count(1)

@@ -12,7 +12,7 @@ from ddlf.algorithms.reading import Portion
 from ddlf.algorithms.turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
-from ddlf.events import Replayed
+from ddlf.events import Replayed, Warned
 from ddlf.roles.callbacks import warnings_of_master
 from ddlf.roles.serving import End
 from ddlf.roles.shard import Shard
@@ -439,6 +439,22 @@ async def test_more_shards_than_values_are_refused_before_a_worker_has_a_task(mo
         await run_of(shards=1209).train_model()
 
 
+async def test_a_model_of_which_nothing_is_trained_is_refused():
+    with pytest.raises(ConfigError, match="this model has none that are trained"):
+        await run_of(frozen=frozenset(START)).train_model()
+
+
+async def test_weights_that_lose_digits_on_the_shards_are_told():
+    for kind, told in (("f4", 0), ("f8", 1)):
+        run = run_of(start=START | {"scale": np.asarray(0.5, kind)}, master_epochs=1)
+        found = []
+        run.subscribe(found.append)
+        await run.train_model()
+        whys = [one.why for one in found if isinstance(one, Warned) and "float64" in one.why]
+        assert len(whys) == told
+        assert all("the first is 'scale'" in why for why in whys)
+
+
 async def test_an_app_whose_class_has_longer_rounds_of_another_mode_trains_as_many_epochs():
     class Long(FakeRun):
         worker_epochs = 2
@@ -490,6 +506,7 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
         ({"worker_epochs": 2}, "worker_epochs=2 has no effect in Downpour training"),
         ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of differences"),
         ({"codec": "int8"}, "codec='int8' has no effect in Downpour training"),
+        ({"optimizer_state": "averaged"}, "optimizer_state='averaged' has no effect .* train in mode 'sync'"),
         ({"update_policy": "clip"}, "update_policy='clip' compares updates of whole rounds"),
         ({"mode": "async", "n_push": 2}, "n_push=2 is for Downpour training: asynchronous training has no use for it"),
         ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),

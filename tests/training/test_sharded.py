@@ -659,6 +659,11 @@ async def test_what_needs_whole_updates_in_one_place_is_refused_by_name(settings
     assert run.cluster.workers[0].asked == []
 
 
+async def test_a_model_without_weights_is_refused():
+    with pytest.raises(ConfigError, match=r"gives each worker a slice of the weights, and this model has none.*star"):
+        await run_of(start={"nothing": START["nothing"]}, frozen=frozenset()).train_model()
+
+
 # --- auto -------------------------------------------------------------------------------------------------------------
 
 
