@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING
 
 from ddlf.cli.options import named_cluster
+from ddlf.errors import LeaseError
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
@@ -31,6 +32,8 @@ async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIte
         for found in await asyncio.gather(
             *(worker.connect(timeout_s=options.timeout) for worker in workers), return_exceptions=True
         ):
+            if isinstance(found, LeaseError):  # it names options that only ddlf run has
+                found.hint = "try again when that run is over"
             if isinstance(found, BaseException):
                 raise found
         yield workers

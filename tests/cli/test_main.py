@@ -12,16 +12,19 @@ import shlex
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from ddlf.cli import verbs
 from ddlf.cli.bench import Way, slow, slow_pairs
 from ddlf.cli.main import main
+from ddlf.cli.pairs import taken
 from ddlf.cli.status import shown
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ConnectError
+from ddlf.errors import ConnectError, LeaseError
 from tests.patience import PATIENCE_S
 from tests.processes import command, is_listening, python
 
@@ -397,6 +400,17 @@ def test_bench_measures_pairs_of_workers_and_leaves_them_free(standing):
     ended = ddlf("bench", "--megabytes", "1", "--pairs", *options)
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"  1 - 2    call +[\d.]+ ms, .*; there +[\d,]+ MB/s, back +[\d,]+ MB/s", ended.stdout)
+
+
+async def test_of_pairs_that_are_in_use_no_option_is_named_that_bench_has_not(monkeypatch):
+    async def connect(timeout_s):
+        raise LeaseError("leased by ann@pc", hint="wait for it with --wait")
+
+    workers = [SimpleNamespace(id=number, connect=connect, close=AsyncMock()) for number in (1, 2)]
+    monkeypatch.setattr("ddlf.cli.pairs.named_cluster", lambda options: SimpleNamespace(workers=workers))
+    with pytest.raises(LeaseError, match="leased by ann@pc; try again when that run is over"):
+        async with taken(SimpleNamespace(timeout=5), [1, 2]):
+            pytest.fail("it is somebody else's")
 
 
 def test_bench_names_the_pair_that_is_much_slower_than_the_others():
