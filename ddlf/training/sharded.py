@@ -123,7 +123,10 @@ class Sharded:
             raise self._places.gone()
         means = await self._states.means()
         slices = None if means else getattr(here.weights, "slices", None)
-        for member, proxy in list(alive.items())[:HOLDERS]:
+        holders = 0
+        for member, proxy in alive.items():
+            if holders == HOLDERS:
+                break
             try:
                 how = self._there.codec, self._run.facts.trainable, *([means] if means else [])
                 if slices is None:
@@ -133,6 +136,7 @@ class Sharded:
                     await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
             except LOSS:
                 continue  # the crew will hear of it
+            holders += 1
             more = [((0, self._places.size), member)] if self._places.kept else []
             at = [*self._now.at, member]
             self._move(Place(here.generation, at, [*self._now.state, *more], dict.fromkeys(means, False)))
@@ -169,7 +173,7 @@ class Sharded:
         """
         among = self._together
         means = partial(means_of, self._states, slots=self._run.slots, grows=self._run.facts.grows)
-        replies, place = await self._made(among, self._now, replies, self._outer, means)
+        replies, place = await self._made(among, lambda: self._now, replies, self._outer, means)
         self._states.mean_is(None)
         return replies, place
 
@@ -190,17 +194,22 @@ class Sharded:
         measured = partial(measured_there, run, told)
         among = Together(run, self._there, self.like, place.generation, measured)
         among.tensors = run.facts.statistics
-        _, following = await self._made(among, place, await measured(replies), Subtract())
+        _, following = await self._made(among, lambda: place, await measured(replies), Subtract())
         return following
 
     async def _made(
-        self, among: Together, base: Place, replies: list[Reply], outer: OuterOptimizer, means: Means | None = None
+        self,
+        among: Together,
+        of: Callable[[], Place],
+        replies: list[Reply],
+        outer: OuterOptimizer,
+        means: Means | None = None,
     ) -> tuple[list[Reply], Place]:
         """Have a generation made of another one.
 
         Args:
             among: The workers that have updates.
-            base: Where the weights are that they are of.
+            of: Says where the weights are that they are of.
             replies: Which updates.
             outer: How they change the weights.
             means: Of replies the means that are made with it, of what slots have left; None where nothing is left.
@@ -215,6 +224,9 @@ class Sharded:
         known = self._places
 
         async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
+            base = of()  # which others may have since, when some were lost
+            if known.parts(base, self._there.members()) is None:
+                raise known.gone()
             plan = Plan(
                 base=base.generation,
                 generation=next(self._generations),

@@ -481,6 +481,15 @@ async def test_a_worker_that_is_lost_while_what_slots_share_is_made_changes_no_b
     assert bits(run) == bits(await trained("star", **LATELY[name]))
 
 
+async def test_when_the_workers_are_lost_that_got_the_first_weights_others_get_them_and_no_bit_changes():
+    run = run_of(workers=4, slots=4, outer="fedadam")
+    for number in (1, 2):
+        when_opened(run, number, lambda worker: lose_at(worker, "update", 1))
+    await run.train_model()
+    assert all(worker.was_lost for worker in run.cluster.workers[:2])
+    assert bits(run) == bits(await trained("star", workers=4, slots=4, outer="fedadam"))
+
+
 async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit():
     """What the outer optimizer keeps of a slice is with two workers, and with two again when a round is over."""
     chance, rounds = np.random.default_rng(1), 21
