@@ -13,9 +13,12 @@ from ddlf.algorithms.shards import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.roles.copies import arrays_of, empty_of, left_parts
+from ddlf.roles.means import MeanPlan
+from ddlf.roles.task import CONTROL, OPTIMIZER, Reply
 from ddlf.training.recovery import LOSS
 from ddlf.training.run import Run
 from ddlf.training.slices import AT_ONCE, Writing
+from ddlf.training.states import SlotStates
 from ddlf.training.there import Member, WeightsThere
 
 
@@ -173,3 +176,20 @@ class Places:
                 except LOSS:
                     continue  # the crew will hear of it
         raise self.gone()
+
+
+def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
+    """The means of what slots have left, with these replies, that their next rounds begin with; of slots that may become more it is sums."""
+    found = []
+    if states.averages:
+        left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]
+        found.append(MeanPlan(group=OPTIMIZER, states=left, total=float(sum(one.samples for one in replies)), given=[]))
+    if states.controls:
+        now = {one.slot: (one.worker, one.task.round) for one in replies}
+        where = {slot: now.get(slot) or states.where(slot, CONTROL) for slot in range(slots)}
+        of_slots = [
+            (slot, *(at if isinstance(at, tuple) else (0, 0)), 1.0) for slot, at in where.items() if at is not None
+        ]
+        given = [(slot, at) for slot, at in where.items() if isinstance(at, list)]
+        found.append(MeanPlan(group=CONTROL, states=of_slots, total=0.0 if grows else float(slots), given=given))
+    return found

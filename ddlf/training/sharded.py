@@ -31,15 +31,14 @@ from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.roles.generation import Plan
 from ddlf.roles.means import MeanPlan
-from ddlf.roles.task import CONTROL, OPTIMIZER, Reply, Task
+from ddlf.roles.task import OPTIMIZER, Reply, Task
 from ddlf.training.evaluation import to_its_end
-from ddlf.training.places import Place, Places
+from ddlf.training.places import Place, Places, means_of
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
-from ddlf.training.states import SlotStates
 from ddlf.training.streaming import Fragments
 from ddlf.training.there import Member, WeightsThere
 from ddlf.training.together import Gone, Together
@@ -358,23 +357,6 @@ class Sharded:
 
     async def _weights_of(self, place: Place) -> Weights:
         return (await self._places.brought(place, state=False))[0]
-
-
-def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
-    """The means of what slots have left, with these replies, that their next rounds begin with; of slots that may become more it is sums."""
-    found = []
-    if states.averages:
-        left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]
-        found.append(MeanPlan(group=OPTIMIZER, states=left, total=float(sum(one.samples for one in replies)), given=[]))
-    if states.controls:
-        now = {one.slot: (one.worker, one.task.round) for one in replies}
-        where = {slot: now.get(slot) or states.where(slot, CONTROL) for slot in range(slots)}
-        of_slots = [
-            (slot, *(at if isinstance(at, tuple) else (0, 0)), 1.0) for slot, at in where.items() if at is not None
-        ]
-        given = [(slot, at) for slot, at in where.items() if isinstance(at, list)]
-        found.append(MeanPlan(group=CONTROL, states=of_slots, total=0.0 if grows else float(slots), given=given))
-    return found
 
 
 async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
