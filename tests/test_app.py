@@ -150,7 +150,7 @@ async def test_a_saved_model_loads_again_and_the_file_appears_complete_or_not_at
     await other.load_model(tmp_path / "model.keras")
     assert equal(made.model.get_weights(), other.model.get_weights())
     assert equal(made.model.get_weights(), keras.models.load_model(tmp_path / "model.keras").get_weights())
-    with pytest.raises(ConfigError, match=r"saved as a \.keras file"):
+    with pytest.raises(ConfigError, match=r"saved as a \.keras or \.safetensors file"):
         await made.save_model(tmp_path / "model.h5")
     with pytest.raises(ConfigError, match="there is no model file"):
         await made.load_model(tmp_path / "none.keras")
