@@ -263,10 +263,11 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
-    rules = ("exchange", "outer", "arrival")
+    rules = ("exchange", "outer", "arrival", "push_rule", "shards", "softsync")
     same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
-    kept = {OPTIMIZER: now["optimizer_state"] != "fresh", HELD: held, OWN: same, APART: now["batchnorm"] == "local"}
+    steps = now["optimizer_state"] != "fresh" and now["mode"] != "downpour"  # whose replicas have another optimizer
+    kept = {OPTIMIZER: steps, HELD: held, OWN: same, APART: now["batchnorm"] == "local"}
     kept[CONTROL] = before.settings.get("local_rule") == now["local_rule"]
     gone = [name for name, wanted in kept.items() if not wanted]
     return dataclasses.replace(

@@ -16,9 +16,11 @@ from ddlf.events import Replayed, Warned
 from ddlf.roles.callbacks import warnings_of_master
 from ddlf.roles.serving import End
 from ddlf.roles.shard import Shard
+from ddlf.roles.task import OPTIMIZER
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
+from ddlf.training import resume
 from ddlf.training.serving import Serving
 
 CHANCE = np.random.default_rng(1)
@@ -442,6 +444,32 @@ async def test_more_shards_than_values_are_refused_before_a_worker_has_a_task(mo
 async def test_a_model_of_which_nothing_is_trained_is_refused():
     with pytest.raises(ConfigError, match="this model has none that are trained"):
         await run_of(frozen=frozenset(START)).train_model()
+
+
+async def test_training_goes_on_with_another_rule_of_the_shards_or_as_many_others():
+    run = run_of(master_epochs=1)
+    await run.train_model()
+    run.push_rule, run.shards = "adam", 2
+    await run.train_model()
+    assert len(run._progress.state["shards"][0]) == 2
+    assert len(run._progress.state["push"]) == 2  # both moments of Adam, and nothing of Adagrad
+
+
+async def test_replicas_get_nothing_of_the_optimizers_of_the_training_before(monkeypatch):
+    found, go_on = [], resume._go_on
+
+    def noted(*given):
+        progress = go_on(*given)
+        found.append([OPTIMIZER in state for state in progress.states])
+        return progress
+
+    monkeypatch.setattr(resume, "_go_on", noted)
+    run = FakeRun(FakeCluster(3), slots=3, start=START, frozen=FROZEN, master_epochs=1)
+    await run.train_model()
+    for mode in ("sync", "downpour"):
+        run.mode = mode
+        await run.train_model()
+    assert found == [[True] * 3, [False] * 3]
 
 
 async def test_weights_that_lose_digits_on_the_shards_are_told():
