@@ -115,7 +115,9 @@ async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], A
         writing = Writing(slices)
         await work(writing)
         slices.left = await run.exchange.states.written(writing, replies)
-        slices.left[0] |= writing.mean
+        slices.left[0] = (
+            slices.left[0] | writing.mean
+        )  # not in place: these lengths are also those of what the slot has left
     except CheckpointError:
         keeper.drop()
         return None

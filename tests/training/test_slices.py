@@ -1,5 +1,6 @@
 """Checkpoints that workers write, each its slice: nothing of the model passes the master, and whoever is lost, the bits are the same. No process."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -9,6 +10,7 @@ from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.slices import sliced
 
 CHANCE = np.random.default_rng(2)
 START = {
@@ -164,3 +166,24 @@ async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_p
     assert len(set(seen)) >= len(run.history) - 2  # the last ones may have pushed all that there was
     asked = [what[0] for what in run.cluster.workers[0].asked]
     assert asked.count("snapshot") <= 2  # for the last commit, and at the end
+
+
+async def test_a_mean_that_lies_beside_what_a_slot_has_left_is_not_looked_for_in_there():
+    lengths = [{"control": 3}]
+    slices = SimpleNamespace(left=[], through={})
+    keeper = SimpleNamespace(begin=lambda *_: slices, warned=set())
+
+    async def written(*_):
+        return list(lengths)
+
+    async def work(writing):
+        writing.mean = {"optimizer": 3}
+
+    states = SimpleNamespace(written=written)
+    progress = SimpleNamespace(training="t")
+    run = SimpleNamespace(
+        keeper=keeper, version=0, progress=progress, exchange=SimpleNamespace(states=states), crew=None
+    )
+    found = await sliced(run, [], work)
+    assert found.left == [{"control": 3, "optimizer": 3}]
+    assert lengths == [{"control": 3}]  # by which a slot's slice is read again when its worker is lost
