@@ -49,17 +49,18 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
     Returns:
         Whether its checkpoint is ``seen`` here; what is ``wrong`` with the slice there, for ``raised``, if anything is. And its arrays.
     """
-    folder = _seen(place)
-    if folder is None:
-        return {"seen": False}, {}
-    path = folder / place["file"]["name"]
-    try:
-        if load:
-            return {"seen": True}, read(path, place["file"], place["of"])
-        look_at(path, place["file"], place["of"])
-    except CheckpointCorrupt as error:
-        return {"seen": True, "wrong": [error.file, error.expected, error.got, error.message]}, {}
-    return {"seen": True}, {}
+    while (folder := _seen(place)) is not None:
+        path = folder / place["file"]["name"]
+        try:
+            if load:
+                return {"seen": True}, read(path, place["file"], place["of"])
+            look_at(path, place["file"], place["of"])
+        except CheckpointCorrupt as error:
+            if not folder.is_dir():  # it was completed in this moment, and has its name now
+                continue
+            return {"seen": True, "wrong": [error.file, error.expected, error.got, error.message]}, {}
+        return {"seen": True}, {}
+    return {"seen": False}, {}
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:

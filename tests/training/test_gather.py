@@ -34,7 +34,9 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
     tasks = [SimpleNamespace(slot=slot, round=3) for slot in range(3)]
 
     async def reply(task, worker):
-        return SimpleNamespace(task=task, slot=task.slot, update=[np.full(2, worker, "f4")], samples=1, worker=worker)
+        return SimpleNamespace(
+            task=task, slot=task.slot, update=[np.full(2, worker, "f4")], samples=1, weight=1, worker=worker
+        )
 
     monkeypatch.setattr(gather, "verdicts_on", judged)
     carrying = [asyncio.ensure_future(reply(task, worker)) for worker, task in enumerate(tasks, 1)]

@@ -1,15 +1,17 @@
 """A run that goes on from slices: workers read what they hold, and the master holds none of it. No process, no Keras."""
 
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 
 from ddlf.algorithms.rows import Rows
-from ddlf.checkpoints import contents
+from ddlf.checkpoints import contents, restored
 from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.checkpoints.durable import seal, unseal
+from ddlf.checkpoints.restored import found_at, place_of
 from ddlf.checkpoints.slices import Slices
 from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
 from ddlf.events import CheckpointDamaged, Warned
@@ -285,7 +287,26 @@ async def test_the_other_manifest_at_that_path_on_a_worker_is_another_checkpoint
     manifest = tmp_path / "round-000002" / "manifest.json"
     content = unseal(manifest.read_bytes(), manifest)
     manifest.write_bytes(seal({**content, "epoch": content["epoch"] + 1}))
-    from ddlf.checkpoints.restored import found_at, place_of
-
     assert found_at(place_of(found, 0), load=True) == ({"seen": False}, {})
     json.dumps(place_of(found, 0))
+
+
+async def test_a_checkpoint_that_is_completed_while_a_slice_of_it_is_looked_for_is_read_all_the_same(
+    tmp_path, monkeypatch
+):
+    await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
+    found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    writing = tmp_path / ".writing-round-000002"
+    os.rename(found.final, writing)
+    found.folder, found.manifest = writing, ""
+    place, read = place_of(found, 0), restored.read
+
+    def late(path, *facts):
+        if writing.exists():
+            os.rename(writing, found.final)
+        return read(path, *facts)
+
+    monkeypatch.setattr(restored, "is_seen", lambda place: True)  # the folder of checkpoints is the same
+    monkeypatch.setattr(restored, "read", late)
+    answer, arrays = found_at(place, load=True)
+    assert (answer, arrays != {}) == ({"seen": True}, True)
