@@ -74,7 +74,8 @@ async def test_a_guest_sees_what_daemons_do_and_takes_nobodys_worker(tmp_path):
 
 
 async def test_the_page_of_an_app_shows_its_run_and_can_end_it():
-    run = FakeRun(master_epochs=400)
+    rounds = 100_000  # more than are over before anybody has looked
+    run = FakeRun(master_epochs=rounds)
 
     async def nobody():
         return []
@@ -88,7 +89,7 @@ async def test_the_page_of_an_app_shows_its_run_and_can_end_it():
                     if (json.loads(text).get("run") or {}).get("phase") == "training":
                         await viewer.send('{"stop": true}')
                         break
-            assert len(await training) < 400
+            assert len(await training) < rounds
 
 
 def options(**given):
