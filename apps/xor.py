@@ -80,7 +80,13 @@ def within(target, output):
     return keras.ops.abs(output - target) < 0.1
 
 
+def units(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    return int(text)
+
+
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--hidden", type=int, metavar="N", help=f"hidden units (default: {Xor.hidden}; as published: 2)")
+    own.add_argument("--hidden", type=units, metavar="N", help=f"hidden units (default: {Xor.hidden}; as published: 2)")
     ddlf.main(Xor, own)

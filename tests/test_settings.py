@@ -22,6 +22,7 @@ from ddlf.setting import Use
 from ddlf.settings import SETTINGS, Settings, option
 from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
+from ddlf.training_settings import TrainingSettings
 
 ROOT = Path(__file__).parents[1]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
@@ -35,7 +36,7 @@ def options_of(command):
 
 def test_an_app_has_every_setting_and_its_default():
     app = ddlf.IApp()
-    assert set(SETTINGS) == {name for name in vars(Settings) if not name.startswith("_")}
+    assert set(SETTINGS) == {name for name in vars(TrainingSettings) | vars(Settings) if not name.startswith("_")}
     assert read(app, "sync", {}).keys() == SETTINGS.keys()
     assert all(getattr(app, name) == getattr(Settings, name) for name in SETTINGS)
     assert all(setting.help for setting in SETTINGS.values())

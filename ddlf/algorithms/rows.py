@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import Slice, cut, overlapped
+from ddlf.algorithms.shards import Slice, cut, cut_by_layer, overlapped
 from ddlf.algorithms.weights import Tensor, Weights, is_float
 
 Row = np.ndarray[Any, Any]
@@ -97,11 +97,21 @@ class Rows:
                 found[i] = array
         return found
 
-    def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
-        """Of each shard its slices of both rows, as equal as can be; those of the second may be empty.
+    def cut(self, shards: int, layers: Sequence[str] | None = None) -> list[tuple[Slice, Slice]]:
+        """Of each shard its slices of both rows; those of the second may be empty.
+
+        Args:
+            shards: S.
+            layers: Name of the layer of each weight: then slices end where layers do, and what is not trained is where the layer is that is trained
+                with it or before it. None for slices as equal as can be.
 
         Raises:
-            ConfigError: There are no shards, or more than values that are trained.
+            ConfigError: There are no shards, or more than values, or layers, that are trained.
         """
         trained, rest = self.sizes
-        return list(zip(cut(trained, shards), pairwise(rest * i // shards for i in range(shards + 1)), strict=True))
+        if layers is None:
+            return list(zip(cut(trained, shards), pairwise(rest * i // shards for i in range(shards + 1)), strict=True))
+        slices = cut_by_layer([self.like[i].size for i in self.trained], [layers[i] for i in self.trained], shards)
+        firsts = dict(zip(accumulate((self.like[i].size for i in self.trained), initial=0), self.trained, strict=False))
+        ends = [sum(self.like[i].size for i in self.rest if i < firsts[end]) for _, end in slices[:-1]]
+        return list(zip(slices, pairwise([0, *ends, rest]), strict=True))

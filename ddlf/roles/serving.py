@@ -127,9 +127,12 @@ class End(Restored):
         parts, numbers = shard_parts(self.rows(), part, names, facts)
         return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self.owners.me, **numbers}
 
-    async def versions(self) -> list[list[int]]:
-        """Numbers of the shards that are here, and the steps of each."""
-        return [[number, shard.version] for number, shard in self.shards.items()]
+    async def versions(self) -> list[Any]:
+        """Numbers of the shards that are here, the steps of each, and of each replica its round and number of the last push there."""
+        return [
+            [number, shard.version, [[replica, last.round, last.number] for replica, last in shard.last.items()]]
+            for number, shard in self.shards.items()
+        ]
 
     async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
         """Own a shard from now on of which there is a copy here; or again one that nobody else has got.

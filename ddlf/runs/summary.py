@@ -42,7 +42,7 @@ def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
     rows = {}
     for name in SETTINGS:
         home = next(part for part in cls.__mro__ if name in vars(part))
-        origin = "default" if home is Settings else f"class {home.__name__}"
+        origin = "default" if issubclass(Settings, home) else f"class {home.__name__}"
         if cls is not app and name in vars(app):
             origin = told.get(name, f"{cls.__name__}.__init__")
         value = getattr(app, name)

@@ -99,7 +99,12 @@ class FaultyCluster(Cluster):
     Args:
         launcher: Starts and ends the workers; its ``machines`` harm them.
         options: As in ``Cluster``.
+
+    Attributes:
+        one_thing_at_a_time: Whether workers compute where they answer, so that none answers while another one computes.
     """
+
+    one_thing_at_a_time = False
 
     def __init__(self, launcher: Any, **options: Any) -> None:
         super().__init__(launcher, **options)

@@ -10,6 +10,7 @@ event loop instead of a process. So a test starts in milliseconds, a debugger re
   gone, and methods that wait are cancelled (a real kill would not run their ``finally``); a thread that computes goes on for nothing.
 - Modules, environment variables and the current folder are shared by all workers and the test. Functions, classes, apps and data are sent as
   always, so each worker has its own, with copies of the variables that they use; the test's own stay as they are.
+- Downpour, whose shards answer while replicas compute, is refused; use ``local_cluster``.
 - SIGSTOP and slowness are not to be had; use ``local_cluster``.
 """
 
@@ -60,7 +61,9 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
         async with in_process_cluster(3) as cluster:
             assert await cluster.run_method(calculate, a=10, b=8, c=2) == [16, 16, 16]
     """
-    return FaultyCluster(InProcessWorkers(n, proxied=proxied), dead_after_s=dead_after_s)
+    cluster = FaultyCluster(InProcessWorkers(n, proxied=proxied), dead_after_s=dead_after_s)
+    cluster.one_thing_at_a_time = True
+    return cluster
 
 
 class OwnClasses:

@@ -316,6 +316,12 @@ class FaultPlan:
                 f"did not happen: {', '.join(map(str, injection.pending))}",
                 hint="the run has no such round, or that worker got no slot in it",
             )
+        for fault in self.faults:
+            if isinstance(fault, LinkFault) and not any(way.connections for way in await fault.ways(cluster)):
+                raise ConfigError(
+                    f"{fault} changed nothing: workers {fault.worker} and {fault.other} said nothing to each other",
+                    hint="workers do with exchange='sharded' and in mode 'downpour'; else all goes through the master",
+                )
 
 
 class Injection:

@@ -44,7 +44,7 @@ def take_notation(app: Any) -> None:
             f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(given).__name__}"
         )
     for name, value in given.train_block.settings.items():
-        if name not in vars(app) and _home(app, name) is Settings:
+        if name not in vars(app) and issubclass(Settings, _home(app, name)):
             setattr(app, name, value)
 
 

@@ -17,6 +17,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
 from ddlf.training.recovery import LOSS, Recovery, first_line, too_small, why_nobody
+from ddlf.training.rounds import end_all
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 WAIT_FOR_WORKERS_S = 60.0
@@ -35,6 +36,7 @@ class Crew:
     Attributes:
         losses: How many copies of slots ended with their worker so far.
         fixed_slots: K, if it stays what it is whoever comes.
+        spared: Workers that carry no slot as long as there is another one: they have shards.
 
     Args:
         cluster: Workers, connected.
@@ -69,6 +71,7 @@ class Crew:
         self._round = 0
         self.losses = 0
         self.fixed_slots: int | None = None
+        self.spared: frozenset[int] = frozenset()
         self._attempts: dict[int, asyncio.Task[None]] = {}
         # What each worker is when it comes: "opened" at the beginning, "joined" or "back".
         self._known_as: dict[int, str] = {}
@@ -103,9 +106,7 @@ class Crew:
             if handle is not None:
                 handle.cancel()
         tasks = [*self._attempts.values(), *self._recovery.end(at_once=not issubclass(kind or Exception, Exception))]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
         _training.difference_update(self._workers.values())
         if kind is None and not self._told:
             self._check()
@@ -125,10 +126,9 @@ class Crew:
             self._changed.clear()
             await self._changed.wait()
         self._check()
-        # In the order of the cluster, whichever was first: slots go to the same workers in each run.
-        for worker in sorted(self._schedule.workers, key=list(self._workers).index):
-            self._schedule.apply(Lost(worker))
-            self._schedule.apply(Ready(worker))
+        self._schedule.order(
+            [*self._workers]
+        )  # that of the cluster, whichever was first: slots go to the same workers in each run
         self._begun = True
         held_back, self._held_back = self._held_back, []
         for event in held_back:
@@ -149,7 +149,7 @@ class Crew:
         leaves: bool = True,
         near: Mapping[int, int] = {},
     ) -> Any:
-        """Have a slot carried by some worker, by another one if that is lost.
+        """Have a slot carried by some worker, by another one if that is lost; gives what ``work`` returned.
 
         Args:
             slot: Which, from 0.
@@ -158,9 +158,6 @@ class Crew:
             avoid: Workers that are not to carry it, as long as there is another one.
             leaves: Whether it is the slot's round, which leaves what the next one begins with.
             near: Bytes of what it reads that workers have on disks of their own, by their numbers.
-
-        Returns:
-            What ``work`` returned.
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
@@ -172,7 +169,7 @@ class Crew:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._wanted[slot] = work, future, number, leaves
         self._round = max(self._round, number)
-        self._schedule.apply(Wanted(slot, avoid, near))
+        self._schedule.apply(Wanted(slot, avoid | self.spared, near))
         self._advance_soon()
         return await future
 
@@ -207,6 +204,14 @@ class Crew:
     def trust(self, worker: int) -> None:
         """Say that a worker's update was accepted."""
         self._distrusted[worker] = 0
+
+    def served(self, worker: int) -> None:
+        """Say that a worker has done its part: that it lost the app before counts no more."""
+        self._recovery.served(worker)
+
+    def progressed(self, slot: int) -> None:
+        """Say that a slot has come further in its round than it ever was: executors that it ended before count no more."""
+        self._schedule.progressed(slot)
 
     # -- doing what the schedule says -------------------------------------------------------------------------------
 
@@ -259,7 +264,7 @@ class Crew:
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 future.set_exception(error)
         else:
-            self._recovery.served(number)
+            self.served(number)
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
                 if leaves:
                     self._holds[slot] = holder
@@ -269,11 +274,9 @@ class Crew:
         self._advance_soon()
 
     def _fail(self, slot: int, error: Exception) -> bool:
-        future = self._wanted[slot][1]
-        if future.done():
-            return False
-        future.set_exception(error)
-        return True
+        if waits := not (future := self._wanted[slot][1]).done():
+            future.set_exception(error)
+        return waits
 
     def _check(self) -> None:
         """Raise what has ended the run, if anything has."""
@@ -301,12 +304,18 @@ class Crew:
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
-    def lose(self, worker: ProxyWorker, slot: int, error: Exception) -> None:
+    def missed(self, worker: ProxyWorker, error: Exception) -> None:
+        """Say that a worker does not answer; whoever carries a slot on it hears of that in any case."""
+        if worker.id in self._schedule.free:
+            self.lose(worker, None, error)
+
+    def lose(self, worker: ProxyWorker, slot: int | None, error: Exception) -> None:
         """Say that a worker was lost with what it has of a slot."""
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        self.emit(events.WorkerLost(**self._of(slot), worker=worker.id, why=first_line(error)))
+        of = {"round": self._round + 1} if slot is None else self._of(slot)
+        self.emit(events.WorkerLost(**of, worker=worker.id, why=first_line(error)))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
@@ -317,12 +326,8 @@ class Crew:
         self._schedule.apply(Ready(worker.id))
         self._settle(worker)
         who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
-        if self._known_as[worker.id] == "back":
-            self.emit(events.WorkerReturned(**who))
-        elif self._known_as[worker.id] == "joined":
-            self.emit(events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
-        else:
-            self.emit(events.WorkerReady(**who))
+        known: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
+        self.emit(known(**who) if known else events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
         """A worker is not there yet; it is tried again."""
@@ -390,7 +395,4 @@ class Crew:
         return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
 
     def _tell_gone(self, event: events.WorkerGone) -> None:
-        if self._begun:
-            self.emit(event)
-        else:
-            self._held_back.append(event)  # if all are, that is one error and no event
+        (self.emit if self._begun else self._held_back.append)(event)  # if all are, that is one error and no event

@@ -38,7 +38,9 @@ class Downpour:
         n_fetch: Steps between two fetches.
         n_push: Steps between two pushes.
         replicas: K; None for one in each slot.
-        shards: S; None for one on each worker.
+        shards: S; None for one on each worker that may have some.
+        shard_cut: ``"equal"`` slices of the weights, or where ``"layers"`` end.
+        shard_workers: How many workers have the shards, and train no slot; None for those that train.
         copies: Of each shard on other workers; None for one, where there is another worker.
         softsync: With n, ``floor(K / n)`` pushes make one step; None for each by itself.
         warm_start: Steps of the shards before others than the first replica begin; None for some.
@@ -52,6 +54,8 @@ class Downpour:
     n_push: int = 1
     replicas: int | None = None
     shards: int | None = None
+    shard_cut: str = "equal"
+    shard_workers: int | None = None
     copies: int | None = None
     softsync: int | None = None
     warm_start: int | None = None

@@ -13,28 +13,21 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from ddlf.algorithms.codec import TopK
+from ddlf.algorithms.encoding import RAW_BELOW_BYTES
+from ddlf.algorithms.local import Plain
 from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import OUTER, Streaming
 from ddlf.algorithms.shards import fits
+from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.settings import SETTINGS, Settings
+from ddlf.settings import SETTINGS
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
 """How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
-
-USELESS = {
-    "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
-    "outer": "push_rule says how the weights change",
-    "codec": "gradients travel as they are",
-    "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
-    "local_rule": "replicas begin with new weights every n_fetch steps",
-    "balance": "replicas train at their own pace",
-    "rate_decay": "push_rule says how far a push goes",
-    "clip": "replicas take plain steps with the clipping of Keras's that the model is compiled with",
-}
-"""Settings of other modes that have no ``only``, and why they would have no effect here."""
 
 LINK = 125e6
 """Bytes per second of a link, each way, where none was measured: 1 Gbit/s."""
@@ -154,64 +147,6 @@ def check_sharded(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={str(settings[name])!r} {why}", hint=f"use {instead}, or exchange='star'")
 
 
-def check_downpour(settings: dict[str, Any]) -> None:
-    """Refuse what has no effect in Downpour.
-
-    Args:
-        settings: Every setting as it is used, by name.
-
-    Raises:
-        ConfigError: Names the setting.
-    """
-    if settings["mode"] != "downpour":
-        return
-    for name, why in USELESS.items():
-        usual = getattr(Settings, name)
-        if settings[name] != SETTINGS[name].check(name, usual):
-            value = settings[name] if isinstance(settings[name], int) else repr(str(settings[name]))
-            raise ConfigError(
-                f"{name}={value} has no effect in Downpour training: {why}",
-                hint=f"leave {name} at {usual!r}, or train in mode 'sync'",
-            )
-    if settings["weights_codec"].delta:
-        raise ConfigError(
-            f"weights_codec={str(settings['weights_codec'])!r} is of differences, and a shard does not keep what each replica has",
-            hint="use 'float16' or 'bfloat16'",
-        )
-    if settings["precision"] == "mixed_float16":
-        raise ConfigError(
-            "precision='mixed_float16' scales the loss by what each worker sees, and replicas push gradients without",
-            hint="use precision='mixed_bfloat16'",
-        )
-    if settings["update_policy"] == "clip":
-        raise ConfigError(
-            "update_policy='clip' compares updates of whole rounds, and Downpour has none",
-            hint="use 'stop', or 'reject' to leave out what is no number",
-        )
-    if replicas := settings["replicas"] or settings["slots"]:
-        check_replicas(replicas, settings["slots"] or 1, settings["softsync"])
-
-
-def check_replicas(replicas: int, slots: int, softsync: int | None) -> None:
-    """Refuse fewer replicas than there are slots, or than make a step together.
-
-    Args:
-        replicas: Number of replicas of the run.
-        slots: K; 1 while it is not known.
-        softsync: The setting.
-
-    Raises:
-        ConfigError: There are fewer.
-    """
-    if replicas < slots:
-        raise ConfigError(
-            f"replicas={replicas} are fewer than the {slots} slots that carry them",
-            hint=f"set slots={replicas}, or leave replicas out: then each slot is one",
-        )
-    if softsync and softsync > replicas:
-        raise ConfigError(f"softsync must be from 1 to the {replicas} replicas, got {softsync}")
-
-
 def chosen_exchange(settings: Mapping[str, Any], workers: int, weights: int) -> tuple[str, str]:
     """What ``exchange="auto"`` becomes, and why: what moves the bytes of a round in less time.
 
@@ -270,6 +205,40 @@ def check_slots(settings: Mapping[str, Any], slots: int, fewest: int = 0) -> Non
             f"merge={str(merge)!r} needs {merge.least} slots, and the last round of an epoch has {fewest}, with one of the last samples each",
             hint="choose another worker_steps or batch_size, so that more samples are left, or none",
         )
+
+
+def check_effect(settings: Mapping[str, Any], weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:
+    """Refuse what has nothing to act on in this model.
+
+    Args:
+        settings: Every setting as it is used, by name.
+        weights: Of the model; only shapes and types count.
+        trainable: Whether each is trained.
+
+    Returns:
+        What has no effect, and is not refused since a larger model would have it; empty if all has.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    rule = settings["local_rule"]
+    if not any(trainable) and type(rule) is not Plain:
+        raise ConfigError(
+            f"local_rule={str(rule)!r} changes gradients, and nothing in this model is trained",
+            hint="see that a layer with weights has trainable=True, or leave local_rule out",
+        )
+    downpour, outward = settings["mode"] == "downpour", settings["weights_codec"]
+    coded = [] if downpour or str(settings["codec"]) == "float32" else [f"codec={str(settings['codec'])!r}"]
+    coded += [] if outward.delta or str(outward) == "float32" else [f"weights_codec={str(outward)!r}"]
+    least = 0 if downpour else RAW_BELOW_BYTES  # shards are rows of all values
+    if coded and not any(
+        w.dtype == np.float32 and w.nbytes >= least for w, on in zip(weights, trainable, strict=True) if on
+    ):
+        return (
+            f"{' and '.join(coded)} {'has' if len(coded) == 1 else 'have'} no effect: only float32 weights of {RAW_BELOW_BYTES} bytes "
+            "or more that are trained are encoded, and this model has none"
+        )
+    return ""
 
 
 def _check_misspelt(app: Any, base: type) -> None:

@@ -1,7 +1,8 @@
 """Who owns each shard of a run of Downpour and who has its copies, as workers come and go. Runs on the master, which alone decides it.
 
 A shard whose worker is lost is taken over by one that has a copy, and gets a new copy elsewhere. A worker that joins takes one from whoever has two
-more; one that takes no part any more hands its own on. Each time a shard changes hands its *epoch* grows, so that an owner that wakes up late is
+more; one that takes no part any more hands its own on. Workers of their own for the shards train no slot: one that joins takes the place of one that
+is lost. Each time a shard changes hands its *epoch* grows, so that an owner that wakes up late is
 refused.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.errors import ClusterTooSmall, ConfigError, RequestTimeout
+from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
+from ddlf.training.early_downpour import check_enough
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
@@ -37,32 +39,35 @@ class Holding:
         there: Its workers.
         copies: Of each shard on other workers; None for one, where there is another worker.
         restore: Gives a shard without an owner and a copy. Raises ClusterTooSmall if there is nothing to go on from.
+        servers: Workers of their own that the shards are to have: the last of those that are there when they are given out; 0 for all.
 
     Attributes:
         owners: The worker of each shard; empty before they are given out.
         parts: Slices of each, of both rows.
+        reached: Round and number of the last push of each replica that was seen.
 
     Raises:
-        ConfigError: There are too few workers for the copies.
+        ConfigError: There are too few workers for the copies, or none would be left to train.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, copies: int | None, restore: Restore) -> None:
-        if copies and copies >= (workers := len(there.proxies())):
-            raise ConfigError(
-                f"copies={copies} of each shard and the shard itself need {copies + 1} workers, "
-                f"and there {'are' if workers > 1 else 'is'} {workers}",
-                hint="start more workers, or leave copies out",
-            )
+    def __init__(self, run: Run, there: WeightsThere, copies: int | None, restore: Restore, servers: int = 0) -> None:
+        check_enough(copies, servers, len(there.proxies()))
+        self._servers = servers
+        run.crew.spared = (
+            frozenset(number for number, _ in sorted(there.members())[1:][-servers:]) if servers else frozenset()
+        )
         self._run, self._there, self._restore = run, there, restore
         self._copies = 1 if copies is None else copies
         self._role = there.role
         self.owners: list[Member] = []
         self.parts: list[Any] = []
+        self.reached: dict[int, list[int]] = {}
         self._epochs: list[int] = []
         self._holders: list[list[Member]] = []
         self._falls: list[list[list[int]]] = []
         self._number = 0
         self._arranged: set[Member] = set()
+        self._met = {number for number, _ in there.members()}
         self._gone: set[Member] = set()
         self._one_at_a_time = asyncio.Lock()
         self._telling: set[asyncio.Task[None]] = set()
@@ -78,7 +83,7 @@ class Holding:
             epoch = 1
             while not self.owners:
                 alive = {one: worker for one, worker in self._there.members().items() if one not in self._gone}
-                there = sorted(alive)
+                there = self._pool(alive)
                 owners = [there[shard % len(there)] for shard in range(len(parts))]
                 giving = [self._own(alive[owner], epoch, shard, facts[shard], []) for shard, owner in enumerate(owners)]
                 found = await asyncio.gather(*giving, return_exceptions=True)
@@ -107,6 +112,9 @@ class Holding:
         for owner in dict.fromkeys(self.owners):
             if owner not in there:
                 await self.lost(owner, None)
+        for one, worker in there.items():
+            if one in self._arranged and not worker.connected:
+                self._run.crew.missed(worker, ConnectError("the connection was lost", worker=worker.name))
         async with self._one_at_a_time:
             alive = self._alive()
             if any(holder not in alive for holders in self._holders for holder in holders):
@@ -115,25 +123,28 @@ class Holding:
     async def meet(self) -> None:
         """Let workers know of the shards that have been introduced to the others since."""
         async with self._one_at_a_time:
-            if new := self._alive().keys() - self._arranged:
+            alive = self._alive()
+            if new := alive.keys() - self._arranged:
+                self._replace_servers(alive, new)
                 self._arranged |= new
                 await self._arrange()
 
     async def balance(self) -> None:
-        """Have a worker that has joined take a shard, if another one has two more."""
+        """Have a worker that has joined take a shard, if another one has two more, or one that is not to have any."""
         alive = self._alive()
-        load = Counter(dict.fromkeys((one for one in self._arranged if one in alive), 0))
-        load.update(owner for owner in self.owners if owner in alive)
-        if load and load.most_common()[0][1] - min(load.values()) >= 2:
-            most, least = load.most_common()[0][0], min(load, key=lambda one: (load[one], one))
+        pool = [one for one in self._pool(alive) if one in self._arranged]
+        load = Counter(dict.fromkeys(pool, 0))
+        load.update(owner for owner in self.owners if owner in pool)
+        others = [owner for owner in self.owners if owner in alive and owner not in pool]
+        if pool and (others or max(load.values()) - min(load.values()) >= 2):
+            most, least = (others or [load.most_common()[0][0]])[0], min(load, key=lambda one: (load[one], one))
             shard = max(shard for shard, owner in enumerate(self.owners) if owner == most)
             async with self._one_at_a_time:
                 if self.owners[shard] != most:
                     return
                 if await self._hand_on(shard, alive[most], least, alive[least]):
-                    self._warn(
-                        f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which had fewer"
-                    )
+                    why = "is there for them" if others else "had fewer"
+                    self._warn(f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which {why}")
                 await self._arrange()
 
     async def call(self, shard: int, verb: str, *arguments: Any) -> Any:
@@ -169,7 +180,10 @@ class Holding:
             except LOSS as error:
                 await self.lost(owner, error)
                 return []
-            return [version for shard, version in found if self.owners[shard] == owner]
+            for _, _, pushed in found:
+                for replica, *at in pushed:
+                    self.reached[replica] = max(self.reached.get(replica, [-1, -1]), at)
+            return [version for shard, version, _ in found if self.owners[shard] == owner]
 
         await self.look()
         there = self._there.members()
@@ -190,6 +204,9 @@ class Holding:
             if owner not in self.owners:
                 return
             self._gone.add(owner)
+            worker = self._there.members().get(owner)
+            if worker is not None and error is not None:
+                self._run.crew.missed(worker, error)
             for shard in [shard for shard, one in enumerate(self.owners) if one == owner]:
                 await self._replace(shard, owner, "" if error is None else f" ({first_line(error)})")
             await self._arrange()
@@ -199,6 +216,23 @@ class Holding:
         await end_all([*self._telling])
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def places(self) -> int:
+        """How many workers may have shards: those of their own, or all."""
+        return len(self._pool(self._there.members()))
+
+    def _replace_servers(self, alive: Collection[Member], new: Collection[Member]) -> None:
+        """Have workers that are here for the first time take the places of workers of the shards that are lost."""
+        crew, here = self._run.crew, {number for number, _ in alive}
+        for number in sorted({number for number, _ in new} - self._met):
+            if gone := crew.spared - here:
+                crew.spared = crew.spared - {min(gone)} | {number}
+        self._met |= here
+
+    def _pool(self, alive: Collection[Member]) -> list[Member]:
+        """Those of some workers that may have shards: of their own as long as one is there, or all."""
+        own = [one for one in alive if one[0] in self._run.crew.spared]
+        return sorted(own or alive)
 
     def _alive(self) -> dict[Member, ProxyWorker]:
         return {
@@ -211,6 +245,7 @@ class Holding:
         if "slices" in facts:
             await self._there.restoring.give(worker, facts["slices"], [shard])
         await worker.call(self._role, "own", epoch, shard, told, falls)
+        self._run.crew.served(worker.id)
 
     async def _replace(self, shard: int, owner: Member, why: str) -> None:
         """Give a shard to a worker that has a copy, or what the master has left of it to any."""
@@ -240,7 +275,7 @@ class Holding:
                 self._run.crew.end(gone)
                 raise gone
             load = Counter(self.owners)
-            one = min(alive, key=lambda one: (one not in self._arranged, load[one], one))
+            one = min(self._pool(alive), key=lambda one: (one not in self._arranged, load[one], one))
             self._epochs[shard] += 1
             self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
             try:
@@ -262,6 +297,7 @@ class Holding:
         except LOSS:
             return False
         self.owners[shard], self._falls[shard] = holder, [list(fall) for fall in falls]
+        self._run.crew.served(holder[0])
         return True
 
     async def _handed_on(self, shard: int, owner: Member) -> bool:
@@ -271,7 +307,7 @@ class Holding:
         if worker is None or not worker.connected or owner in self._there.members() or not alive:
             return False
         load = Counter(self.owners)
-        to = min(alive, key=lambda one: (one not in self._arranged, load[one], one))
+        to = min(self._pool(alive), key=lambda one: (one not in self._arranged, load[one], one))
         if not await self._hand_on(shard, worker, to, alive[to]):
             return False
         self._warn(
@@ -299,6 +335,7 @@ class Holding:
         alive = self._alive()
         known = [one for one in sorted(alive) if one in self._arranged]
         held = Counter(holder for holders in self._holders for holder in holders)
+        spared = self._run.crew.spared
         for shard, owner in enumerate(self.owners):
             holders = [one for one in self._holders[shard] if one in alive and one != owner]
             place = known.index(owner) if owner in known else 0
@@ -306,7 +343,9 @@ class Holding:
             rest = [one for one in others if one != owner and one not in holders]
             rest.sort(
                 key=lambda one: (
-                    (alive[one].host == alive[owner].host, held[one]) if owner in alive else (False, held[one])
+                    owner in alive and alive[one].host == alive[owner].host,
+                    bool(spared) and one[0] not in spared,
+                    held[one],
                 )
             )
             more = rest[: max(self._copies - len(holders), 0)]
@@ -330,8 +369,9 @@ class Holding:
     async def _tell(self, member: Member, worker: ProxyWorker, told: tuple[Any, ...]) -> None:
         try:
             await worker.call(self._role, "arrange", *told)
-        except LOSS:
-            self._arranged.discard(member)  # the crew will hear of it
+        except LOSS as error:
+            self._arranged.discard(member)
+            self._run.crew.missed(worker, error)
 
     def _told(self, telling: asyncio.Task[None]) -> None:
         self._telling.discard(telling)

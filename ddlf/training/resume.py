@@ -178,7 +178,11 @@ async def begin(
     else:
         if order is not None:
             check_settings(order.as_given(app.slots), now, f"in {order.source}", "replay it with the same settings")
-        slots = order.slots_from[0][1] if order is not None else app.slots or app.cluster.N
+        slots = (
+            order.slots_from[0][1]
+            if order is not None
+            else app.slots or app.cluster.N - (settings["shard_workers"] or 0)
+        )
         if slots > samples:  # refused before anything is made for each slot
             owners_of(app, settings["partition"], samples, slots, settings["seed"])
         progress = Progress(
@@ -263,7 +267,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
             "the one of create_model",
             hint="change it in create_model, and begin anew from the model's weights with fresh=True",
         )
-    rules = ("exchange", "outer", "arrival", "push_rule", "shards", "softsync")
+    rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
     same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
     held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
     steps = now["optimizer_state"] != "fresh" and now["mode"] != "downpour"  # whose replicas have another optimizer

@@ -87,7 +87,7 @@ def arrived(reply: Reply) -> UpdateArrived:
     )
 
 
-async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def end_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
     for task in tasks:
         task.cancel()

@@ -6,14 +6,14 @@ The rules:
     - A worker carries one slot at a time; a slot that is wanted goes to the worker that carried it last if that is free, else to any free one.
     - Where workers have parts of the data on disks of their own, it goes to a free one that has most of what it reads; of several such slots as many
       as can be. A worker is never idle for that.
-    - A slot whose worker is lost is wanted again. One that took three executors with it is given up.
+    - A slot whose worker is lost is wanted again. One that took three executors with it, and came no further meanwhile, is given up.
     - When no slot waits and a worker is free, a slot that takes three times the median of this round is given to it too; the first answer counts,
       the other copy is stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -128,6 +128,11 @@ class Schedule:
         return frozenset(self._open)
 
     @property
+    def free(self) -> frozenset[int]:
+        """Workers that carry no slot."""
+        return frozenset(self._free)
+
+    @property
     def workers(self) -> frozenset[int]:
         """Workers that carry a slot or could."""
         return frozenset(self._free) | frozenset(self._running)
@@ -171,6 +176,14 @@ class Schedule:
             case RoundBegan():
                 self._durations.clear()
         return False
+
+    def progressed(self, slot: int) -> None:
+        """A slot has come further in its round than it ever was: crashes of before count no more."""
+        self._crashes[slot] = 0
+
+    def order(self, workers: Sequence[int]) -> None:
+        """Give slots to free workers in this order, as long as it is all the same."""
+        self._free = dict.fromkeys(sorted(self._free, key=workers.index))
 
     def plan(self, now: float) -> list[Action]:
         """What to do now; each action is given once."""

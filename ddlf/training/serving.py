@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.rows import Row, Rows
+from ddlf.algorithms.rows import Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
@@ -20,12 +20,13 @@ from ddlf.events import UpdateRejected, Warned
 from ddlf.roles.evaluation import EVALUATION_BATCH
 from ddlf.roles.serving import shard_parts, shares
 from ddlf.roles.task import Reply
-from ddlf.training.early import check_replicas
+from ddlf.training.early_downpour import check_replicas
 from ddlf.training.holding import Holding
 from ddlf.training.order import of_shards
 from ddlf.training.recovery import first_line
 from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
+from ddlf.training.shard_state import META, STATE, facts_of_meta, joined, last_life, meta_of
 from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.there import ShardsThere
 
@@ -37,8 +38,6 @@ ATTEMPTS = 2
 """To have weights evaluated on workers: if a shard is another worker's meanwhile, the first is in vain."""
 LOOK_S = 0.25
 """How often the owners of shards are asked for their versions."""
-STATE, META = "push", "shards"
-"""Groups of the run's state: what rules keep, as rows; and of each shard what else it is."""
 
 
 class OnShards(Elsewhere):
@@ -82,12 +81,15 @@ class Serving:
                 f"replicas={self._replicas} on {run.slots} slots read in turn from several places, and {run.facts.files} is made in order",
                 hint="leave out replicas: then each slot is one; or make partition files: ddlf data split",
             )
+        self._layers = (
+            [name.rpartition("/")[0] or name for name in run.facts.names] if how.shard_cut == "layers" else None
+        )
         if how.shards:
-            self._rows.cut(how.shards)  # so that what cannot be is refused before a worker is given anything
+            self._rows.cut(how.shards, self._layers)  # what cannot be is refused before a worker is given anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
-        self._holding = Holding(run, there, how.copies, self._restored)
-        self._lives = itertools.count(1 + _last_life(run.state.get(META)))
+        self._holding = Holding(run, there, how.copies, self._restored, how.shard_workers or 0)
+        self._lives = itertools.count(1 + last_life(run.state.get(META)))
         self._brought = run.version  # the commit whose weights are here
         self._home = snapshot(run.progress)
         self._moments = itertools.count(1)
@@ -96,9 +98,9 @@ class Serving:
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
         self._scripts = None if run.order is None else of_shards(run.order)
-        if self._scripts is not None and run.crew.size < run.slots:
+        if self._scripts is not None and (free := run.crew.size - (how.shard_workers or 0)) < run.slots:
             raise ConfigError(
-                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there are {run.crew.size}",
+                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there are {free}",
                 hint="start more workers: ddlf run --local N",
             )
         there.begin, there.serving = self._begin, self
@@ -136,11 +138,15 @@ class Serving:
             await asyncio.sleep(LOOK_S / 5 if warming else LOOK_S)
             if not self._holding.owners:
                 continue
+            before = dict(self._holding.reached)
             try:
                 found = await self._holding.versions()
                 await self._holding.balance()
             except ClusterTooSmall:
                 return  # the crew has it
+            for replica, at in self._holding.reached.items():
+                if at != before.get(replica):
+                    self._run.crew.progressed(replica % self._run.slots)
             if found:
                 self.version = min(found)
             if warming and self.may_begin(-1, 0):
@@ -158,8 +164,7 @@ class Serving:
             await self._holding.look()
             await self._holding.meet()
         else:
-            shards = self._shards_wanted(len(self._there.members()))
-            parts = self._rows.cut(shards)
+            parts = self._rows.cut(self._shards_wanted(self._holding.places()), self._layers)
             await self._holding.give(parts, self._facts(parts, self._run.weights, self._run.state))
 
     # -- what came of it --------------------------------------------------------------------------------------------------
@@ -241,7 +246,12 @@ class Serving:
         """S: that of the shards there were, or what is asked for."""
         if META in self._run.state and STATE in self._run.state:
             return len(self._run.state[META][0])
-        wanted: int = self._how.shards or min(workers, max(self._rows.sizes[0], 1))
+        most = (
+            self._rows.sizes[0]
+            if self._layers is None
+            else len({self._layers[i] for i in self._rows.trained if self._rows.like[i].size})
+        )
+        wanted: int = self._how.shards or min(workers, most)
         return wanted
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
@@ -289,12 +299,7 @@ class Serving:
                 one |= {"part": parts[shard], "names": names, "slices": slices}
                 one |= {"restored": len(slices.sliced.get(PUSHED, ()))}
             if meta is not None:
-                numbers, factors, last = meta
-                one |= {
-                    **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
-                    "factors": float(factors[shard]),
-                    "last": [list(map(int, row[1:])) for row in last if row[0] == shard],
-                }
+                one |= facts_of_meta(meta, shard)
             if self._scripts is not None:
                 one["fetches"] = [list(pair) for pair in sorted(self._scripts[1][shard].items())]
             found.append(one)
@@ -310,12 +315,12 @@ class Serving:
         found = [dict(one) for one in await asyncio.gather(*calls)]
         self.version = min(one["version"] for one in found)
         rows = [
-            _joined([one[name] for one in found], size)
+            joined([one[name] for one in found], size)
             for name, size in zip(("weights", "rest"), self._rows.sizes, strict=True)
         ]
         state = self._run.state
         state[STATE] = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
-        state[META] = _meta(found)
+        state[META] = meta_of(found)
         return self._rows.weights(rows[0], rows[1], self._others)
 
     async def _evaluated(
@@ -361,7 +366,7 @@ class Serving:
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
         slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(found[0]["kept"])]
         slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
-        self._run.state[META] = _meta(found)
+        self._run.state[META] = meta_of(found)
         writing.after = len(found)
 
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
@@ -376,25 +381,3 @@ class Serving:
             f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
             hint="look at the network between the two, or say where that one is reached: ddlf-worker --advertise HOST:PORT",
         )
-
-
-def _meta(found: Sequence[dict[str, Any]]) -> Weights:
-    """Of each shard what is no row, as arrays."""
-    last = [[shard, *row] for shard, one in enumerate(found) for row in one["last"]]
-    return [
-        np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
-        np.array([one["factors"] for one in found], np.float64),
-        np.array(last, np.int64).reshape(-1, 7),
-    ]
-
-
-def _joined(parts: Sequence[Row], size: int) -> Row:
-    row = np.concatenate(parts)
-    if row.shape != (size,) or row.dtype != np.float32:
-        raise ConfigError(f"the shards' {row.dtype} {row.shape} should be {size} float32 values")
-    return row
-
-
-def _last_life(meta: Weights | None) -> int:
-    """The last life of any replica, in a run that goes on."""
-    return 0 if meta is None or not meta[2].size else int(meta[2][:, 2].max())

@@ -37,12 +37,13 @@ from ddlf.training.downpour import Downpour
 from ddlf.training.early import (
     check_app,
     check_backend,
-    check_downpour,
+    check_effect,
     check_exchange,
     check_sharded,
     check_slots,
     check_together,
 )
+from ddlf.training.early_downpour import check_downpour, check_machines
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
@@ -87,6 +88,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_together(settings)
     check_sharded(settings)
     check_downpour(settings)
+    check_machines(settings, app.cluster)
     check_exchange(app, settings["exchange"])
     if settings["replay"] is not None:
         order_of(app, settings)
@@ -303,6 +305,8 @@ async def _run(
     norms = norms_of(app, settings["batchnorm"])
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
+    if why := check_effect(settings, app.model.get_weights(), trainable):
+        app._tell(Warned(about="codec", why=why))
     fragments = isinstance(settings["outer"], Streaming)
     exact = [not flag for flag in trainable]
     weights_out: Outwards = WeightsOut(str(settings["weights_codec"]), exact, fragments=fragments)

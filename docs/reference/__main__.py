@@ -37,13 +37,14 @@ from ddlf.events import KINDS
 from ddlf.record import RoundRecord
 from ddlf.setting import Use
 from ddlf.settings import SETTINGS, Settings, option
+from ddlf.training_settings import TrainingSettings
 
 ROOT = Path(__file__).parents[2]
 
 
 def settings() -> str:
     """The page of the settings."""
-    body = ast.parse(inspect.getsource(Settings)).body[0].body
+    body = [line for kind in (TrainingSettings, Settings) for line in ast.parse(inspect.getsource(kind)).body[0].body]
     more = {
         line.target.id: " ".join(text.value.value.split())
         for line, text in pairwise(body)
@@ -194,7 +195,7 @@ def _table(what: str, text: str) -> str:
 HEAD = """\
 # Settings
 
-Made from `ddlf/settings.py` by `python docs/reference`.
+Made from `ddlf/settings.py` and `ddlf/training_settings.py` by `python docs/reference`.
 
 Settings are attributes of an app's class or object. Those of the object win over those of the class, `run:` of cluster.yaml over both, and options of
 `ddlf run` and arguments of `train_sync` over all; `-p NAME=VALUE` sets any of them. `ddlf config show app.py --origin` says which values a run would

@@ -8,7 +8,7 @@ import pytest
 
 from ddlf import Cluster
 from ddlf.algorithms.weights import digest
-from ddlf.events import Warned
+from ddlf.events import SlotStarted, Warned
 from tests.training.models import Blobs, small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
@@ -69,7 +69,7 @@ async def test_counts_are_exact_and_5_replays_are_the_same_bits_of_one_replica_i
                 assert digest(again.model.get_weights()) == wanted
 
 
-async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():
+async def test_workers_with_shards_are_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():
     async with Cluster.local(3) as cluster:
         plain = app_of(Pushing, cluster, slots=3, master_epochs=6, norm=False)
         await plain.train_model()
@@ -110,3 +110,18 @@ async def test_a_worker_with_a_shard_is_killed_and_one_sends_nan_and_the_others_
         await asked.train_model()
         assert 5 <= len(asked.history) < 30
         assert all(np.isfinite(weights).all() for weights in asked.model.get_weights())
+
+        own, told = app_of(Pushing, cluster, slots=None, shard_workers=1, shard_cut="layers", master_epochs=6), []
+        own.subscribe(told.append)
+
+        async def kill_the_server(record):
+            if record.version == 3:
+                os.kill((await cluster.workers[2].status())["executor_pid"], signal.SIGKILL)
+
+        own.on_round = kill_the_server
+        await own.train_model()
+        assert own.ledger.is_exact(6)
+        assert {event.worker for event in told if isinstance(event, SlotStarted)} == {1, 2}
+        said = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
+        assert said[0].startswith("shard 1 of 1 was on worker 3, which is lost")
+        assert (await own.evaluate_model())["accuracy"] > wanted - 0.02

@@ -168,3 +168,9 @@ async def test_an_app_trains_to_the_same_bits_as_on_real_workers(two_workers):
 async def test_an_app_trains_asynchronously(cluster):
     trained = app(cluster, Quick)
     assert len(await trained.train_async(master_epochs=2)) == 6
+
+
+async def test_downpour_is_refused_before_anything_begins(cluster):
+    quick = app(cluster, Quick, mode="downpour")
+    with pytest.raises(ConfigError, match=r"those of in_process_cluster do one thing at a time; use local_cluster"):
+        await quick.train_model()

@@ -5,7 +5,8 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.training.early import check_backend, check_same_model
+from ddlf.settings import SETTINGS, Settings
+from ddlf.training.early import check_backend, check_effect, check_same_model
 from ddlf.training.evaluation import check_path
 from ddlf.training.start import check
 
@@ -184,3 +185,42 @@ def test_a_backend_that_is_not_installed_is_refused_with_one_that_is(
     (tmp_path / "keras.json").write_text("{}")
     if backend is None and installed:
         check_backend()
+
+
+def used(**settings):
+    return {
+        name: setting.check(name, settings.get(name, getattr(Settings, name))) for name, setting in SETTINGS.items()
+    }
+
+
+LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((300, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "trainable", "said"),
+    [
+        ({"codec": "int8"}, [LARGE, SMALL], [True, True], ""),
+        ({"codec": "int8"}, [LARGE, SMALL], [False, True], "codec='int8' has no effect: only float32 weights of 1024"),
+        ({"codec": "int8"}, [DOUBLE], [True], "codec='int8' has no effect"),
+        ({"weights_codec": "float16"}, [DOUBLE], [True], "weights_codec='float16' has no effect"),
+        (
+            {"codec": "topk:0.1", "weights_codec": "bfloat16"},
+            [SMALL],
+            [True],
+            "codec='topk:fraction=0.1' and weights_codec='bfloat16' have no effect",
+        ),
+        ({"weights_codec": "delta:float32"}, [SMALL], [True], ""),
+        ({}, [SMALL], [True], ""),
+        ({"mode": "downpour", "weights_codec": "float16"}, [SMALL], [True], ""),
+    ],
+)
+def test_a_codec_that_changes_nothing_in_this_model_is_told(settings, weights, trainable, said):
+    found = check_effect(used(**settings), weights, trainable)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize("rule", ["scaffold", "fedprox:0.1"])
+def test_a_local_rule_of_a_model_of_which_nothing_is_trained_is_refused(rule):
+    with pytest.raises(ConfigError, match=r"^local_rule='.*' changes gradients, and nothing in this model is trained"):
+        check_effect(used(local_rule=rule), [LARGE], [False])

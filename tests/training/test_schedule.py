@@ -92,6 +92,15 @@ def test_a_slot_that_ended_three_executors_is_given_up():
     assert schedule.open == set()
 
 
+def test_a_slot_that_comes_further_each_time_is_not_given_up():
+    schedule = schedule_of(1, slots=[0])
+    for _ in range(10):
+        assert schedule.plan(0) == [Start(0, 1)]
+        schedule.apply(Lost(1, crashed=True))
+        schedule.progressed(0)
+        schedule.apply(Ready(1))
+
+
 def test_a_worker_lost_by_the_network_does_not_count_against_its_slot():
     schedule = schedule_of(1, slots=[0])
     for _ in range(10):

@@ -187,6 +187,8 @@ WRONG = [
         "copies must be a whole number of 0 or more, or None for one, where there is another worker, got -1",
     ),
     (dict(shards=0), "shards must be a whole number of 1 or more, or None for one on each worker, got 0"),
+    (dict(shard_cut="layer"), "shard_cut must be 'equal' or 'layers', got 'layer'"),
+    (dict(shard_workers=0), "shard_workers must be a whole number of 1 or more, or None for those that train, got 0"),
     (dict(softsync=0), "softsync must be a whole number of 1 or more, or None for a step for each push, got 0"),
     (dict(warm_start=-1), "warm_start must be a whole number of 0 or more, or None for"),
     (
@@ -322,6 +324,8 @@ USED_IN = {
     "replicas": "training/serving.py",
     "shards": "training/serving.py",
     "copies": "training/serving.py",
+    "shard_cut": "training/serving.py",
+    "shard_workers": "training/serving.py",
     "softsync": "training/serving.py",
     "warm_start": "training/serving.py",
     "converge": "training/early.py",

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo advise status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shard-cut --shard-workers --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -102,7 +102,9 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l n-fetch -x -d 'steps that a repli
 complete -c ddlf -n '_shtab_ddlf_using run' -l n-push -x -d 'steps of a replica whose gradients are pushed together'
 complete -c ddlf -n '_shtab_ddlf_using run' -l push-rule -x -d 'how a push steps the weights of a shard: adagrad, sgd, momentum, adam'
 complete -c ddlf -n '_shtab_ddlf_using run' -l replicas -x -d 'replicas of the model, shared out among the slots; on a worker they take turns by chance'
-complete -c ddlf -n '_shtab_ddlf_using run' -l shards -x -d 'equal slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using run' -l shards -x -d 'slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using run' -l shard-cut -xka "equal layers" -d 'where the weights are cut: into equal slices, or where layers end (layers)'
+complete -c ddlf -n '_shtab_ddlf_using run' -l shard-workers -x -d 'workers of their own for the shards: the last N, which train no slot'
 complete -c ddlf -n '_shtab_ddlf_using run' -l copies -x -d 'copies of each shard, on other workers'
 complete -c ddlf -n '_shtab_ddlf_using run' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using run' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
@@ -182,7 +184,9 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l n-fetch -x -d 'steps that a repl
 complete -c ddlf -n '_shtab_ddlf_using demo' -l n-push -x -d 'steps of a replica whose gradients are pushed together'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l push-rule -x -d 'how a push steps the weights of a shard: adagrad, sgd, momentum, adam'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l replicas -x -d 'replicas of the model, shared out among the slots; on a worker they take turns by chance'
-complete -c ddlf -n '_shtab_ddlf_using demo' -l shards -x -d 'equal slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l shards -x -d 'slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l shard-cut -xka "equal layers" -d 'where the weights are cut: into equal slices, or where layers end (layers)'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l shard-workers -x -d 'workers of their own for the shards: the last N, which train no slot'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l copies -x -d 'copies of each shard, on other workers'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
@@ -462,7 +466,9 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l n-fetch -x -d 'steps that a repli
 complete -c ddlf -n '_shtab_ddlf_using env' -l n-push -x -d 'steps of a replica whose gradients are pushed together'
 complete -c ddlf -n '_shtab_ddlf_using env' -l push-rule -x -d 'how a push steps the weights of a shard: adagrad, sgd, momentum, adam'
 complete -c ddlf -n '_shtab_ddlf_using env' -l replicas -x -d 'replicas of the model, shared out among the slots; on a worker they take turns by chance'
-complete -c ddlf -n '_shtab_ddlf_using env' -l shards -x -d 'equal slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using env' -l shards -x -d 'slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using env' -l shard-cut -xka "equal layers" -d 'where the weights are cut: into equal slices, or where layers end (layers)'
+complete -c ddlf -n '_shtab_ddlf_using env' -l shard-workers -x -d 'workers of their own for the shards: the last N, which train no slot'
 complete -c ddlf -n '_shtab_ddlf_using env' -l copies -x -d 'copies of each shard, on other workers'
 complete -c ddlf -n '_shtab_ddlf_using env' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using env' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'
@@ -534,7 +540,9 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l n-fetch -x -d 'steps that
 complete -c ddlf -n '_shtab_ddlf_using config show' -l n-push -x -d 'steps of a replica whose gradients are pushed together'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l push-rule -x -d 'how a push steps the weights of a shard: adagrad, sgd, momentum, adam'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l replicas -x -d 'replicas of the model, shared out among the slots; on a worker they take turns by chance'
-complete -c ddlf -n '_shtab_ddlf_using config show' -l shards -x -d 'equal slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l shards -x -d 'slices of the weights, each on a worker'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l shard-cut -xka "equal layers" -d 'where the weights are cut: into equal slices, or where layers end (layers)'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l shard-workers -x -d 'workers of their own for the shards: the last N, which train no slot'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l copies -x -d 'copies of each shard, on other workers'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l softsync -x -d 'with N, a shard steps by the mean of as many pushes as N goes into the replicas'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l warm-start -x -d 'steps of the shards that the first replica makes alone, before the others begin'

@@ -1,0 +1,281 @@
+"""Where shards of Downpour are: cut by values or by layers, on the workers that train or on workers of their own. No process, no Keras."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.rows import Rows
+from ddlf.errors import CheckpointMismatch, ConfigError, ExecutorCrashed, WorkerLost
+from ddlf.events import SlotStarted, Warned, WorkerReturned
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing.fake_downpour import gradient
+from ddlf.training.crew import Crew
+
+CHANCE = np.random.default_rng(1)
+START = {
+    "dense/kernel": CHANCE.normal(size=(30, 7)).astype("f4"),
+    "dense/bias": CHANCE.normal(size=7).astype("f4"),
+    "norm/gamma": CHANCE.random(7, "f4"),
+    "norm/variance": CHANCE.random(7, "f4"),
+    "out/kernel": CHANCE.normal(size=(7, 3)).astype("f4"),
+}
+FROZEN = frozenset(["norm/variance"])
+PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nobody waits long between two attempts."""
+    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "roles.copying.LONGEST_S", "training.serving.LOOK_S"):
+        monkeypatch.setattr(f"ddlf.{name}", 0.005)
+    monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
+
+
+def run_of(workers=4, **settings):
+    run = FakeRun(FakeCluster(workers), **{"mode": "downpour", "start": START, "frozen": FROZEN, **PLAIN, **settings})
+    run.told = []
+    run.subscribe(run.told.append)
+    return run
+
+
+def owners(run):
+    """Which worker owns each shard."""
+    found = {number: worker.id for worker in run.cluster.workers for number in worker.end.shards if not worker.lost}
+    return [found[number] for number in sorted(found)]
+
+
+def carried(run):
+    """Workers that carried a slot."""
+    return {event.worker for event in run.told if isinstance(event, SlotStarted)}
+
+
+def test_cut_by_layers_what_is_not_trained_is_with_its_layer():
+    weights = [np.zeros(size, "f4") for size in (10, 2, 3, 3, 40, 0, 5)]
+    layers = ["a", "a", "norm", "norm", "b", "b", "c"]
+    trained = [True, True, True, False, True, True, True]
+    rows = Rows.of(weights, trained)
+    assert rows.cut(2, layers) == [((0, 15), (0, 3)), ((15, 60), (3, 3))]
+    assert rows.cut(4, layers) == [((0, 12), (0, 0)), ((12, 15), (0, 3)), ((15, 55), (3, 3)), ((55, 60), (3, 3))]
+    assert rows.cut(1, layers) == [((0, 60), (0, 3))]
+    frozen = Rows.of(weights, [False, False, True, False, True, True, False])
+    assert frozen.cut(2, layers) == [((0, 3), (0, 15)), ((3, 43), (15, 20))]
+    with pytest.raises(ConfigError, match="4 layers cannot be cut into 5 shards"):
+        rows.cut(5, layers)
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+async def test_shards_end_where_layers_do_and_the_result_is_that_of_equal_slices(shards):
+    run = run_of(1, slots=1, shards=shards, shard_cut="layers", master_epochs=2)
+    run.on_round = lambda record: parts.append([tuple(own) for own, _ in run.cluster.workers[0].end.owners.parts])
+    parts = []
+    await run.train_model()
+    assert parts[0] == ([(0, 217), (217, 245)] if shards else [(0, 245)])
+    equal = run_of(1, slots=1, shards=2, master_epochs=2)
+    await equal.train_model()
+    assert [w.tobytes() for w in run.model.get_weights()] == [w.tobytes() for w in equal.model.get_weights()]
+
+
+async def test_without_a_number_there_are_as_many_shards_as_layers_at_most():
+    run = run_of(5, shard_cut="layers", master_epochs=1)
+    run.on_round = lambda record: found.append(len(owners(run)))
+    found = []
+    await run.train_model()
+    assert found[0] == 3
+
+
+async def test_more_shards_than_layers_are_refused_before_a_worker_has_a_task():
+    run = run_of(2, shard_cut="layers", shards=4)
+    with pytest.raises(ConfigError, match="3 layers cannot be cut into 4 shards; take 1 shard or more, and no more"):
+        await run.train_model()
+    assert all(worker.asked == [] for worker in run.cluster.workers)
+
+
+async def test_cut_otherwise_a_run_is_not_resumed(tmp_path):
+    await run_of(2, shards=2, checkpoint=tmp_path, master_epochs=1).train_model()
+    again = run_of(2, shards=2, checkpoint=tmp_path, resume="auto", shard_cut="layers", master_epochs=2)
+    with pytest.raises(CheckpointMismatch, match="shard_cut"):
+        await again.train_model()
+
+
+async def test_a_run_by_layers_is_resumed(tmp_path):
+    settings = {"shard_cut": "layers", "checkpoint": tmp_path, "resume": "auto"}
+    await run_of(3, master_epochs=1, **settings).train_model()
+    run = run_of(2, slots=3, master_epochs=2, **settings)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
+    received = run._progress.state["shards"][0][:, 1]
+    assert len(set(received.tolist())) == 1
+
+
+async def test_workers_of_their_own_have_the_shards_and_train_no_slot():
+    run = run_of(4, shard_workers=2, master_epochs=3)
+    run.on_round = lambda record: found.append(owners(run))
+    found = []
+    history = await run.train_model()
+    assert found[0] == [3, 4]
+    assert carried(run) == {1, 2}
+    assert history[-1].slots == 2
+    assert run.ledger.is_exact(3)
+
+
+async def test_more_slots_than_other_workers_take_turns_there():
+    run = run_of(3, shard_workers=1, slots=4, shards=3, master_epochs=2)
+    run.on_round = lambda record: found.append(owners(run))
+    found = []
+    await run.train_model()
+    assert found[0] == [3, 3, 3]
+    assert carried(run) == {1, 2}
+    assert run.ledger.is_exact(2)
+
+
+@pytest.mark.parametrize("at", range(2, 6))
+async def test_a_lost_worker_of_the_shards_has_one_again_when_it_is_back(at):
+    run, back = run_of(4, shard_workers=2, master_epochs=8), asyncio.Event()
+    lost = run.cluster.workers[2 + at % 2]
+    run.subscribe(lambda event: back.set() if isinstance(event, WorkerReturned) else None)
+
+    async def lose(record):
+        found.append(owners(run))
+        if record.version == at:
+            lost.lost = True
+        if record.version == at + 2:
+            await back.wait()
+
+    run.on_round, found = lose, []
+    await run.train_model()
+    assert run.ledger.is_exact(8)
+    assert carried(run) == {1, 2}
+    said = [event.why for event in run.told if isinstance(event, Warned)]
+    assert any("goes on with its copy" in why for why in said)
+    assert not any("are lost" in why for why in said)
+    assert sorted(found[0]) == sorted(found[-1]) == [3, 4]
+
+
+async def test_one_that_joins_takes_the_place_of_one_that_is_gone():
+    run = run_of(4, shard_workers=1, slots=2, master_epochs=12)
+    joining, server = run.cluster.workers.pop(), run.cluster.workers[2]
+    at = []
+
+    def change(record):
+        at.append(owners(run))
+        if record.version == 3:
+            run.cluster.workers.remove(server)
+            server.lost = server.gone = True
+            server.reconnect = never
+        if record.version == 6:
+            run.cluster.workers.append(joining)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    run.on_round = change
+    await run.train_model()
+    assert at[0] == [3]
+    assert at[-1] == [4]
+    assert 4 not in carried(run)
+    assert run.ledger.is_exact(12)
+
+
+async def test_when_only_they_are_left_they_train():
+    run = run_of(2, shard_workers=1, master_epochs=6)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    def lose(record):
+        if record.version == 2:
+            run.cluster.workers[0].lost = True
+            run.cluster.workers[0].reconnect = never
+
+    run.on_round = lose
+    await run.train_model()
+    assert carried(run) == {1, 2}
+    assert run.ledger.is_exact(6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shard_workers": 2}, "shard_workers=2 leave no worker to train: there are 2; start more workers"),
+        ({"shard_workers": 3}, "shard_workers=3 leave no worker to train: there are 2; start more workers"),
+        ({"copies": 2}, "copies=2 of each shard and the shard itself need 3 workers, and there are 2"),
+        ({"shard_workers": 1, "mode": "sync"}, "shard_workers"),
+        ({"shard_cut": "layers", "mode": "async"}, "shard_cut"),
+        ({"shard_cut": "layer"}, "shard_cut must be 'equal' or 'layers', got 'layer'"),
+        (
+            {"shard_workers": 0},
+            "shard_workers must be a whole number of 1 or more, or None for those that train, got 0",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(settings, said):
+    run = run_of(2, **{"master_epochs": 1, **settings})
+    if run.mode != "downpour":
+        run.push_rule, run.staleness = FakeRun.push_rule, FakeRun.staleness
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        await run.train_model()
+    assert all(worker.asked == [] for worker in run.cluster.workers)
+
+
+# --- executors that end -----------------------------------------------------------------------------------------------
+
+
+def crashing(monkeypatch, run, crashes):
+    """End the executor of whoever trains a batch for which ``crashes(samples)`` is true."""
+    for worker in run.cluster.workers:
+
+        def dies(app, task, samples, weights, worker=worker):
+            worker.lost = worker.lost or crashes(samples)
+            return gradient(app, task, samples, weights)
+
+        async def rpc(*arguments, worker=worker):
+            try:
+                return await FakeWorker.rpc(worker, *arguments)
+            except WorkerLost as error:
+                raise ExecutorCrashed("its executor ended", worker=worker.name) from error
+
+        monkeypatch.setattr(worker, "gradient", dies)
+        monkeypatch.setattr(worker, "rpc", rpc)
+
+
+async def test_a_slot_whose_executors_end_goes_on_as_long_as_it_comes_further(monkeypatch):
+    run, further, ended = run_of(3, shard_workers=1, slots=1, batch_size=1, master_epochs=1), [0], []
+
+    really = Crew.progressed
+
+    def progressed(crew, slot):
+        further[0] += 1
+        really(crew, slot)
+
+    monkeypatch.setattr(Crew, "progressed", progressed)
+    monkeypatch.setattr("ddlf.training.serving.LOOK_S", 0.0)
+
+    def crashes(samples):
+        if further[0] < 1 or len(ended) == 5:
+            return False
+        further[0] = 0
+        ended.append(samples)
+        return True
+
+    crashing(monkeypatch, run, crashes)
+    await run.train_model()
+    assert len(ended) == 5
+    assert run.ledger.is_exact(1)
+    received = run._progress.state["shards"][0][:, 1].tolist()
+    assert received == [203]
+
+
+async def test_a_batch_that_ends_three_executors_ends_the_run(monkeypatch):
+    run, ended = run_of(3, shard_workers=1, slots=1, batch_size=1, master_epochs=1), []
+
+    def crashes(samples):
+        if 17 in samples:
+            ended.append(samples)
+            return True
+        return False
+
+    crashing(monkeypatch, run, crashes)
+    with pytest.raises(ExecutorCrashed, match="its executor ended"):
+        await run.train_model()
+    assert 3 <= len(ended) <= 6  # how far it came may be heard of behind its first losses
