@@ -301,10 +301,14 @@ async def test_a_cut_of_a_link_on_which_nothing_was_said_is_an_error():
     async with in_process_cluster(2) as cluster:
         made = App(cluster)
         said = r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 said nothing to each other"
-        with pytest.raises(ConfigError, match=said):
+
+        async def run():
             async with FaultPlan().cut_link(worker=1, other=2, at_round=1).on(made) as injection:
                 made.starts(1, 1)
                 await until(lambda: injection.done)
+
+        with pytest.raises(ConfigError, match=said):
+            await run()
 
 
 async def test_a_fault_that_did_not_happen_is_an_error(app):
