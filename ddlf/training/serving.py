@@ -243,9 +243,11 @@ class Serving:
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
-        """S: that of the shards there were, or what is asked for."""
+        """S: that of the shards there were, also of a run that is replayed, or what is asked for."""
         if META in self._run.state and STATE in self._run.state:
             return len(self._run.state[META][0])
+        if self._scripts is not None and (there_were := len(self._scripts[1])):
+            return there_were
         most = (
             self._rows.sizes[0]
             if self._layers is None
