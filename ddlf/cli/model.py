@@ -13,10 +13,10 @@ from ddlf.cli.model_files import opened
 from ddlf.errors import ConfigError, NotationError
 from ddlf.notation.drawing import drawn
 from ddlf.notation.graph import Graph, Node, distances
+from ddlf.notation.known import shown
 from ddlf.notation.model import Model, load, read_bytes
 from ddlf.notation.printer import format as formatted
 from ddlf.notation.printer import spelled
-from ddlf.notation.shapes import shown
 from ddlf.notation.svg import picture
 from ddlf.notation.values import Number
 from ddlf.texts.block import check_train

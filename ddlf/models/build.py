@@ -17,25 +17,27 @@ from ddlf.models.operator import Operator
 from ddlf.notation.blocks import plain
 from ddlf.notation.forms import FUNCTIONAL, Form
 from ddlf.notation.graph import Graph, Node
+from ddlf.notation.known import shown
 from ddlf.notation.learned import with_parameters
 from ddlf.notation.model import Model
 from ddlf.notation.operators import OPERATORS, is_keras
 from ddlf.notation.problems import Problems
-from ddlf.notation.shapes import infer, shown
+from ddlf.notation.shapes import infer
 from ddlf.notation.values import Call, Items, Number, Value, Word
 from ddlf.stabilisers.multipliers import multiplied
 
-MISSING = {
-    "gatherND": "its indices have no batch; use gather(to=) or gatherElements(to=)",
-    "scatterElements": "what it writes to cannot be trained through",
-    "scatterND": "what it writes to cannot be trained through",
-}
-"""Operators that can be checked and shown, and why no layer is made of them."""
+SHAPED = ("reshape", "free")
+"""Kinds of operators that are told what comes out."""
 ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AttributeError)
 """What Keras raises where something does not fit."""
 
 
-def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str | None = None) -> Any:
+def build(
+    model: Model,
+    scaling: Mapping[str, Call] | None = None,
+    initial: str | None = None,
+    places: dict[str, int] | None = None,
+) -> Any:
     """Return the model of Keras that a text describes, not compiled.
 
     One input is taken as an array, several as a dict by the names of their blocks; outputs likewise, unless a statement ``model`` says it.
@@ -44,6 +46,7 @@ def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str 
         model: The text, as it was read.
         scaling: A layer of Keras behind some inputs, by the names of their blocks; by default as the block ``train`` says.
         initial: As ``initial_values`` has it written; by default as the block ``train`` says.
+        places: Is told where the text says each layer, by the layers' names.
 
     Raises:
         NotationError: Keras refuses a layer; it has the place.
@@ -53,7 +56,10 @@ def build(model: Model, scaling: Mapping[str, Call] | None = None, initial: str 
         scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
     initial = initial_of(_written(model, "initial")) if initial is None else initial
     building = _Building(model, model.form, model.graph, {}, scaling, initial)
-    return multiplied(building.model(), building.factors)
+    made = multiplied(building.model(), building.factors)
+    if places is not None:
+        places.update(building.places)
+    return made
 
 
 def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
@@ -93,6 +99,7 @@ class _Building:
         self.shared: dict[str, Any] = {}
         self.made: list[Any] = []
         self.factors: dict[str, float] = {}  # of the learning rate, by the name of the layer
+        self.places: dict[str, int] = {}
         self.given: dict[str, Any] = {}  # the inputs themselves, where a layer scales what comes in
 
     def model(self) -> Any:
@@ -161,6 +168,7 @@ class _Building:
             inside = _Building(self.text, form, graph, self.models, None, self.initial)
             self.models[name] = inside.model()
             self.factors |= inside.factors
+            self.places |= inside.places
         return self.models.get(name)
 
     def _input(self, node: Node) -> Any:
@@ -237,19 +245,18 @@ class _Building:
     def _layer(self, node: Node, number: int) -> Any:
         if node.dtype in ("int4", "uint4"):
             self.problems.add(node.call, f"{node.operator}: Keras has no type {node.dtype}, write int8 or uint8")
-        elif node.operator in MISSING:
-            self.problems.add(node.call, f"no layer can be made of {node.operator}: {MISSING[node.operator]}")
         if len(self.problems):
             return None
         name = node.share or node.name
         name = name if name and name not in self.used else self._free_name(node)
         self.used.add(name)
+        self.places[name] = node.call
         if node.lrm != 1:
             self.factors[name] = node.lrm
         options = {arg.key: valued(arg.value, self._model) for arg in node.options}
         if is_keras(node.operator):
             return found(node.operator)(**options, name=name)
-        if OPERATORS[node.operator].kind in ("reshape", "free"):
+        if OPERATORS[node.operator].kind in SHAPED:
             if node.shape is None or None in node.shape:
                 self.problems.add(node.call, f"{node.operator} needs shape=")
                 return None
@@ -282,7 +289,10 @@ class _Building:
 
     def _hold(self, wanted: Any, made: Any, at: int, what: str) -> None:
         """Tell if a shape is not the one that the text gives."""
-        if wanted is not None and made is not None and tuple(made.shape[1:]) != tuple(wanted):
+        if wanted is None or made is None:
+            return
+        found = tuple(made.shape[1:])
+        if len(found) != len(wanted) or any(one not in (None, two) for one, two in zip(wanted, found, strict=True)):
             self.problems.add(
                 at, f"{what}: the text says {shown(tuple(wanted))}, and Keras gives {shown(tuple(made.shape[1:]))}"
             )

@@ -5,10 +5,12 @@ What is written is read again and compared before it is returned, so that a text
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -17,7 +19,9 @@ from ddlf.errors import NotationError
 from ddlf.models.arguments import CannotBeWritten, Config, Writer, class_name, named, plainly
 from ddlf.models.build import build, takes_a_list
 from ddlf.models.chains import Chains, Key, Unit, key_of, leaves, units_of
+from ddlf.models.configs import difference, is_model, layers_within, names_within, unfree_names
 from ddlf.models.objects import as_installed
+from ddlf.models.respelled import LAYER, initial_of_all, is_operator, kind_of, respelled
 from ddlf.notation.blocks import PLAIN, TRAIN
 from ddlf.notation.model import read
 from ddlf.notation.operators import OPERATORS
@@ -40,10 +44,14 @@ def describe(model: Any) -> str:
     with as_installed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a lambda, which is refused
         entry = _serialized(model)
-        try:
-            return _written(entry, model, short=True)
-        except CannotComeBack:
-            return _written(entry, model, short=False)
+        ways = [_Way(), _Way(short=False)]
+        if LAYER in str(entry):
+            initial = initial_of_all(layers_within(entry["config"]))
+            ways = [_Way(operators=True), _Way(operators=True, initial=initial), *ways]
+        for way in ways[:-1]:
+            with contextlib.suppress(CannotComeBack):
+                return _written(entry, model, way)
+        return _written(entry, model, ways[-1])
 
 
 class CannotComeBack(CannotBeWritten):
@@ -54,9 +62,24 @@ class CannotComeBack(CannotBeWritten):
     """
 
 
-def _written(entry: Config, model: Any, *, short: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """In which way a model is written.
+
+    Attributes:
+        short: What Keras does of its own accord is left out.
+        operators: Layers that hold an operator are written as the operator.
+        initial: The initializer that weights of operators have, where it does not follow from what comes after them.
+    """
+
+    short: bool = True
+    operators: bool = False
+    initial: str = ""
+
+
+def _written(entry: Config, model: Any, way: _Way) -> str:
     """The text of a model, after it came back equal."""
-    text = _Text(Counter(_names(entry["config"])), short=short)
+    text = _Text(Counter(names_within(entry["config"])), way)
     text.model(entry, model)
     try:
         made = format("".join(f"{line}\n" for line in text.lines()))
@@ -64,7 +87,7 @@ def _written(entry: Config, model: Any, *, short: bool) -> str:
     except NotationError as error:
         raise CannotComeBack(f"the text of the model {model.name!r} cannot be read: {error}") from error
     if again != plainly(entry):
-        raise CannotComeBack(f"the model {model.name!r} does not come back equal: {_difference(plainly(entry), again)}")
+        raise CannotComeBack(f"the model {model.name!r} does not come back equal: {difference(plainly(entry), again)}")
     return made
 
 
@@ -87,8 +110,8 @@ def _serialized(model: Any) -> Config:
 class _Text:
     """All models of a text, the one that is described first."""
 
-    def __init__(self, names: Counter[str], *, short: bool) -> None:
-        self.names, self.short = names, short
+    def __init__(self, names: Counter[str], way: _Way) -> None:
+        self.names, self.way = names, way
         self.known: dict[int, str] = {}
         self.statements: list[list[str]] = []
         self.taken = set(RESERVED)
@@ -100,6 +123,8 @@ class _Text:
         for number, lines in enumerate(self.statements):
             yield from [""] * bool(number)
             yield from lines
+        if self.way.initial:
+            yield from ("", f"{TRAIN}:initial {self.way.initial};")
 
     def model(self, entry: Config, model: Any) -> str:
         """Write a model, unless it is written; returns its block's name."""
@@ -137,9 +162,12 @@ class _Text:
         lines.append(f"{block}:input {self.input(entries[0], block)}")
         layers = {each["config"]["name"]: each for each in entries[1:]}
         blocks = {name: self.model(each, model.get_layer(name)) for name, each in layers.items() if is_model(each)}
-        explicit = unfree_names([(name, each) for name, each in layers.items() if name not in blocks], {block, *blocks})
+        kinds = [(name, self.kind(each)) for name, each in layers.items() if name not in blocks]
+        explicit = unfree_names(kinds, {block, *blocks})
         calls = [
-            Call(blocks[name], (), 0) if name in blocks else self.layer(each, name if name in explicit else "")
+            Call(blocks[name], (), 0)
+            if name in blocks
+            else self.layer(each, name if name in explicit else "", model.get_layer(name).output.shape)
             for name, each in layers.items()
         ]
         if calls:
@@ -160,11 +188,22 @@ class _Text:
     def _argument(self, entry: Config) -> str:
         return self.model(entry, keras.saving.deserialize_keras_object(entry))
 
-    def layer(self, entry: Config, name: str) -> Call:
+    def kind(self, entry: Config) -> str:
+        """After what a layer is named that has no name of its own."""
+        return kind_of(entry, operators=self.way.operators)
+
+    def is_operator(self, entry: Config) -> bool:
+        """Whether a layer is written as an operator."""
+        return self.way.operators and is_operator(entry)
+
+    def layer(self, entry: Config, name: str, shape: Any, to: Sequence[str] = ()) -> Call:
         """A layer with its arguments, and its name if that is to be written."""
         what = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
-        call = self.writer.call(entry, what, named=True)
-        self.own.add(call.name)
+        if self.is_operator(entry):
+            call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, what))
+        else:
+            call = self.writer.call(entry, what, named=True)
+            self.own.add(call.name)
         return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
 
     def input(self, entry: Config, block: str) -> str:
@@ -237,7 +276,7 @@ class _Functional:
         again = {unit.layer for chain in self.chains for unit in chain if unit.call}
         taken = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
         taken |= set(self.models)
-        order = [(unit.layer, unit.entry) for unit in firsts if unit.layer not in self.models]
+        order = [(unit.layer, self.text.kind(unit.entry)) for unit in firsts if unit.layer not in self.models]
         return unfree_names(order, taken, {name for name in again if name not in self.models})
 
     def _chain(self, chain: list[Unit], explicit: set[str]) -> None:
@@ -265,13 +304,17 @@ class _Functional:
             kind = class_name(unit.entry, f"the layer {unit.layer!r}")
             call = Call(kind, (Arg("share", named(unit.layer), 0),), 0)
         else:
-            call = self.text.layer(unit.entry, unit.layer if unit.layer in explicit else "")
+            name, made = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
+            if self.text.is_operator(unit.entry) and not any(unit.kwargs.values()):
+                to = [self.blocks[key] for each in unit.args[1:] if (key := key_of(each)) is not None]
+                return self.text.layer(unit.entry, name, made.output.shape, to)
+            call = self.text.layer(unit.entry, name, ())
         return Call(call.name, (*call.args, *self._given(unit)), 0)
 
     def _given(self, unit: Unit) -> list[Arg]:
         """What a layer is called with, beside the layer before."""
         args, kwargs = unit.args, unit.kwargs
-        if self.text.short:  # Keras gives a mask of its own accord
+        if self.text.way.short:  # Keras gives a mask of its own accord
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
         one = [key_of(each) for each in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
@@ -316,58 +359,5 @@ class _Functional:
         )
 
 
-def is_model(entry: Config) -> bool:
-    """Whether a layer is a model of its own."""
-    return isinstance(entry["config"], dict) and "layers" in entry["config"]
-
-
-def _names(config: Any) -> Iterator[str]:
-    """The name of every layer of a model, and of the models within."""
-    if isinstance(config, dict):
-        for entry in config["layers"] if isinstance(config.get("layers"), list) else ():
-            yield str(entry["config"].get("name", entry.get("name")))
-        for each in config.values():
-            yield from _names(each)
-    elif isinstance(config, list | tuple):
-        for each in config:
-            yield from _names(each)
-
-
-def unfree_names(layers: list[tuple[str, Config]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
-    """The names that ``build`` would not give of its own; layers are in the order of the text."""
-    explicit = set(explicit or ())
-    while True:
-        used, wrong = {*taken, *explicit}, set()
-        for name, entry in layers:
-            if name in explicit:
-                continue
-            kind = str(entry.get("registered_name") or entry["class_name"]).rpartition(">")[2]
-            base = keras.src.utils.naming.to_snake_case(kind)
-            free, count = base, 0
-            while free in used:
-                count += 1
-                free = f"{base}_{count}"
-            used.add(free)
-            if free != name:
-                wrong.add(name)
-        if not wrong:
-            return explicit
-        explicit |= wrong
-
-
 def _shape(shape: Any) -> str:
     return f"[{', '.join('none' if size is None else str(size) for size in shape[1:])}]"
-
-
-def _difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two configs differ first."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *other]:
-            if one.get(key) != other.get(key):
-                at = f" of {one['name']!r}" if isinstance(one.get("name"), str) and not path.endswith(" of ") else ""
-                return _difference(one.get(key), other.get(key), f"{key}{at}{', ' * bool(path)}{path}")
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for before, after in zip(one, other, strict=True):
-            if before != after:
-                return _difference(before, after, path)
-    return f"{path} is {str(one)[:80]}, and came back as {str(other)[:80]}"

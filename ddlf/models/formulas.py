@@ -11,8 +11,9 @@ from typing import Any
 
 from keras import ops
 
-from ddlf.models import images, recurrent
+from ddlf.models import images, indices, recurrent
 from ddlf.models.axes import behind_batch, of_options
+from ddlf.notation.types import RANGES
 
 Options = dict[str, Any]
 Formula = Callable[[list[Any], list[Any], Options], Any]
@@ -110,7 +111,9 @@ def _prelu(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 def _quantized(into: list[Any], operands: list[Any], options: Options) -> Any:
     scale, zero = operands
-    return ops.cast(ops.clip(ops.round(into[0] / scale) + zero, -128, 127), "int8")
+    dtype = options.get("dtype", "int8")
+    low, high = RANGES[dtype]
+    return ops.cast(ops.clip(ops.round(into[0] / scale) + zero, low, high), dtype)
 
 
 def _dequantized(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -219,27 +222,6 @@ def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
     return ops.split(into[0], where, axis=axis)[options.get("index", 0)]
 
 
-def _gather(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Of each sample the slices at its own indices along an axis."""
-    axis = behind_batch(options.get("axis", 0))
-    if len(into) == 1:
-        return ops.take(into[0], operands[0], axis=axis)
-    x, indices = into[0], ops.cast(into[1], "int32")
-    axis %= len(x.shape)
-    x = ops.moveaxis(x, axis, 1)
-    flat = ops.reshape(indices, (-1, math.prod(indices.shape[1:]), *[1] * (len(x.shape) - 2)))
-    found = ops.take_along_axis(x, ops.broadcast_to(flat, (ops.shape(x)[0], flat.shape[1], *x.shape[2:])), axis=1)
-    found = ops.reshape(found, (-1, *indices.shape[1:], *x.shape[2:]))
-    count = len(indices.shape) - 1
-    rank = len(found.shape)
-    before = list(range(1 + count, count + axis))
-    return ops.transpose(found, (0, *before, *range(1, 1 + count), *range(count + axis, rank)))
-
-
-def _gather_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.take_along_axis(into[0], ops.cast(into[1], "int32"), axis=behind_batch(options.get("axis", 0)))
-
-
 def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Where what comes in is not 0 the first, else the second; ``to`` is the first of them."""
     one, other = (*into[1:], *operands)
@@ -287,7 +269,9 @@ FORMULAS: dict[str, Formula] = {
     "greater": _asked(ops.greater), "greaterOrEqual": _asked(ops.greater_equal), "lesser": _asked(ops.less), "lesserOrEqual": _asked(ops.less_equal),
     "logicalAnd": _asked(ops.logical_and), "logicalOr": _asked(ops.logical_or), "logicalXor": _asked(ops.logical_xor),
     "residual": _residual, "matmul": _matmul, "gemm": _gemm, "concat": _concat, "reshape": _reshape, "expand": _expand, "transpose": _transpose,
-    "slice": _slice, "pad": _pad, "tile": _tile, "split": _split, "gather": _gather, "gatherElements": _gather_elements, "where": _where,
+    "slice": _slice, "pad": _pad, "tile": _tile, "split": _split,
+    "gather": indices.gather, "gatherElements": indices.gather_elements, "gatherND": indices.gather_nd,
+    "scatterElements": indices.scatter_elements, "scatterND": indices.scatter_nd, "where": _where,
     "attend": _attend, "resample2d": images.resample, "conv2d": images.convolve, "convTranspose2d": images.convolve_transposed,
     "averagePool2d": images.pool_average, "l2Pool2d": images.pool_l2, "maxPool2d": images.pool_max,
     "reduceL1": _reduced(lambda x, **how: ops.sum(ops.absolute(x), **how)), "reduceL2": _reduced(_l2),

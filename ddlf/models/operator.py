@@ -65,11 +65,14 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         given = [ops.cast(each, dtype) for each, dtype in zip(into, before, strict=True)]
         learned = iter(self.made)
         operands = [ops.cast(next(learned) if number is None else number, before[0]) for number in self.operands]
+        if self.operator == "gather":  # a place, which small types have no room for
+            operands = list(self.operands)
         if self.operator == "dropout":
             return keras.random.dropout(given[0], self.options.get("p", 0.5), seed=self.seeds) if training else given[0]
         if self.operator == "batchNormalization":
             return self._normalize_batch(given[0], operands, training=training)
-        return ops.cast(FORMULAS[self.operator](given, operands, self.options), after)
+        options = self.options | {"dtype": after} if self.operator == "quantizeLinear" else self.options
+        return ops.cast(FORMULAS[self.operator](given, operands, options), after)
 
     def _normalize_batch(self, x: Any, operands: list[Any], *, training: bool) -> Any:
         """By the batch's own mean and variance in training, which are kept; by those that were kept otherwise (arXiv:1502.03167)."""

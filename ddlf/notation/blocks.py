@@ -302,11 +302,17 @@ class Blocks(dict[str, Block]):
             for each in each_of:
                 sizes(each, key, self.problems, empty=False)
         elif kind == SIZES:
-            sizes(value, key, self.problems)
+            sizes(value, key, self.problems, free=key == "shape")
         elif kind == LIST:
             wrong = not isinstance(value, Items) or not all(isinstance(plain(each), int) for each in value.values)
             if wrong:
                 self.problems.add(value.at, f"{key} must be {LIST}, such as [0, 1]")
+        elif key == "splits":
+            parts = plain(value) if isinstance(value, Items) else [plain(value)]
+            if not parts or not all(_suits("a size", each) for each in parts):
+                self.problems.add(
+                    value.at, "splits must be a number of parts, or a list of their sizes, such as [2, 3]"
+                )
         elif key == "scales":
             factors = plain(value) if isinstance(value, Items) else [0]
             if not all(_suits(NUMBER, each) and 0 < each <= MAX_SIZE for each in factors):

@@ -9,9 +9,9 @@ import difflib
 from collections.abc import Iterator
 
 from ddlf.notation.graph import Graph, Node
+from ddlf.notation.known import shown
 from ddlf.notation.model import Model
 from ddlf.notation.printer import spelled
-from ddlf.notation.shapes import shown
 from ddlf.notation.values import Number
 
 Pairs = list[tuple[int | None, int | None]]

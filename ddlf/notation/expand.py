@@ -315,7 +315,7 @@ class _Expansion(Reads):
         if read is None:
             return None
         shape = own["shape"].value if "shape" in own else None
-        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _whole(shape) else None
+        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _sizes(shape) else None
         options = tuple(sorted((arg for arg in call.args if arg.key not in NO_OPTIONS), key=lambda arg: arg.key))
         called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | Text) else ""
         given, inputs = read
@@ -354,8 +354,7 @@ class _Expansion(Reads):
                 if other is None:
                     return None
                 inputs.append(other)
-        if name == "concat" and len(inputs) < 2:
-            self.problems.add(call.at, "concat needs to=, the name of a layer or block, or a list of them")
+        if not keras and not self.count(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
             return None
         if name == "part" and self.nodes[current].operator in OPERATORS:
             self.problems.add(call.at, "part is of a layer of Keras that gives several tensors")
@@ -378,8 +377,10 @@ class _Expansion(Reads):
         return other.share or other.name, other.options
 
 
-def _whole(items: Items) -> bool:
-    return all(isinstance(each, Number) and isinstance(each.value, int) for each in items.values)
+def _sizes(items: Items) -> bool:
+    return all(
+        (isinstance(each, Number) and isinstance(each.value, int)) or each == Word("none", 0) for each in items.values
+    )
 
 
 def _is_number(statement: object) -> bool:

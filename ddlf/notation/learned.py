@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from ddlf.notation import keras_layers
 from ddlf.notation.graph import Graph, Node, Parameter, Shape
+from ddlf.notation.known import shown
 from ddlf.notation.operators import DTYPES, OPERATORS, is_keras
 from ddlf.notation.problems import Problems
-from ddlf.notation.shapes import kernel_of, options_of, shown
+from ddlf.notation.shapes import kernel_of, options_of
 
 MAX_PARAMETERS = 10**10
 _SPACE = {"oihw": "oihw", "hwio": "hwio", "ohwi": "ohwi", "ihwo": "ihwo"}
@@ -99,7 +100,7 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
         return [
             (name, tuple(before[axis] for axis in sorted(axis % len(before) for axis in fitting))) for name in names
         ]
-    if kind in ("binary", "same", "norm") and rank_known and before is not None:
+    if kind in ("binary", "where", "same", "norm") and rank_known and before is not None:
         first = kind == "norm" and options.get("layout", "nchw") == "nchw"
         axis = options.get("axis", 0 if first else -1)
         fits = bool(before) and -len(before) <= axis < len(before)

@@ -11,6 +11,7 @@ from ddlf.notation.blocks import Blocks
 from ddlf.notation.expand import expand
 from ddlf.notation.forms import Form, Forms
 from ddlf.notation.graph import Graph
+from ddlf.notation.operators import OPERATORS
 from ddlf.notation.parts import Parts
 from ddlf.notation.problems import Problem, Problems
 from ddlf.notation.syntax import MAX_BYTES, Parsed, parse
@@ -38,6 +39,12 @@ class Model:
     warnings: tuple[Problem, ...]
     form: Form = field(default_factory=Form)
     parts: dict[str, tuple[Form, Graph]] = field(default_factory=dict)
+
+    @property
+    def draws(self) -> bool:
+        """Whether operators have weights: layers of Keras have initializers of their own."""
+        graphs = [self.graph, *(graph for _, graph in self.parts.values())]
+        return any(node.parameters and node.operator in OPERATORS for graph in graphs for node in graph.nodes)
 
 
 def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = ()) -> Model:

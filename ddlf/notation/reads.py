@@ -10,6 +10,17 @@ from ddlf.notation.values import Arg, Call, Items, Number, Tensor, Value, Word
 
 IT = "it"
 """In ``call=with(...)``: what the layer before gives."""
+INSTEAD = ("binary", "matmul", "gather", "where")
+"""Kinds of operators of which ``to`` stands in the place of an operand."""
+READ = {
+    "concat": (1, None),
+    "residual": (0, None),
+    "gatherElements": (1, 1),
+    "gatherND": (1, 1),
+    "scatterElements": (2, 2),
+    "scatterND": (2, 2),
+}
+"""How many layers ``to`` names, at least and at most, where that is not none or one."""
 
 
 @dataclass(slots=True)
@@ -53,6 +64,11 @@ class Reads:
             ):
                 self.problems.add(value.at, "part takes the number of a tensor, from 0, such as part(1)")
                 return "", None
+            elif name == "gather" and not (isinstance(value, Number) and isinstance(value.value, int)):
+                self.problems.add(
+                    value.at, "gather takes a whole number, such as gather(3), or the indices of a layer: to="
+                )
+                return "", None
             elif isinstance(value, Word):
                 found.append(value.name)
                 if value.name in scope.names:
@@ -62,7 +78,7 @@ class Reads:
             else:
                 self.problems.add(value.at, f"an operand of {name} is a parameter's name, a number or a type")
                 return "", None
-        least, most = max(operator.least - to, 0), operator.most - (to and operator.kind in ("binary", "matmul"))
+        least, most = max(operator.least - to, 0), max(operator.most - (to and operator.kind in INSTEAD), 0)
         if name == "cast" and not written:
             self.problems.add(call.at, "cast needs a type, such as cast(float16)")
             return "", None
@@ -76,6 +92,22 @@ class Reads:
                 )
             return "", None
         return written, tuple(found)
+
+    def count(self, call: Call, named: int) -> bool:
+        """Whether ``to`` names as many layers as an operator reads."""
+        least, most = READ.get(call.name, (0, 1))
+        if named >= least and (most is None or named <= most):
+            return True
+        what = {
+            "concat": "the name of a layer or block, or a list of them",
+            "scatterElements": "indices and what is written there, such as to=[indices, updates]",
+            "scatterND": "indices and what is written there, such as to=[indices, updates]",
+        }.get(call.name, "one layer or block")
+        self.problems.add(
+            call.at,
+            f"{call.name} needs to=, {what}" if named < least else f"{call.name} reads {what} with to=, got {named}",
+        )
+        return False
 
     def named(self, value: object, scope: Scope, key: str = "to") -> int | None:
         """Number of the node that ``to`` names."""

@@ -1,44 +1,16 @@
-"""Shapes that are not written: inferred forwards and backwards until nothing more follows. Pure.
-
-Shapes are without the batch, and so are axes. A size that is not known is None, and so is a shape of which not even the number of sizes is known.
-"""
+"""Shapes that are not written: inferred forwards and backwards until nothing more follows. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from ddlf.notation import keras_layers
+from ddlf.notation import indexing, keras_layers
 from ddlf.notation.blocks import plain
 from ddlf.notation.graph import Graph, Node, Shape, consumers
+from ddlf.notation.known import Known, Misfit, Rule, axis_of, shown, unified
 from ddlf.notation.operators import OPERATORS, is_keras
 from ddlf.notation.problems import Problems
-
-Known = Shape | None
-Rule = Callable[[Node, dict[str, Any], list[Known], Known], tuple[list[Known], Known]]
-
-
-class _Misfit(Exception):
-    """Two things that must be equal, and are not."""
-
-
-def shown(shape: Known) -> str:
-    """A shape as a text has it."""
-    return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-
-
-def unified(one: Known, other: Known) -> Known:
-    """What is known of a shape from two sides.
-
-    Raises:
-        _Misfit: They cannot be the same shape.
-    """
-    if one is None or other is None:
-        return other if one is None else one
-    if len(one) != len(other) or any(a != b for a, b in zip(one, other, strict=True) if None not in (a, b)):
-        raise _Misfit(f"the shapes {shown(one)} and {shown(other)} do not fit")
-    return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
 
 
 def options_of(node: Node) -> dict[str, Any]:
@@ -65,7 +37,7 @@ def infer(graph: Graph, problems: Problems) -> list[Known]:
                 new = {number: unified(shapes[number], out)}
                 for each, shape in zip(node.inputs, ins, strict=True):
                     new[each] = unified(new.get(each, shapes[each]), shape)
-            except _Misfit as error:
+            except Misfit as error:
                 dead.add(number)
                 problems.add(node.call, f"{node.operator}: {error}")
                 continue
@@ -78,7 +50,7 @@ def infer(graph: Graph, problems: Problems) -> list[Known]:
     for head in graph.heads:
         try:
             shapes[head.node] = unified(shapes[head.node], head.wanted)
-        except _Misfit:
+        except Misfit:
             if not problems:
                 problems.add(
                     head.at,
@@ -96,7 +68,7 @@ def _rule(node: Node) -> Rule:
 def _same(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     shape = unified(ins[0], out)
     if shape is not None and "axis" in options:
-        _axis(options["axis"], len(shape))
+        axis_of(options["axis"], len(shape))
     return [shape], shape
 
 
@@ -117,7 +89,7 @@ def _binary(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     sizes: list[int | None] = []
     for one, other in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
         if None not in (one, other) and one != other and 1 not in (one, other):
-            raise _Misfit(f"the shapes {shown(a)} and {shown(b)} do not fit")
+            raise Misfit(f"the shapes {shown(a)} and {shown(b)} do not fit")
         sizes.append(other if one == 1 else one)
     return ins, tuple(sizes)
 
@@ -129,13 +101,13 @@ def _matmul(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
         if before is None or other is None:
             return ins, out
         if len(before) < 2 or len(other) < 2 or (None not in (before[-1], other[-2]) and before[-1] != other[-2]):
-            raise _Misfit(f"{shown(before)} cannot be multiplied with {shown(other)}")
+            raise Misfit(f"{shown(before)} cannot be multiplied with {shown(other)}")
         return ins, (*before[:-1], other[-1])
     rank = len(before) if before is not None else len(out) if out is not None else None
     if rank is None:
         return ins, out
     if rank == 0:
-        raise _Misfit("a number without an axis cannot be multiplied with a matrix")
+        raise Misfit("a number without an axis cannot be multiplied with a matrix")
     before, out = unified(before, (None,) * rank), unified(out, (None,) * rank)
     assert before is not None
     assert out is not None
@@ -146,14 +118,14 @@ def _matmul(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
 def _pair(options: dict[str, Any], name: str, usual: int, count: int = 2) -> list[int]:
     value = options.get(name, [usual] * count)
     if len(value) != count:
-        raise _Misfit(f"{name} must have {count} numbers, got {len(value)}")
+        raise Misfit(f"{name} must have {count} numbers, got {len(value)}")
     return list(value)
 
 
 def _window(options: dict[str, Any], layout: str, before: Shape) -> tuple[tuple[int | None, ...], int]:
     """Height and width, and the axis of the channels."""
     if len(before) != 3:
-        raise _Misfit(f"an image has 3 axes, got {shown(before)}")
+        raise Misfit(f"an image has 3 axes, got {shown(before)}")
     first = options.get(layout, "nchw") == "nchw"
     return (before[1:], 0) if first else (before[:2], 2)
 
@@ -186,7 +158,7 @@ def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) ->
         room = size + pads[2 * index] + pads[2 * index + 1] - left
         dilation = _pair(options, "dilations", 1)[index]
         if room < 0 or room % dilation:
-            raise _Misfit(f"no filter makes {shown(out)} of {shown(before)}; write kernel=")
+            raise Misfit(f"no filter makes {shown(out)} of {shown(before)}; write kernel=")
         sizes.append(room // dilation + 1)
     return sizes
 
@@ -210,7 +182,7 @@ def _slid(
         else:
             made.append((size + pad - wide) // strides[index] + 1)
         if (made[-1] or 1) < 1:
-            raise _Misfit(f"a window of {kernel[0]} x {kernel[1]} is larger than {shown(ins[0])}")
+            raise Misfit(f"a window of {kernel[0]} x {kernel[1]} is larger than {shown(ins[0])}")
     return made
 
 
@@ -226,18 +198,12 @@ def _pool(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
     return ins, (before[0], *made) if axis == 0 else (*made, before[2])
 
 
-def _axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise _Misfit(f"there is no axis {axis} among {rank}")
-    return axis % rank
-
-
 def _reduce(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     before = ins[0]
     if before is None:
         return ins, out
     axes = [options.get("axis", 0)] if node.operator.startswith("arg") else options.get("axes", range(len(before)))
-    gone = {_axis(each, len(before)) for each in axes}
+    gone = {axis_of(each, len(before)) for each in axes}
     keep = options.get("keepDimensions")
     return ins, tuple(1 if axis in gone else size for axis, size in enumerate(before) if keep or axis not in gone)
 
@@ -247,9 +213,9 @@ def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     if not ranks:
         return ins, out
     if len(ranks) > 1:
-        raise _Misfit(f"{' and '.join(map(shown, ins))} have different numbers of axes")
+        raise Misfit(f"{' and '.join(map(shown, ins))} have different numbers of axes")
     rank = ranks.pop()
-    axis = _axis(options.get("axis", 0), rank)
+    axis = axis_of(options.get("axis", 0), rank)
     rest: Known = None if out is None else tuple(None if each == axis else size for each, size in enumerate(out))
     rest = unified(rest, (None,) * rank)
     for shape in ins:
@@ -274,7 +240,7 @@ def _count(shape: Known) -> int | None:
 def _reshape(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     before, after = _count(ins[0]), _count(out)
     if None not in (before, after) and before != after:
-        raise _Misfit(f"{shown(ins[0])} has {before:,} values, {shown(out)} has {after:,}")
+        raise Misfit(f"{shown(ins[0])} has {before:,} values, {shown(out)} has {after:,}")
     return ins, out
 
 
@@ -285,7 +251,7 @@ def _transpose(node: Node, options: dict[str, Any], ins: list[Known], out: Known
         return ins, out
     order = options.get("permutation", list(reversed(range(rank))))
     if sorted(order) != list(range(rank)):
-        raise _Misfit(f"the permutation {order} is not of {rank} axes")
+        raise Misfit(f"the permutation {order} is not of {rank} axes")
     if before is not None:
         out = unified(out, tuple(before[axis] for axis in order))
     assert out is not None
@@ -295,17 +261,17 @@ def _transpose(node: Node, options: dict[str, Any], ins: list[Known], out: Known
 
 def _slice(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     if "sizes" not in options or "starts" not in options:
-        raise _Misfit("slice needs starts= and sizes=")
+        raise Misfit("slice needs starts= and sizes=")
     starts, sizes = options["starts"], options["sizes"]
     if ins[0] is not None:
         if not len(starts) == len(sizes) == len(ins[0]):
-            raise _Misfit(f"starts and sizes must have {len(ins[0])} numbers for {shown(ins[0])}")
+            raise Misfit(f"starts and sizes must have {len(ins[0])} numbers for {shown(ins[0])}")
         for start, size, whole in zip(starts, sizes, ins[0], strict=True):
             if start < 0 or (whole is not None and start + size > whole):
-                raise _Misfit(f"the slice from {starts} of {sizes} goes beyond {shown(ins[0])}")
+                raise Misfit(f"the slice from {starts} of {sizes} goes beyond {shown(ins[0])}")
     strides = options.get("strides", [1] * len(sizes))
     if len(strides) != len(sizes):
-        raise _Misfit(f"strides must have {len(sizes)} numbers, got {len(strides)}")
+        raise Misfit(f"strides must have {len(sizes)} numbers, got {len(strides)}")
     return ins, tuple(-(-size // stride) for size, stride in zip(sizes, strides, strict=True))
 
 
@@ -327,7 +293,7 @@ def _resample(node: Node, options: dict[str, Any], ins: list[Known], out: Known)
     if ins[0] is None or ("sizes" not in options and "scales" not in options):
         return ins, out
     made = list(ins[0])
-    axes = [_axis(each, len(made)) for each in options.get("axes", [1, 2])]
+    axes = [axis_of(each, len(made)) for each in options.get("axes", [1, 2])]
     scales = _pair(options, "scales", 1, len(axes))
     for index, axis in enumerate(axes):
         size = made[axis]
@@ -350,7 +316,7 @@ def _attend(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     shape = unified(unified(ins[0], out), (None, None)) or ()
     heads, width = options.get("heads", 1), shape[-1]
     if width is not None and width % heads:
-        raise _Misfit(f"{heads} heads do not divide a width of {width}")
+        raise Misfit(f"{heads} heads do not divide a width of {width}")
     return [shape, *(unified(each, (None, None)) for each in ins[1:])], shape
 
 
@@ -364,7 +330,9 @@ def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
 
 
 _RULES: dict[str, Rule] = {
-    "same": _same, "norm": _same, "where": _same, "binary": _binary, "residual": _residual, "matmul": _matmul, "conv": _conv, "convTranspose": _conv,
+    "same": _same, "norm": _same, "where": _binary, "binary": _binary, "residual": _residual, "matmul": _matmul,
+    "conv": _conv, "convTranspose": _conv,
     "pool": _pool, "reduce": _reduce, "arg": _reduce, "concat": _concat, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "pad": _pad,
     "tile": _tile, "resample": _resample, "recurrent": _recurrent, "cell": _recurrent, "attend": _attend, "free": _free,
+    "gather": indexing.gather, "scatter": indexing.scatter, "split": indexing.split,
 }  # fmt: skip

@@ -20,6 +20,8 @@ RANGES = {
     for bits in (4, 8, 32)
 }
 """The least and the largest of each type of whole numbers."""
+AS_IT_COMES = ("free", "gather", "scatter", "split")
+"""Kinds of operators whose inputs are not cast."""
 
 
 def highest(types: list[str]) -> str:
@@ -57,7 +59,8 @@ def typed(graph: Graph, problems: Problems) -> Graph:
         if node.operator in OPERATORS and any(each not in DTYPES for each in into):
             problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
             into = ["float32"] * len(into)
-        works, result = _types(node, into)
+        works, result = types_of(node, into)
+        _fitting(node, into, problems)
         if works:
             inputs = [cast(each, works, node, node.call) for each in inputs]
         for operand in node.operands:
@@ -72,19 +75,35 @@ def typed(graph: Graph, problems: Problems) -> Graph:
     return Graph(tuple(made), tuple(heads))
 
 
-def _types(node: Node, into: list[str]) -> tuple[str, str]:
+def types_of(node: Node, into: list[str]) -> tuple[str, str]:
     """The type that a node computes in, empty if it takes what comes, and that of what comes out."""
     if node.operator in ("input", "cast"):
         return "", node.written
     if node.operator not in OPERATORS:
         return "", "float32"
     operator = OPERATORS[node.operator]
-    if operator.kind == "free" or node.operator.endswith("quantizeLinear") or node.operator == "quantizeLinear":
+    if operator.kind in AS_IT_COMES or node.operator.endswith("quantizeLinear") or node.operator == "quantizeLinear":
         return "", node.written or operator.result or into[0]
     works = node.written if node.written and not operator.result else highest(into)
     if not node.written and ((operator.floats and works in RANGES) or (operator.wide and works in HALF)):
         works = "float32"
     return works, operator.result or works
+
+
+def _fitting(node: Node, into: list[str], problems: Problems) -> None:
+    """Look whether what a layer takes, writes or makes has a type for it, where a cast would lose."""
+    if node.operator == "quantizeLinear" and node.written and node.written not in RANGES:
+        problems.add(node.call, f"quantizeLinear makes whole numbers, such as int8, not {node.written}")
+    kind = OPERATORS[node.operator].kind if node.operator in OPERATORS else ""
+    if kind in ("gather", "scatter") and len(into) > 1 and into[1] not in RANGES:
+        problems.add(
+            node.call, f"{node.operator}: indices are whole numbers, got {into[1]}; write cast(int32) behind them"
+        )
+    if kind == "scatter" and len(into) > 2 and into[2] != into[0]:
+        problems.add(
+            node.call,
+            f"{node.operator}: {into[2]} is written into {into[0]}; write cast({into[0]}) behind what is written",
+        )
 
 
 def _is_down(before: str, after: str) -> bool:

@@ -135,6 +135,30 @@ def exclusive(x):
     return np.flip(np.cumsum(np.flip(x, 1), 1), 1) - x
 
 
+def elements_written(x, indices, values, axis):
+    x = x.copy()
+    np.put_along_axis(x, indices.astype(int), values, axis)
+    return x
+
+
+def rows_written(x, indices, values):
+    x = x.copy()
+    for sample, rows, written in zip(x, indices.astype(int), values, strict=True):
+        sample[tuple(np.moveaxis(rows, -1, 0))] = written
+    return x
+
+
+def places(case, random):
+    """Where a scatter writes: no two the same in a sample, and half a step from where they would be others."""
+    shape, where = case.shapes[:2]
+    if case.name == "scatterElements":
+        axis = case.options.get("axis", 0) % len(shape)
+        return np.argsort(random.random((BATCH, *shape)), axis + 1).take(range(where[axis]), axis + 1) + 0.5
+    into = shape[: where[-1]]
+    flat = [random.permutation(math.prod(into))[: math.prod(where[:-1])] for _ in range(BATCH)]
+    return np.stack(np.unravel_index(flat, into), -1).reshape(BATCH, *where) + 0.5
+
+
 IMAGE, SEQUENCE = (2, 6, 5), (4, 3)
 LSTM = [(8, 3), (8, 2), (8,), (8,)]
 GRU = [(6, 3), (6, 2), (6,), (6,)]
@@ -370,7 +394,6 @@ CASES = [
         {},
         lambda x: np.stack([a[i.astype(int)] for a, i in zip(*x, strict=True)]),
         low=0.0,
-        smooth=False,
     ),
     Case(
         "gather",
@@ -379,7 +402,6 @@ CASES = [
         {"axis": 1},
         lambda x: np.stack([a[:, i.astype(int)] for a, i in zip(*x, strict=True)]),
         low=0.0,
-        smooth=False,
     ),
     Case(
         "gatherElements",
@@ -388,8 +410,27 @@ CASES = [
         {},
         lambda x: np.take_along_axis(x[0], x[1].astype(int), 1),
         low=0.0,
-        smooth=False,
     ),
+    Case(
+        "gatherND",
+        [(4, 3), (5, 1)],
+        [],
+        {},
+        lambda x: np.stack([a[i[:, 0].astype(int)] for a, i in zip(*x, strict=True)]),
+        low=0.0,
+    ),
+    Case(
+        "gatherND",
+        [(4, 3, 2), (2, 5, 2)],
+        [],
+        {},
+        lambda x: np.stack([a[tuple(np.moveaxis(i.astype(int), -1, 0))] for a, i in zip(*x, strict=True)]),
+        low=0.0,
+    ),
+    Case("scatterElements", [(4, 3), (2, 3), (2, 3)], [], {}, lambda x: elements_written(*x, 1)),
+    Case("scatterElements", [(2, 4), (2, 3), (2, 3)], [], {"axis": -1}, lambda x: elements_written(*x, 2)),
+    Case("scatterND", [(4, 3), (2, 1), (2, 3)], [], {}, lambda x: rows_written(*x)),
+    Case("scatterND", [(4, 3, 2), (3, 2), (3, 2)], [], {}, lambda x: rows_written(*x)),
     Case("where", [(4, 3), (4, 3)], [(3,)], {}, lambda x, w: np.where(x[0] != 0, x[1], w)),
     Case("lstm", [SEQUENCE], LSTM, {}, lambda x, *w: lstm(x[0], *w)),
     Case(
@@ -424,6 +465,8 @@ def data(case, seed=0):
     random = np.random.default_rng(seed)
     into = [random.uniform(case.low, case.high, (BATCH, *shape)) for shape in case.shapes]
     operands = [random.uniform(max(case.low, 0.1), case.high, shape) for shape in case.operands]
+    if case.name.startswith("scatter"):
+        into[1] = places(case, random)
     if case.name == "gather" and len(into) == 1:
         operands = [2]
     return into, operands

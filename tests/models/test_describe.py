@@ -87,11 +87,34 @@ def test_a_stack_is_as_short_as_one_would_write_it():
     )
 
 
-@pytest.mark.parametrize("text", [DIGITS, HEADS, LM])
-def test_a_model_that_was_text_is_text_again(text):
+SEVERAL = """m:input int32 shape=[6]; m:layers cast(float16), matmul(kernel, float16, shape=[5]), add(bias), relu(name=skip), dropout(p=0.25),
+    matmul(kernel, shape=[5]), batchNorm(mean, variance, scale, shift), residual(to=skip), mul(0.5), clamp(minValue=-1), quantizeLinear(2, 1, uint8),
+    dequantizeLinear(2, 1), softmax(), where(other, to=skip), gather(2), reshape(shape=[1]); m:output float32 shape=[1];"""
+PLACES = """x:input shape=[4, 3];
+    at:input int32 shape=[2]; rows:input int32 shape=[2, 1]; new:input shape=[2, 3]; x:layers add(2), gather(to=at), add(to=new),
+    scatterND(to=[rows, new]), gatherND(to=rows), concat(to=new, axis=1), split(splits=[2, 4], index=1, axis=1); x:output shape=[2, 4];"""
+IMAGE = """i:input shape=[3, 8, 8]; i:layers conv2d(f, kernel=[3, 3], padding=[1, 1, 1, 1], shape=[4, 8, 8]), instanceNormalization(s, b), prelu(a),
+    maxPool2d(windowDimensions=[2, 2], strides=[2, 2]), convTranspose2d(f, kernel=[2, 2], shape=[2, 5, 5]), averagePool2d(), reshape(shape=[2]);
+    i:output shape=[2];"""
+SEQUENCE = """s:input int32 shape=[6]; s:layers Embedding(input_dim=9, output_dim=4), gru(w, r, b, b, returnSequence=true, shape=[6, 4]),
+    attend(q, k, v, heads=2, mask=causal), lstm(w, r, shape=[3]), Dense(units=2), batchNormalization(mean, variance); s:output shape=[2];"""
+
+
+@pytest.mark.parametrize(
+    "text", [DIGITS, HEADS, LM, SEVERAL, PLACES, IMAGE, SEQUENCE, DIGITS + "train:initial orthogonal;"]
+)
+def test_operators_are_operators_again(text):
     model = build(read(text))
-    again = build(read(describe(model)))
-    assert again.get_config() == model.get_config()
+    found = describe(model)
+    assert "Operator" not in found
+    assert ("train:initial orthogonal;" in found) == ("train:initial" in text)
+    assert build(read(found)).get_config() == model.get_config()
+
+
+def test_an_operator_that_its_text_would_not_make_is_written_as_the_layer_that_it_is():
+    model = build(read(DIGITS))
+    model.layers[1].trainable = False
+    assert "ddlf>Operator(operator=matmul" in describe(model)
 
 
 def function(x):
