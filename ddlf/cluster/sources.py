@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import DDLFError
-from ddlf.texts.shipped import SUFFIX, place_of
+from ddlf.texts.shipped import SUFFIX, WEIGHTS, place_of
 from ddlf.wire.code import is_installed
 from ddlf.wire.values import dumps
 
@@ -103,13 +103,19 @@ class Sources:
 
 
 def _text(folders: list[Path], name: str) -> bytes | None:
-    """The text of a model, as ``load_notation`` finds it, if it is below one of the folders."""
+    """The text of a model, as ``load_notation`` finds it, if it is below one of the folders; of a file with weights that in it."""
     from ddlf.notation.model import read_bytes
 
     path = place_of(name).resolve()
     below = any(path.is_relative_to(folder) for folder in folders)
     hidden = any(part.startswith(".") for part in Path(name).parts if part not in (".", ".."))
-    return read_bytes(path) if below and not hidden and path.suffix == SUFFIX and path.is_file() else None
+    if not below or hidden or not path.is_file():
+        return None
+    if path.suffix == WEIGHTS:
+        from ddlf.models.weights import text_within
+
+        return text_within(path).encode()
+    return read_bytes(path) if path.suffix == SUFFIX else None
 
 
 def _names(folder: Path) -> list[str]:

@@ -127,6 +127,7 @@ class Facts:
         layers: The operators of all layers.
         learning: How many layers have parameters.
         validation: Whether there is validation data.
+        drawn: Whether operators have weights, which a text says how to draw.
     """
 
     inputs: tuple[Input, ...]
@@ -136,6 +137,7 @@ class Facts:
     layers: tuple[str, ...]
     learning: int
     validation: bool
+    drawn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def decide(facts: Facts, written: Collection[tuple[str, str]]) -> Iterator[Decis
                     output.block, "delta", delta, "huber-sigma", f"{HUBER} times the deviation of the labels"
                 )
     for key, rule_of in RULES.items():
-        if ("train", key) not in written:
+        if ("train", key) not in written and (facts.drawn or key != "initial"):
             value, rule, reason = rule_of(facts)
             yield Decision("train", key, value, rule, reason)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError, NotationError
+from ddlf.notation.known import shown
 from ddlf.notation.model import Model, read
-from ddlf.notation.shapes import shown
 
 TEXT = "ddlf.model"
 """Under which name the metadata has the text."""
@@ -52,6 +52,30 @@ def _array(variable: Any) -> Any:
     return keras.ops.convert_to_numpy(variable)
 
 
+def text_within(path: Path) -> str:
+    """Return the text of a file, of which no tensor is read.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", hint="copy it again, or save the weights again") from error
+    return _text(facts, path)
+
+
+def _text(facts: dict[str, str], path: Path) -> str:
+    if TEXT not in facts:
+        raise ConfigError(
+            f"{path} has no text of a model in its metadata", hint="take a file that `ddlf model convert` wrote"
+        )
+    return facts[TEXT]
+
+
 def load(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the text and the tensors of a file.
 
@@ -72,11 +96,7 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(
             f"{path} is cut or no safetensors file: {error}", hint="copy it again, or save the weights again"
         ) from error
-    if TEXT not in facts:
-        raise ConfigError(
-            f"{path} has no text of a model in its metadata", hint="take a file that `ddlf model convert` wrote"
-        )
-    return facts[TEXT], {
+    return _text(facts, path), {
         name: np.frombuffer(each["data"], _dtype(each["dtype"], path)).reshape(each["shape"]) for name, each in found
     }
 

@@ -97,6 +97,11 @@ def check_train(model: Model) -> Train:
     """
     problems = Problems(model.text, model.file)
     found = read_train(model.train, problems)
+    if "initial" in found.own and not model.draws:
+        problems.add(
+            found.at["initial"],
+            "initial has no effect: no operator has weights, and layers of Keras have their own, such as kernel_initializer=he_normal",
+        )
     problems.check()
     return found
 

@@ -64,6 +64,7 @@ def facts(model: Model, x: Any, y: Any, *, parameters: int, validation: bool) ->
         layers=layers,
         learning=sum(bool(node.parameters) for node in graph.nodes),
         validation=validation,
+        drawn=model.draws,
     )
 
 

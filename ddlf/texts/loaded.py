@@ -19,9 +19,10 @@ from ddlf.notation.printer import changed, spelled
 from ddlf.notation.problems import Problems
 from ddlf.notation.values import Call, Text, Value
 from ddlf.settings import Settings
+from ddlf.texts import shipped
 from ddlf.texts.block import IN_BRACKETS, check_train, read_key
 from ddlf.texts.found import blocks_of, facts, inputs_of, last_activation
-from ddlf.texts.shipped import text_of
+from ddlf.texts.shipped import WEIGHTS, place_of, text_of
 
 
 def load_notation(path: str | Path) -> Notation:
@@ -36,17 +37,14 @@ def load_notation(path: str | Path) -> Notation:
     Raises:
         NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
     """
-    if Path(path).suffix != WEIGHTS:
+    if Path(path).suffix != WEIGHTS or shipped.ask is not None:
         return Notation(text_of(path), str(path))
     from ddlf.models.weights import load
 
-    text, tensors = load(Path(path))
+    text, tensors = load(place_of(path))
     found = Notation(text, str(path))
     found.tensors = tensors
     return found
-
-
-WEIGHTS = ".safetensors"
 
 
 class Notation:
@@ -63,6 +61,7 @@ class Notation:
         train_block: What its block ``train`` says.
         inputs: Shape of each input, by name.
         outputs: Shape of each output, by name.
+        places: Where the text says each layer of the model, once it is made: characters, by the layers' names.
         tensors: Weights to begin with, by name; None for those that are drawn.
 
     Raises:
@@ -84,6 +83,7 @@ class Notation:
             key: read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"
         }
         self._made: Any = None
+        self.places: dict[str, int] = {}
         self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
@@ -195,7 +195,7 @@ class Notation:
         )
         settled._check(found)
         if self._made is not None:
-            settled._made, self._made.notation = self._made, settled
+            settled._made, self._made.notation, settled.places = self._made, settled, self.places
         return settled
 
     def _check(self, found: Facts) -> None:
@@ -228,7 +228,7 @@ class Notation:
             from ddlf.models.build import build, initial_of, scaling_of
 
             scaling = scaling_of(self.own("scaling"), list(self.inputs))
-            self._made = build(self.parsed, scaling, initial_of(self.own("initial")))
+            self._made = build(self.parsed, scaling, initial_of(self.own("initial")), self.places)
             self._made.notation = self
             if self.tensors is not None:
                 from ddlf.models.weights import fill

@@ -9,7 +9,8 @@ from typing import Any
 
 from ddlf.errors import NotationError
 
-SUFFIX = ".nnm"
+SUFFIX, WEIGHTS = ".nnm", ".safetensors"
+"""Of a text, and of a file with weights and their text, of which a worker gets the text: weights come to it with each round."""
 
 ask: Callable[[str], Any] | None = None
 """In an executor: asks the master for the text with a name; None also where nobody answers."""
@@ -19,7 +20,7 @@ def text_of(path: Path | str) -> bytes:
     """Return the bytes of a text.
 
     Args:
-        path: As the program has it: from the current folder, or from that of the script.
+        path: As the program has it: from the current folder, or from that of the script. On a worker also a file with weights.
 
     Raises:
         NotationError: There is none.
@@ -32,7 +33,7 @@ def text_of(path: Path | str) -> bytes:
             return found
         raise NotationError(
             f"the master gives no text {str(path)!r} to this worker",
-            hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX}",
+            hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX} or {WEIGHTS}",
         )
     return read_bytes(place_of(path))
 

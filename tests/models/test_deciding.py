@@ -113,6 +113,7 @@ def test_what_is_written_is_never_decided():
     assert everything == {"loss", *RULES}
     for key in RULES:
         assert key not in {each.key for each in decide(FACTS, {("train", key)})}
+    assert "initial" not in {each.key for each in decide(replace(FACTS, drawn=False), ())}
     assert "loss" not in {each.key for each in decide(FACTS, {("a", "loss")})}
     assert "loss" not in {each.key for each in decide(FACTS, {("train", "loss")})}
     assert "loss" in {each.key for each in decide(FACTS, {("b", "loss")})}

@@ -217,6 +217,22 @@ async def test_a_worker_takes_the_masters_text_and_never_a_file_of_its_own(text,
         ddlf.load_notation("other.nnm")
 
 
+async def test_a_worker_gets_the_text_in_a_file_of_weights_which_is_the_masters_only(text, monkeypatch):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(3, "float32")}, text.parent / "some.safetensors", {"ddlf.model": DIGITS})
+    save_file({"w": np.ones(3, "float32")}, text.parent / "other.safetensors")
+    give = Sources(text.parent)
+    assert give.answer("text", "some.safetensors") == DIGITS.encode()
+    with pytest.raises(ConfigError, match=r"other.safetensors has no text of a model"):
+        give.answer("text", "other.safetensors")
+    monkeypatch.setattr(shipped, "ask", lambda name: give.answer("text", name))
+    monkeypatch.chdir(text.parent.parent)
+    monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
+    loaded = ddlf.load_notation("some.safetensors")
+    assert (loaded.outputs, loaded.tensors) == ({"digits": (10,)}, None)
+
+
 async def test_a_text_beside_the_script_is_found(text, monkeypatch):
     monkeypatch.chdir(Path(text.parent).parent)
     monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
