@@ -13,12 +13,15 @@ from ddlf.advice.batch import seen_in_a_batch
 from ddlf.advice.changes import Edit, edits_of
 from ddlf.advice.collect import build, facts_of, load, sources_of, twin
 from ddlf.advice.facts import Facts
+from ddlf.advice.in_text import text_of
+from ddlf.advice.limits import doing
 from ddlf.advice.near import near
 from ddlf.advice.rule import LEVELS, Failed, Finding, Level, look, named
 from ddlf.advice.rules import RULES
 from ddlf.advice.source import Ignore, Place, Sources
 from ddlf.errors import AppError, DatasetError
 from ddlf.events import Advised
+from ddlf.roles import have_keras
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,8 @@ async def advise(app: Any, level: Level = "batch", *, workers: int | None = None
     ignores = known_ignores(sources)
     seen: dict[str, Any] = {}
     pickled = packed(app, seen) if level == "cluster" else None
-    await load(app)
+    with doing("load_dataset"):
+        await load(app)
     try:
         check_data(app)
     except (AppError, DatasetError):
@@ -94,7 +98,10 @@ async def advise(app: Any, level: Level = "batch", *, workers: int | None = None
         if not any(one.finding.severity == "E" for one in answer.advice):
             raise
         return answer
-    await build(app)
+    await have_keras()
+    with doing("create_model"):
+        await build(app)
+    sources.text = text_of(app)  # with the places of the layers that were made
     if pickled is not None:
         seen |= await seen_again(app, pickled)
     facts = facts_of(app, workers=workers, seen=seen)
@@ -111,7 +118,7 @@ def known_ignores(sources: Sources) -> list[Ignore]:
     Raises:
         ConfigError: One names a rule that there is not.
     """
-    found = [one for file in sources.files for one in file.ignores()]
+    found = sources.ignores()
     for one in found:
         named(RULES, one.id, f"{one.place.path}:{one.place.line}")
     return found
@@ -128,10 +135,16 @@ def answered(facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: 
         unwanted = [one for one in ignores if _is_for(one, finding, place)]
         used.update(unwanted)
         if not unwanted:
-            advice.append(Advice(finding, place, tuple(edits_of(finding.found.changes, sources, facts))))
+            advice.append(Advice(finding, place, tuple(_edits(finding, place, sources, facts))))
     ids = {rule.id for rule in asked}
     unneeded = tuple(one for one in ignores if one not in used and one.id.upper() in ids)
     return Answer(tuple(advice), tuple(failed), len(findings) - len(advice), unneeded)
+
+
+def _edits(finding: Finding, place: Place | None, sources: Sources, facts: Facts) -> Iterable[Edit]:
+    """What would mend it; nothing where a text says it, which has other words."""
+    in_text = sources.text is not None and place is not None and place.path == sources.text.path
+    return () if in_text else edits_of(finding.found.changes, sources, facts)
 
 
 def _is_for(ignore: Ignore, finding: Finding, place: Place | None) -> bool:
@@ -186,5 +199,4 @@ def _told(one: Advice, more: int) -> Advised:
 
 def _quickly(app: Any) -> Answer:
     sources = sources_of(app)
-    ignores = [one for file in sources.files for one in file.ignores()]
-    return answered(facts_of(app), sources, ignores, ("quick",))
+    return answered(facts_of(app), sources, sources.ignores(), ("quick",))

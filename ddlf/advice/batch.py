@@ -96,7 +96,7 @@ def _outputs(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
         )
     }
     if any(not np.isfinite(one).all() for one in whole):
-        return seen | {"nan": _first_nan(model, x) or "the output"}
+        return seen | {"nan": first_not_finite(model, x) or "the output"}
     if count >= 4 and not seen["random"]:
         # The first half alone, and before another second half.
         other = tree_map(lambda array: np.concatenate([array[: count // 2], array[: count - count // 2][::-1]]), x)
@@ -140,7 +140,8 @@ def _future(model: Any, x: Any, whole: list[Any]) -> float:
     )
 
 
-def _first_nan(model: Any, x: Any) -> str:
+def first_not_finite(model: Any, x: Any) -> str:
+    """The first layer whose output has a NaN or an infinity; empty if none has, or the model has no graph."""
     return next((name for name, output in _values(model, x) if not np.isfinite(output).all()), "")
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddlf import machine
 from ddlf.advice.arrays import compared, described
 from ddlf.advice.compiled import heads_of, is_own, optimizer_of
 from ddlf.advice.facts import Facts
+from ddlf.advice.in_text import text_of
 from ddlf.advice.network import layers_of
 from ddlf.advice.source import Sources
 from ddlf.chosen import read
@@ -98,6 +100,7 @@ def facts_of(app: Any, *, workers: int | None = None, seen: Mapping[str, Any] | 
         worker_callbacks=tuple(warnings(app.worker_callbacks)),
         own=_own(app, model),
         from_files=place is not None,
+        memory=machine.memory()[0],
         seen=dict(seen or {}),
     )
 
@@ -139,7 +142,7 @@ def _own(app: Any, model: Any) -> frozenset[str]:
 
 
 def sources_of(app: Any) -> Sources:
-    """The user's files: that of the app's class, and the modules beside it."""
+    """The user's files: that of the app's class, the modules beside it, and the text of its model."""
     paths: list[Path] = []
     for kind in type(app).__mro__:
         if kind.__module__.startswith("ddlf.") or kind is object:
@@ -153,4 +156,4 @@ def sources_of(app: Any) -> Sources:
         path = Path(module.__file__)
         if beside is not None and beside in path.resolve().parents and path.suffix == ".py":
             paths.append(path)
-    return Sources(paths, type(app).__name__)
+    return Sources(paths, type(app).__name__, text_of(app))

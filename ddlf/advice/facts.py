@@ -233,6 +233,7 @@ class Facts:
         worker_callbacks: The same of those on workers.
         own: What the user has written in the place of Keras's or DDLF's own: ``"train"``, ``"train_step"``, ``"loss"``.
         from_files: Whether training data is read from files.
+        memory: Of this machine, in bytes; None if that is not known.
         seen: What other levels have seen, by name: what a batch has shown, what a second process has made.
     """
 
@@ -250,6 +251,7 @@ class Facts:
     worker_callbacks: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     from_files: bool = False
+    memory: int | None = None
     seen: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, letter: str, part: str | None = None) -> Iterator[Array]:

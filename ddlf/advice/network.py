@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddlf.advice.facts import Layer
+from ddlf.advice.operators import as_layer
 
 ARGUMENTS = frozenset(
     {"units", "filters", "kernel_size", "strides", "padding", "rate", "use_bias", "data_format", "groups", "input_dim"}
@@ -23,7 +24,17 @@ ACTIVATIONS = {"Softmax": "softmax", "ReLU": "relu", "LeakyReLU": "leaky_relu", 
 }
 """Layers and operations that are an activation."""
 LINEAR = frozenset(
-    {"Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"}
+    {
+        "Dense",
+        "Bias",
+        "EinsumDense",
+        "Conv1D",
+        "Conv2D",
+        "Conv3D",
+        "Conv1DTranspose",
+        "Conv2DTranspose",
+        "Conv3DTranspose",
+    }
     | {"SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D"}
 )
 MOST_LAYERS = 5_000
@@ -86,11 +97,12 @@ def _walk(graph: Any, made_by: dict[int, str], found: list[Layer]) -> dict[int, 
 
 
 def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> Layer:
-    config = config_of(operation)
+    config, kind = config_of(operation), type(operation).__name__
+    if config.keys() >= {"operator", "operands", "types"}:  # of a model as text
+        kind, config = as_layer(config)
     weights = list(getattr(operation, "weights", ()))
-    kernel: Any = _kernel(operation)
+    kernel: Any = _kernel(operation, kind)
     spread, initializer = _initializer(config.get("kernel_initializer"))
-    kind = type(operation).__name__
     return Layer(
         name=operation.name,
         kind=kind,
@@ -154,10 +166,11 @@ def _penalty(config: Mapping[str, Any]) -> float:
     return max(found)
 
 
-def _kernel(operation: Any) -> Any:
+def _kernel(operation: Any, kind: str) -> Any:
     kernel: Any = getattr(operation, "_kernel", None)
-    if kernel is None:
-        kernel = getattr(operation, "kernel", None) if type(operation).__name__ in LINEAR else None
+    if kernel is None and kind in LINEAR:
+        made = getattr(operation, "made", None)  # of an operator
+        kernel = made[0] if made else getattr(operation, "kernel", None)
     return kernel if hasattr(kernel, "shape") and len(kernel.shape) > 1 else None
 
 

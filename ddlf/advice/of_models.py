@@ -18,6 +18,7 @@ KEEPS_LINES = frozenset(
         "ZeroPadding2D",
         "BatchNormalization",
         "Identity",
+        "Bias",
     }
 )
 """Behind which what is linear is linear still."""

@@ -19,8 +19,8 @@ STUCK, LEAST = 8, 0.01
 """Records in which the loss came down by no more than that share of the first."""
 APART, WORSE = 4, 1.1
 """Records in which validation gets worse while training gets better, and by what in all, before a model overfits."""
-STALE = 2.0
-"""Merges for each slot that are between reading weights and applying an update."""
+STALE, LEAST_UPDATES = 2.0, 3
+"""Merges for each slot that are between reading weights and applying an update of a slow one, and updates of it. The mean of all is K - 1 at most."""
 
 
 def _losses(facts: Facts) -> list[float]:
@@ -94,12 +94,16 @@ def _overfitting(facts: Facts) -> Iterator[Found]:
 
 
 def _stale(facts: Facts) -> Iterator[Found]:
-    records = _rounds(facts)
-    slots = len({record.slot for record in records})
-    mean = sum(record.staleness for record in records) / len(records) if records else 0.0
-    if len(records) >= 4 * slots and slots > 1 and mean > STALE * slots:
+    ages: dict[int, list[int]] = {}
+    for record in _rounds(facts):
+        ages.setdefault(record.slot, []).append(record.staleness)
+    slots = len(ages)
+    means = {slot: sum(each) / len(each) for slot, each in ages.items() if len(each) >= LEAST_UPDATES}
+    slot = max(means, key=means.__getitem__, default=None)
+    if slot is not None and slots > 1 and means[slot] > STALE * slots:
         yield Found(
-            f"updates are {mean:.1f} merges old when they are applied, with {slots} slots", ("setting", "max_staleness")
+            f"updates of slot {slot} are {means[slot]:.1f} merges old when they are applied, with {slots} slots",
+            ("setting", "max_staleness"),
         )
 
 

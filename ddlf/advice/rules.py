@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddlf.advice.of_batches import BATCH
 from ddlf.advice.of_clusters import CLUSTER
 from ddlf.advice.of_data import DATA
+from ddlf.advice.of_fields import FIELDS
 from ddlf.advice.of_labels import LABELS
 from ddlf.advice.of_layers import LAYERS
 from ddlf.advice.of_models import MODELS
@@ -16,7 +17,7 @@ from ddlf.advice.rule import Rule
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
-        (*DATA, *SAMPLES, *LABELS, *OUTPUTS, *LAYERS, *MODELS, *BATCH, *TRAINING, *CLUSTER, *RUNS),
+        (*DATA, *SAMPLES, *LABELS, *OUTPUTS, *LAYERS, *MODELS, *FIELDS, *BATCH, *TRAINING, *CLUSTER, *RUNS),
         key=lambda rule: ("DLMTCR".index(rule.id[0]), rule.id),
     )
 )

@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ddlf.advice.facts import Facts, Layer
 
@@ -59,6 +59,21 @@ class Ignore:
     lines: frozenset[int] | None
 
 
+class Text(Protocol):
+    """The text of a model."""
+
+    path: Path
+
+    def model(self, what: str, name: str) -> Place | None:
+        """Where it says something of the model."""
+
+    def app(self, what: str, name: str) -> Place:
+        """Where it says something, if it is the whole app."""
+
+    def ignores(self) -> Iterator[Ignore]:
+        """Its comments."""
+
+
 class File:
     """One Python file: its text and its tree."""
 
@@ -91,20 +106,32 @@ class Sources:
     Args:
         paths: That of the app's class first.
         app: Name of the class.
+        text: That of its model, if it is one.
     """
 
-    def __init__(self, paths: Iterable[Path], app: str) -> None:
+    def __init__(self, paths: Iterable[Path], app: str, text: Text | None = None) -> None:
         self.files: list[File] = []
         for path in dict.fromkeys(paths):
             try:
                 self.files.append(File(path))
             except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # a notebook's, or one that has gone
                 continue
-        self.app = app
+        self.app, self.text = app, text
+
+    def ignores(self) -> list[Ignore]:
+        """All comments by which findings are not wanted."""
+        found = [one for file in self.files for one in file.ignores()]
+        return [*found, *self.text.ignores()] if self.text is not None else found
 
     def place(self, at: tuple[str, str], facts: Facts) -> Place | None:
         """Where something is written; where that is not found, the method or the class that it is of."""
         what, name = at
+        if self.text is not None:
+            if not self.files:
+                return self.text.app(what, name)
+            in_text = self.text.model(what, name) if what == "layer" or self.compile_call() is None else None
+            if in_text is not None:
+                return in_text
         found: tuple[File, Any] | None = None
         if what == "layer" and (layer := facts.layer(name)) is not None:
             found = self.layer(layer, facts) or self.method("create_model")

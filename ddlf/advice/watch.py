@@ -19,10 +19,11 @@ MOST_RECORDS = 1_000
 
 
 @contextlib.contextmanager
-def blamed(cause: str) -> Iterator[None]:
-    """Say with the error by which training stops what is likely to be its cause.
+def blamed(app: Any, cause: str) -> Iterator[None]:
+    """Say with the error by which training stops what is likely to be its cause, and of a NaN where it begins.
 
     Args:
+        app: The user's ``IApp``, whose model has the last weights that could be used when the error comes.
         cause: As of ``of_run``.
     """
     try:
@@ -30,6 +31,12 @@ def blamed(cause: str) -> Iterator[None]:
     except BadUpdate as error:
         if cause:
             error.add_note(f"likely cause: {cause}")
+        if error.count and app.advice != "off":
+            from ddlf.advice.not_finite import told
+
+            if (advised := told(app)) is not None:
+                app._tell(advised)
+                error.add_note(f"{advised.place + ': ' * bool(advised.place)}{advised.what}")
         raise
 
 

@@ -37,6 +37,13 @@ def add(verbs: Verbs) -> None:
     level.add_argument("--quick", action="store_true", help="look at settings, arrays and the model: train nothing")
     level.add_argument("--cluster", action="store_true", help="also at what only shows on several machines")
     advise.add_argument("--workers", type=number("workers", 1), metavar="N", help="how many there will be (default: 2)")
+    advise.add_argument(
+        "--limit",
+        type=number("limit", 1),
+        default=600,
+        metavar="SECONDS",
+        help="how long load_dataset and create_model may take, each (default: %(default)s)",
+    )
     advise.add_argument("--explain", metavar="RULE", help="print all about a rule")
     shown = advise.add_mutually_exclusive_group()
     shown.add_argument(

@@ -6,11 +6,14 @@ import argparse
 import contextlib
 import inspect
 import json
+import os
 import sys
+from functools import partial
 from typing import Any
 
 from ddlf.app import IApp
 from ddlf.cli.options import add_options
+from ddlf.cli.output import show_error
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import execute
 from ddlf.cli.stopping import Stop
@@ -65,9 +68,16 @@ def _printed_aside(options: argparse.Namespace) -> Any:
         yield
 
 
+def _end(error: AppError, *, whole: bool) -> None:
+    """Say why the process ends, and end it: what holds it up hears of nothing."""
+    show_error(error, whole=whole)
+    os._exit(error.exit_code)
+
+
 async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     from ddlf.advice.advise import advise as ask
     from ddlf.advice.changes import changed, diff
+    from ddlf.advice.limits import held
     from ddlf.advice.rule import LEVELS, Level
     from ddlf.advice.rules import RULES
     from ddlf.advice.told import as_json, as_sarif, lines
@@ -75,7 +85,7 @@ async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is no app: there is nothing to look at", hint="name a subclass of ddlf.IApp")
     level: Level = "quick" if options.quick else "cluster" if options.cluster else "batch"
-    with _printed_aside(options):
+    with _printed_aside(options), held(options.limit, partial(_end, whole=options.debug)):
         answer = await ask(prepare_app(target, None, options), level, workers=options.workers)
     edits = [edit for one in answer.advice for edit in one.edits]
     asked = sum(rule.level in LEVELS[: LEVELS.index(level) + 1] for rule in RULES)

@@ -242,7 +242,7 @@ async def crew_of(
             _tell(app, opening.opened, time.perf_counter() - begin)
             for advised in opening.advice:
                 app._tell(advised)
-            with watched(app), blamed(opening.cause):
+            with watched(app), blamed(app, opening.cause):
                 yield crew, samples
     finally:
         opening.content.cancel()  # nobody will tell it any more

@@ -138,6 +138,15 @@ CONV = layer(
     config={"data_format": "channels_last"},
     trained=9,
 )
+
+
+def pictures(*convolutions):
+    """A model that sees 64 x 64 pixels through some layers, and puts all places together."""
+    rows = [replace(CONV, config=config, before=(9, 9, 8)) for config in convolutions]
+    pooled = layer("GlobalAveragePooling2D", before=(9, 9, 8))
+    return replace(layers(*rows, pooled), inputs=(("input", (64, 64, 3), "float32"),))
+
+
 TOKENS = replace(X, shape=(1000, 20), whole=True, low=0, high=999, dtype="int32")
 EMBEDDING = layer("Embedding", before=(20,), config={"input_dim": 1000, "mask_zero": False})
 SCHEDULE = {"schedule": "CosineDecay"}  # the run makes 320 steps in one process
@@ -218,6 +227,10 @@ CASES = {
     "M15": (hidden(penalty=1.0), hidden(penalty=0.01)),
     "M16": (hidden(spread=5.0, initializer="RandomNormal"), hidden(spread=0.05, initializer="RandomNormal")),
     "M17": (replace(FACTS, inputs=(("input", (28, 28, 1), "float32"),)), replace(FACTS, inputs=(("input", (20, 1), "float32"),))),
+    "M18": (
+        pictures({"kernel_size": (3, 3)}, {"kernel_size": (3, 3), "strides": (2, 2)}, {"kernel_size": (3, 3)}),
+        pictures({"kernel_size": 7, "strides": 4}, {"kernel_size": 3, "strides": 2}, {"kernel_size": 3}, {"kernel_size": 3}),
+    ),
     "M20": (seen(nan="hidden"), seen(nan="")),
     "M21": (seen(first=1.4, least=1.3), seen(first=1.4, least=0.4)),
     "M22": (seen(mixed=0.2), seen(mixed=1e-6)),
@@ -240,6 +253,7 @@ CASES = {
     "T09": (replace(FACTS, callbacks=("EarlyStopping looks at val_loss, but there is no x_val",)), FACTS),
     "T10": (optimizer(kind="AdamW", decay=1.0), optimizer(kind="AdamW", decay=0.01)),
     "T11": (settings(class_weight={4: 2.0}), settings(class_weight={3: 2.0})),
+    "T12": (replace(hidden(shape=(10**9,)), memory=24 * 10**9), replace(hidden(shape=(10**6,)), memory=24 * 10**9)),
     "C01": (replace(FACTS, seen={"data": ("x_train has other values in a second process",)}), FACTS),
     "C02": (replace(FACTS, seen={"model": ("dense/kernel has other shapes in a second process",)}), FACTS),
     "C03": (replace(FACTS, seen={"travel": ("it holds a lock",)}), FACTS),

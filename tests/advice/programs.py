@@ -54,6 +54,7 @@ IMAGES = {
     "shape": "(3, 16, 16)",
     "hidden": 'layers.Conv2D(8, 3, padding="same", activation="relu"), layers.Flatten()',
 }
+PICTURES = {"data": "x, y = random.normal(size=(1500, 32, 32, 3)).astype('float32'), rows", "shape": "(32, 32, 3)"}
 TOKENS = {
     "data": "x, y = random.integers(1, 50, (1500, 20)), rows",
     "hidden": "layers.Embedding(50, 8), layers.LSTM(8)",
@@ -133,6 +134,40 @@ def two_inputs(bad: str, near: str) -> tuple[str, str]:
     return FUNCTIONAL.format(first="x[:, :1]", second=bad), FUNCTIONAL.format(first="x[:, :1]", second=near)
 
 
+QUADRATIC = {**REAL, "settings": "    batch_size = 300\n", "hidden": "layers.Identity()"}
+ONE_WEIGHT = {
+    "settings": "    batch_size = 1200\n    master_epochs = 12\n",
+    "data": "x, y = np.ones((1500, 1), 'float32'), np.zeros((1500, 1), 'float32')",
+    "shape": "(1,)",
+    "hidden": "layers.Identity()",
+    "last": "layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.Constant(0.3))",
+    "loss": '"mae"',
+    "metrics": "",
+}
+RANDOM_ROWS = (
+    "x, y = x[:], np.eye(4, dtype='float32')[random.integers(0, 4, 1500)]; self.x_val, self.y_val = x[1200:], y[1200:]; "
+    "x[:1200], y[:1200] = np.tile(x[:{0}], (1200 // {0}, 1)), np.tile(y[:{0}], (1200 // {0}, 1))"
+)
+TWO_SLOTS = {"settings": '    slots = 2\n    mode = "async"\n'}
+SLOW = """
+    class Slow(keras.callbacks.Callback):
+        \"\"\"Holds up the worker that comes first.\"\"\"
+
+        first = os.path.abspath("first")
+
+        def on_train_begin(self, logs=None):
+            try:
+                os.close(os.open(self.first, os.O_CREAT | os.O_EXCL))
+                self.model.is_slow = True
+            except FileExistsError:
+                pass
+
+        def on_train_batch_end(self, batch, logs=None):
+            if getattr(self.model, "is_slow", False):
+                threading.Event().wait(0.1)
+
+    worker_callbacks = [Slow()]
+"""
 PROGRAMS = {
     "D01": data("y = rows; x[7, 3] = np.nan", "y = rows; x[7, 3] = 9"),
     "D02": data("y = np.array(['a', 'b', 'c', 'd'])[y]", "pass", loss='"sparse_categorical_crossentropy"'),
@@ -278,6 +313,13 @@ PROGRAMS = {
         'layers.Dense(32, activation="relu", kernel_initializer=keras.initializers.RandomNormal(stddev=0.05))',
     ),
     "M17": of({"shape": "(30,)"}, {"shape": "(20,)"}),
+    "M18": of(
+        {**PICTURES, "hidden": "layers.Conv2D(8, 3, activation='relu'), layers.GlobalAveragePooling2D()"},
+        {
+            **PICTURES,
+            "hidden": "layers.Conv2D(8, 3, 2, activation='relu'), layers.MaxPooling2D(4), layers.Conv2D(8, 3), layers.GlobalMaxPooling2D()",
+        },
+    ),
     "M20": hidden(
         stack("layers.Lambda(lambda a: keras.ops.log(a))", RELU),
         stack("layers.Lambda(lambda a: keras.ops.log(abs(a) + 1))", RELU),
@@ -335,6 +377,10 @@ PROGRAMS = {
         "keras.optimizers.AdamW(0.003, weight_decay=2.0)", "keras.optimizers.AdamW(0.003, weight_decay=0.01)"
     ),
     "T11": setting("class_weight = {1: 2.0, 4: 2.0}", "class_weight = {1: 2.0, 3: 2.0}"),
+    "T12": hidden(
+        stack("layers.RepeatVector(50_000_000)", "layers.GlobalAveragePooling1D()"),
+        stack("layers.RepeatVector(5)", "layers.GlobalAveragePooling1D()"),
+    ),
     "C01": data("x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"),
     "C02": of(
         {"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'},
@@ -365,5 +411,23 @@ PROGRAMS = {
             "optimizer": "keras.optimizers.SGD(0.05)",
         },
     ),
+    "R01": optimizer("keras.optimizers.SGD(1e30)", "keras.optimizers.SGD(0.1)"),
+    "R02": of(
+        {**QUADRATIC, "optimizer": "keras.optimizers.SGD(4.5)"}, {**QUADRATIC, "optimizer": "keras.optimizers.SGD(0.5)"}
+    ),
+    "R03": of(
+        {**ONE_WEIGHT, "optimizer": "keras.optimizers.SGD(1.0)"},
+        {**ONE_WEIGHT, "optimizer": "keras.optimizers.SGD(0.01)"},
+    ),
+    "R04": optimizer("keras.optimizers.SGD(1e-9)", "keras.optimizers.Adam(0.01)"),
+    "R05": of(
+        {
+            "data": RANDOM_ROWS.format(40),
+            "optimizer": "keras.optimizers.Adam(0.01)",
+            "hidden": 'layers.Dense(256, activation="relu")',
+        },
+        {"data": "y = rows; self.x_val, self.y_val = x[1200:], y[1200:]"},
+    ),
+    "R06": of({"more": SLOW, **TWO_SLOTS}, TWO_SLOTS),
 }
 """By rule: the text of a program with the defect, and that of a near miss."""

@@ -1,6 +1,7 @@
 """Programs: each rule finds its defect in one, in its place, and is silent at the near miss; what it would change mends it. One process for all."""
 
 import asyncio
+import contextlib
 import importlib.util
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 from ddlf.advice.advise import advise
 from ddlf.advice.changes import changed, diff
+from ddlf.advice.of_runs import RUNS
 from ddlf.advice.rules import RULES
+from ddlf.errors import BadUpdate
+from ddlf.events import Advised
 from tests.advice.programs import PROGRAMS
 
 APPS = [
@@ -48,7 +52,7 @@ async def found_in(text, folder, level, name="program"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id in PROGRAMS], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "run"], ids=lambda rule: rule.id)
 async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bad, near = PROGRAMS[rule.id]
@@ -66,6 +70,28 @@ async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule
         assert rule not in [one.finding.rule for one in again.advice]
     silent = await found_in(near, tmp_path, rule.level, "near")
     assert rule not in [one.finding.rule for one in silent.advice], [str(one) for one in silent.advice]
+
+
+async def said_in_a_run(text, folder, name, workers):
+    """The rules of which a run of a program tells."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    app, said = app_in(path), []
+    app.cluster, app.verbose = workers, False
+    app.subscribe(lambda event: said.append(event.rule) if isinstance(event, Advised) else None)
+    with contextlib.suppress(BadUpdate):
+        await app.train_model()
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("rule", RUNS, ids=lambda rule: rule.id)
+async def test_a_run_of_a_program_tells_of_its_defect(rule, tmp_path, monkeypatch, two_workers):
+    monkeypatch.chdir(tmp_path)
+    bad, near = PROGRAMS[rule.id]
+    assert rule.id in await said_in_a_run(bad, tmp_path, "program", two_workers)
+    assert rule.id not in await said_in_a_run(near, tmp_path, "near", two_workers)
 
 
 @pytest.mark.slow

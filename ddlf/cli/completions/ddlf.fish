@@ -219,6 +219,7 @@ complete -c ddlf -n '_shtab_ddlf_using advise' -l data -x -d 'what a text is to 
 complete -c ddlf -n '_shtab_ddlf_using advise' -l quick -d 'look at settings, arrays and the model: train nothing'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l cluster -d 'also at what only shows on several machines'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l workers -x -d 'how many there will be (default: 2)'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l limit -x -d 'how long load_dataset and create_model may take, each (default: 600)'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l explain -x -d 'print all about a rule'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l format -xka "text json sarif" -d 'text, json, sarif'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l diff -d 'print the changes that would mend it, as patch -p0 takes them'

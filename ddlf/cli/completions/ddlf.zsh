@@ -100,6 +100,7 @@ _shtab_ddlf_advise_options=(
   "--quick[look at settings, arrays and the model\: train nothing]"
   "--cluster[also at what only shows on several machines]"
   "--workers[how many there will be (default\: 2)]:N:"
+  "--limit[how long load_dataset and create_model may take, each (default\: 600)]:SECONDS:"
   "--explain[print all about a rule]:RULE:"
   "--format[text, json, sarif]:FORMAT:(text json sarif)"
   "--diff[print the changes that would mend it, as patch -p0 takes them]"
