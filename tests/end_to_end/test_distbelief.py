@@ -156,4 +156,4 @@ async def test_samples_that_are_all_for_validation_are_refused():
 def test_no_hidden_units_are_refused_in_a_sentence(tmp_path):
     for given in ("0", "-1", "2.5"):
         said = run(tmp_path, "xor.py", f"--hidden={given}", code=2)
-        assert said.endswith(f"argument --hidden: must be a whole number of 1 or more, got '{given}'\n")
+        assert f"xor.py: argument --hidden: must be a whole number of 1 or more, got '{given}'\n" in said
