@@ -240,6 +240,8 @@ def crashing(monkeypatch, run, crashes):
 
         def dies(app, task, samples, weights, worker=worker):
             worker.lost = worker.lost or crashes(samples)
+            if worker.lost:  # before the batch is pushed
+                raise WorkerLost("its executor ended", worker=worker.name)
             return gradient(app, task, samples, weights)
 
         async def rpc(*arguments, worker=worker):
