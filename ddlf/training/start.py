@@ -122,6 +122,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode) as (crew, samples),
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
+        check_machines(settings, app.cluster)  # with min_workers fewer may have answered
         settle(app, settings)
         if settings["exchange"] == "auto":
             settings["local_rule"].check_optimizer(app._optimizer)  # what ends the run is said before what it would do

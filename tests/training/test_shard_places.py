@@ -8,7 +8,7 @@ import pytest
 from ddlf.algorithms.rows import Rows
 from ddlf.errors import CheckpointMismatch, ConfigError, ExecutorCrashed, WorkerLost
 from ddlf.events import SlotStarted, Warned, WorkerReturned
-from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing import FakeCluster, FakeRun, FakeWorker, fake_run
 from ddlf.testing.fake_downpour import gradient
 from ddlf.training.crew import Crew
 
@@ -229,6 +229,17 @@ async def test_what_cannot_be_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=f"^{said}"):
         await run.train_model()
     assert all(worker.asked == [] for worker in run.cluster.workers)
+
+
+async def test_fewer_workers_that_answer_than_were_listed_are_too_few_with_the_same_sentence(monkeypatch):
+    def crew_of(app, *arguments, **named):
+        del app.cluster.workers[2:]
+        return connected(app, *arguments, **named)
+
+    connected = fake_run._crew_of
+    monkeypatch.setattr(fake_run, "_crew_of", crew_of)
+    with pytest.raises(ConfigError, match="^shard_workers=2 leave no worker to train: there are 2; start more workers"):
+        await run_of(4, shard_workers=2).train_model()
 
 
 # --- executors that end -----------------------------------------------------------------------------------------------
