@@ -238,7 +238,7 @@ async def test_fewer_workers_that_answer_than_were_listed_are_too_few_with_the_s
 
     connected = fake_run._crew_of
     monkeypatch.setattr(fake_run, "_crew_of", crew_of)
-    with pytest.raises(ConfigError, match="^shard_workers=2 leave no worker to train: there are 2; start more workers"):
+    with pytest.raises(ConfigError, match="shard_workers=2 leave no worker to train: there are 2; start more workers"):
         await run_of(4, shard_workers=2).train_model()
 
 
