@@ -164,6 +164,10 @@ def test_the_lines_of_what_a_run_goes_on_from():
         line(events.TrainingBegan(mode="sync", **{**began, "workers": 1}))
         == "slots     2 on 1 worker, which take turns"
     )
+    apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=1)
+    assert line(apart) == "slots     2 on 2 workers, 1 more has the shards"
+    apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=2)
+    assert line(apart) == "slots     2 on 1 worker, which take turns, 2 more have the shards"
     assert line(events.TrainingBegan(mode="sync", **{**began, "workers": 3, "fixed": False})) == ""
 
 

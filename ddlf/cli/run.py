@@ -179,11 +179,13 @@ async def _run_app(
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 steps = 1 if app.exchange == "gradient" else app.worker_steps
-                length = f"{steps} batch{'es' * (steps != 1)}" if steps else read(app, app.mode, {})["worker_epochs"]
+                settings = read(app, app.mode, {})
+                apart = settings["shard_workers"] or 0
+                length = f"{steps} batch{'es' * (steps != 1)}" if steps else settings["worker_epochs"]
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
-                    f"batch {app.batch_size} per {_slots(app.slots, cluster.N)}, seed {app.seed}"
+                    f"batch {app.batch_size} per {_slots(app.slots, cluster.N, apart)}, seed {app.seed}"
                 )
                 return await _train(app, options.save, folder, stop)
             finally:
@@ -333,7 +335,9 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     return cluster, f"{why}{_workers(count)} on this machine{slow}"
 
 
-def _slots(slots: int | None, workers: int) -> str:
+def _slots(slots: int | None, workers: int, apart: int = 0) -> str:
+    if apart:
+        return f"{_slots(slots, workers - apart)}, {apart} more {'has' if apart == 1 else 'have'} the shards"
     if slots in (None, workers):
         return f"worker x {_workers(workers)}"
     idle = workers - (slots or 0)

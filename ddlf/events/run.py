@@ -142,6 +142,7 @@ class TrainingBegan(Event):
         rounds: Rounds of the whole training; 0 in events of 0.1.
         reached: Of these those that the foremost slot has done; 0 in events of 0.1.
         facts: All that decides about the bits of the run, by name, each as JSON.
+        shard_workers: How many of the workers have the shards and train no slot.
     """
 
     mode: str
@@ -154,6 +155,7 @@ class TrainingBegan(Event):
     rounds: int = 0
     reached: int = 0
     facts: dict[str, str] = field(default_factory=dict)
+    shard_workers: int = 0
 
 
 class DataPartitioned(Event):

@@ -190,7 +190,13 @@ def _resumed(event: e.TrainingBegan) -> str:
 
 
 def _slots(event: e.TrainingBegan) -> str:
-    if not event.fixed or event.slots == event.workers:
+    apart = event.shard_workers
+    idle = event.workers - apart - event.slots
+    if not event.fixed or not (idle or apart):
         return ""
-    more = f"{event.workers - event.slots} in reserve" if event.workers > event.slots else "which take turns"
-    return f"slots     {event.slots} on {event.workers} {'worker' if event.workers == 1 else 'workers'}, {more}"
+    found = [
+        f"slots     {event.slots} on {event.workers - apart} {'worker' if event.workers - apart == 1 else 'workers'}"
+    ]
+    found += [f"{idle} in reserve" if idle > 0 else "which take turns"] * bool(idle)
+    found += [f"{apart} more {'has' if apart == 1 else 'have'} the shards"] * bool(apart)
+    return ", ".join(found)

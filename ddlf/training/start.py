@@ -339,6 +339,7 @@ async def _run(
             reached=progress.reached,
             source=None if source is None else str(source),
             facts={name: json.dumps(value) for name, value in progress.settings.items()},
+            shard_workers=settings["shard_workers"] or 0,
         )
     )
     if progress.owners is not None:

@@ -804,17 +804,19 @@ def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
 
 
 @pytest.mark.parametrize(
-    ("slots", "workers", "words"),
+    ("slots", "workers", "apart", "words"),
     [
-        (None, 2, "worker x 2 workers"),
-        (2, 2, "worker x 2 workers"),
-        (2, 3, "slot, 2 slots on 3 workers, 1 in reserve"),
-        (8, 2, "slot, 8 slots on 2 workers"),
-        (1, 2, "slot, 1 slot on 2 workers, 1 in reserve"),
+        (None, 2, 0, "worker x 2 workers"),
+        (2, 2, 0, "worker x 2 workers"),
+        (2, 3, 0, "slot, 2 slots on 3 workers, 1 in reserve"),
+        (8, 2, 0, "slot, 8 slots on 2 workers"),
+        (1, 2, 0, "slot, 1 slot on 2 workers, 1 in reserve"),
+        (None, 3, 1, "worker x 2 workers, 1 more has the shards"),
+        (4, 5, 2, "slot, 4 slots on 3 workers, 2 more have the shards"),
     ],
 )
-def test_workers_beyond_the_slots_are_said_to_be_in_reserve(slots, workers, words):
-    assert _slots(slots, workers) == words
+def test_workers_beyond_the_slots_are_said_to_be_in_reserve(slots, workers, apart, words):
+    assert _slots(slots, workers, apart) == words
 
 
 IN_A_LIBRARY = """
