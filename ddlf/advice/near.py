@@ -9,9 +9,9 @@ import numpy as np
 SIDE = 8
 """Pixels of a thumbnail, each way."""
 LEAST_SIDE = 16
-ALIKE = 0.95
+ALIKE = 0.9
 """Cosine of two thumbnails, each less its mean, from which on they may be one picture."""
-NEARER = 0.35
+NEARER = 0.5
 """By which share of the distance of the second neighbour the first must be nearer: simple pictures, as of digits, have many that are alike."""
 AT_ONCE = 256
 MOST = 200_000
@@ -22,7 +22,7 @@ def near(x: Any, other: Any) -> dict[str, Any] | None:
     """Near duplicates of training pictures in another part; None of what are no pictures.
 
     Of both parts 8 x 8 thumbnails are compared, less their means: a picture of the other part is a near duplicate of its nearest one if their
-    cosine is above 0.95 and their distance at most 0.35 of that to the second nearest.
+    cosine is above 0.9 and their distance at most half of that to the second nearest.
 
     Args:
         x: Training pictures, of shape (n, height, width, channels).
