@@ -356,7 +356,7 @@ class IApp(Settings):
         """Say what is likely to be wrong with this app, which stays as it is: ``advice`` has each finding, the worst first.
 
         Args:
-            level: ``"quick"``: settings, arrays and the model; ``"batch"``: also some batches on a copy; ``"cluster"``: also a fresh process.
+            level: ``"quick"``: settings, arrays and the model; ``"batch"``: also some batches on a copy; ``"cluster"``: a fresh process, labels.
         """
         from ddlf.advice.advise import advise
 

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlf.advice.again import packed, seen_again
 from ddlf.advice.batch import seen_in_a_batch
 from ddlf.advice.changes import Edit, edits_of
 from ddlf.advice.collect import build, facts_of, load, sources_of, twin
+from ddlf.advice.doubt import doubted
 from ddlf.advice.facts import Facts
 from ddlf.advice.in_text import text_of
 from ddlf.advice.limits import doing
@@ -22,6 +23,9 @@ from ddlf.advice.source import Ignore, Place, Sources
 from ddlf.errors import AppError, DatasetError
 from ddlf.events import Advised
 from ddlf.roles import have_keras
+
+if TYPE_CHECKING:
+    from ddlf.cluster.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +63,26 @@ class Answer:
         failed: Rules that raised.
         ignored: How many findings the user's comments have taken away.
         unneeded: Comments that took nothing away.
+        left: What was not looked at, and why, as sentences.
     """
 
     advice: tuple[Advice, ...] = ()
     failed: tuple[Failed, ...] = ()
     ignored: int = 0
     unneeded: tuple[Ignore, ...] = ()
+    left: tuple[str, ...] = ()
 
 
-async def advise(app: Any, level: Level = "batch", *, workers: int | None = None) -> Answer:
+async def advise(
+    app: Any, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
+) -> Answer:
     """Say what is likely to be wrong with an app.
 
     Args:
         app: The user's ``IApp``; it is left as it is. What it has not loaded and made yet is loaded and made for this.
         level: ``"quick"``, ``"batch"`` or ``"cluster"``; each does what those before it do.
         workers: How many there will be, if the app has no cluster yet.
+        cluster: Who looks for wrong labels at level ``"cluster"``, which takes five trainings; by default the app's, and nobody if it has none.
 
     Raises:
         AppError: The app lacks something without which there is nothing to look at.
@@ -109,7 +118,12 @@ async def advise(app: Any, level: Level = "batch", *, workers: int | None = None
         alike = near(getattr(app, "x_train", None), getattr(app, "x_test", None))
         facts = replace(facts, seen={**seen, "near": alike, **seen_in_a_batch(app, facts)})
     levels = LEVELS[: LEVELS.index(level) + 1]
-    return answered(facts, sources, ignores, levels)
+    left: tuple[str, ...] = ()
+    if pickled is not None and (cluster := cluster or app.cluster) is not None:
+        doubts = await doubted(cluster, pickled, facts)
+        left = doubts.pop("left", ())
+        facts = replace(facts, seen={**facts.seen, **doubts})
+    return replace(answered(facts, sources, ignores, levels), left=left)
 
 
 def known_ignores(sources: Sources) -> list[Ignore]:

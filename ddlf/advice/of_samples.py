@@ -10,6 +10,8 @@ from ddlf.advice.rule import Change, Found, Rule
 SHARED_SHARE, SHARED_COUNT = 0.01, 2
 """So much of a part may be in training, too, before it is more than chance."""
 CONTRADICTING = 0.01
+FEW_WRONG, WRONG = 3, (0.005, 0.01)
+"""Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
 OFTENER = 3.0
 """Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
 
@@ -136,6 +138,19 @@ def first(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 
+def _doubted(facts: Facts) -> Iterator[Found]:
+    found = facts.seen.get("doubted")
+    if found and found["count"] >= max(FEW_WRONG, WRONG[0] * found["of"]):
+        pairs = ", ".join(f"{number} is {given} and looks like {likely}" for number, given, likely in found["pairs"])
+        name = facts.heads[0].target if facts.heads else "y_train"
+        yield Found(
+            f"{found['count']:,} of {found['of']:,} labels of {name} are likely wrong: {pairs}",
+            ("data", name),
+            found["samples"],
+            severity="W" if found["count"] >= WRONG[1] * found["of"] else "I",
+        )
+
+
 SAMPLES = (
     Rule(
         id="D05",
@@ -190,5 +205,15 @@ SAMPLES = (
         why="What is not in training cannot be learnt, and what is not in the test is not measured.",
         fix="Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).",
         source="UMLAUT, doi:10.1145/3411764.3445538",
+    ),
+    Rule(
+        id="D18",
+        severity="W",
+        level="cluster",
+        title="labels that are likely wrong",
+        look=_doubted,
+        why="A wrong label in training teaches what is not so, and one in the test counts right answers as wrong.",
+        fix="Look at these samples, and correct or leave out what is wrong; the numbers of all are in --format json.",
+        source="Northcutt et al., Confident Learning, arXiv:1911.00068; cleanlab",
     ),
 )

@@ -34,6 +34,7 @@ def lines(answer: Answer, rules: int) -> Iterator[str]:
         yield ""
     for failed in answer.failed:
         yield f"failed    {failed.rule.id} could not look ({failed.why}); all other rules have"
+    yield from (f"left      {sentence}" for sentence in answer.left)
     for ignore in answer.unneeded:
         yield f"comment   {_short(ignore.place.path)}:{ignore.place.line}: ignore[{ignore.id}] is not needed any more"
     counts = Counter(one.finding.severity for one in answer.advice)
@@ -75,6 +76,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         ],
         "failed": [{"rule": one.rule.id, "why": one.why} for one in answer.failed],
         "ignored": answer.ignored,
+        "left": list(answer.left),
         "unneeded": [
             {"rule": one.id, "file": _short(one.place.path), "line": one.place.line} for one in answer.unneeded
         ],

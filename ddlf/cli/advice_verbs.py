@@ -20,7 +20,7 @@ def add(verbs: Verbs) -> None:
         "advise:advise",
         "say what is likely to be wrong with an app",
         "Look at an app's data, labels, loss, model and settings for what is known to make training fail, and say what to do about it. "
-        "Nothing of the app is changed, and no worker is needed. The exit code is 1 if something is found that is as bad as --fail-on says.",
+        "Nothing of the app is changed, and no workers need be there. The exit code is 1 if something is found that is as bad as --fail-on says.",
         "ddlf advise app.py",
         "ddlf advise app.py --quick            # nothing is trained",
         "ddlf advise app.py --diff | patch -p0 # or --fix",
@@ -35,7 +35,11 @@ def add(verbs: Verbs) -> None:
     advise.add_argument("--data", metavar="NAME|FILE", help="what a text is to learn, where it does not say so")
     level = advise.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="look at settings, arrays and the model: train nothing")
-    level.add_argument("--cluster", action="store_true", help="also at what only shows on several machines")
+    level.add_argument(
+        "--cluster",
+        action="store_true",
+        help="also at what only shows on several machines, and at wrong labels, which takes five trainings",
+    )
     advise.add_argument("--workers", type=number("workers", 1), metavar="N", help="how many there will be (default: 2)")
     advise.add_argument(
         "--limit",

@@ -81,12 +81,14 @@ async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     from ddlf.advice.rule import LEVELS, Level
     from ddlf.advice.rules import RULES
     from ddlf.advice.told import as_json, as_sarif, lines
+    from ddlf.cluster.cluster import Cluster
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is no app: there is nothing to look at", hint="name a subclass of ddlf.IApp")
     level: Level = "quick" if options.quick else "cluster" if options.cluster else "batch"
     with _printed_aside(options), held(options.limit, partial(_end, whole=options.debug)):
-        answer = await ask(prepare_app(target, None, options), level, workers=options.workers)
+        cluster = Cluster.local(options.workers or 2) if level == "cluster" else None
+        answer = await ask(prepare_app(target, None, options), level, workers=options.workers, cluster=cluster)
     edits = [edit for one in answer.advice for edit in one.edits]
     asked = sum(rule.level in LEVELS[: LEVELS.index(level) + 1] for rule in RULES)
     if options.diff:

@@ -178,6 +178,10 @@ CASES = {
         data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, before=(9000,), penalty=0.01),)),
     ),
     "D17": (seen(near={"count": 40, "of": 200, "pairs": ((3, 8),)}), seen(near={"count": 1, "of": 200, "pairs": ((3, 8),)})),
+    "D18": (
+        seen(doubted={"count": 30, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
+        seen(doubted={"count": 2, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
+    ),
     "L01": (head(shape=(1,)), head(shape=(1,), activation="sigmoid", loss="bce")),
     "L02": (head(activation="linear"), head(activation="linear", logits=True)),
     "L03": (head(replace(CLASSES, low=1, high=4), loss="sce"), head(CLASSES, loss="sce")),

@@ -218,6 +218,7 @@ PROGRAMS = {
         },
         {**IMAGES, "data": "x = random.normal(size=(1500, 16, 16, 3)); y = rows", "shape": "(16, 16, 3)"},
     ),
+    "D18": data("y[:1200:40] = (y[:1200:40] + 1) % 4; y = np.eye(4)[y]", "y = rows"),
     "L01": of(
         {"data": "y = y > 1", "last": 'layers.Dense(1, activation="softmax")', "loss": '"binary_crossentropy"'},
         {"data": "y = y > 1", "last": 'layers.Dense(1, activation="sigmoid")', "loss": '"binary_crossentropy"'},

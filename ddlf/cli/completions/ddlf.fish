@@ -217,7 +217,7 @@ complete -c ddlf -n '_shtab_ddlf_using advise' -s h -l help -d 'show this help m
 complete -c ddlf -n '_shtab_ddlf_using advise' -l target -x -d 'the class that is meant, when the file has several'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l data -x -d 'what a text is to learn, where it does not say so'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l quick -d 'look at settings, arrays and the model: train nothing'
-complete -c ddlf -n '_shtab_ddlf_using advise' -l cluster -d 'also at what only shows on several machines'
+complete -c ddlf -n '_shtab_ddlf_using advise' -l cluster -d 'also at what only shows on several machines, and at wrong labels, which takes five trainings'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l workers -x -d 'how many there will be (default: 2)'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l limit -x -d 'how long load_dataset and create_model may take, each (default: 600)'
 complete -c ddlf -n '_shtab_ddlf_using advise' -l explain -x -d 'print all about a rule'

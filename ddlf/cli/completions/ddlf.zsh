@@ -98,7 +98,7 @@ _shtab_ddlf_advise_options=(
   "--target[the class that is meant, when the file has several]:NAME:"
   "--data[what a text is to learn, where it does not say so]:NAME|FILE:"
   "--quick[look at settings, arrays and the model\: train nothing]"
-  "--cluster[also at what only shows on several machines]"
+  "--cluster[also at what only shows on several machines, and at wrong labels, which takes five trainings]"
   "--workers[how many there will be (default\: 2)]:N:"
   "--limit[how long load_dataset and create_model may take, each (default\: 600)]:SECONDS:"
   "--explain[print all about a rule]:RULE:"
