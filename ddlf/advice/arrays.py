@@ -237,9 +237,12 @@ def _leaks(
     if len(values) < 2 or not np.isfinite(values).all():
         return
     for name, array in x:
-        if array.ndim != 2 or not 1 < array.shape[1] <= MOST_FEATURES:
+        is_window = array.ndim == 3 and labels.shape[1] == 1
+        if (array.ndim != 2 and not is_window) or not 1 < array[0].size <= MOST_FEATURES:
             continue
-        rows = array[some]
+        rows = array[some].reshape(len(flat), -1)
+        if is_window and len(values) <= 0.2 * len(flat):
+            continue
         if len(values) > 0.2 * len(flat):  # numbers, not classes: a feature that is the same but for unit and origin
             yield from ((name, column) for column in _along(rows, np.asarray(wanted, np.float64)))
             continue

@@ -119,7 +119,19 @@ def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
         return {}
     told = model.evaluate(*rows[:2], batch_size=ROWS, verbose=0, return_dict=True)
     apart = {name.removesuffix("_loss"): float(value) for name, value in told.items() if name.endswith("_loss")}
-    return {"loss": float(told["loss"]), "losses": apart}
+    weights = _loss_weights(model)
+    return {
+        "loss": float(told["loss"]),
+        "losses": {name: weights.get(name, 1.0) * value for name, value in apart.items()},
+    }
+
+
+def _loss_weights(model: Any) -> dict[str, float]:
+    """By which factor the loss of each output counts."""
+    given = getattr(model._compile_loss, "_user_loss_weights", None)
+    if isinstance(given, list | tuple):
+        given = dict(zip(getattr(model, "output_names", ()), given, strict=False))
+    return {name: float(weight) for name, weight in given.items()} if isinstance(given, dict) else {}
 
 
 def _is_shifted(rows: tuple[Any, ...]) -> bool:
@@ -254,9 +266,9 @@ def _learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
                     seen["still"] = None
                 if time.monotonic() - began > SECONDS:
                     return {name: value for name, value in seen.items() if value is not None}
-                if not math.isfinite(loss) or least < 0.3 * first:
+                if not math.isfinite(loss) or (first > 0 and least < 0.3 * first):
                     break
-            if least < ENOUGH * first:
+            if first > 0 and least < ENOUGH * first:
                 break
         seen |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
         update, _ = Gradients(model).of(some, after)

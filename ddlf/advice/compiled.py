@@ -204,6 +204,7 @@ def optimizer_of(model: Any) -> Optimizer | None:
         keeps=_keeps(type(inside).__name__, momentum),
         clip=min((float(clip) for clip in clips if clip), default=None),
         decay=float(decay) if isinstance(decay, int | float) else 0.0,
+        momentum=float(momentum) if isinstance(momentum, int | float) else 0.0,
     )
 
 

@@ -202,6 +202,7 @@ class Optimizer:
         keeps: Numbers that it keeps for each that is trained.
         clip: The smallest of its limits on gradients; None for none.
         decay: Weight decay.
+        momentum: Share of the step before that goes into a step; 0 of what has none.
     """
 
     kind: str = "Adam"
@@ -212,6 +213,7 @@ class Optimizer:
     keeps: int = 2
     clip: float | None = None
     decay: float = 0.0
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

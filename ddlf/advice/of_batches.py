@@ -18,6 +18,8 @@ SPREAD = 1e4
 OFF = 3.0
 LEARNT = 0.7
 """Share of the first loss below which learning has begun."""
+ENDLESS = 100.0
+"""Times the first loss below 0 that no likelihood or similarity reaches in so few steps."""
 APART = 10.0
 NEAR = 0.01
 """Share of the test's pictures that are nearly those of training, which is more than chance."""
@@ -27,6 +29,20 @@ def _nan(facts: Facts) -> Iterator[Found]:
     if where := facts.seen.get("nan"):
         at = ("layer", where) if facts.layer(where) else ("app", "")
         yield Found(f"the first batch gives NaN or infinity, first in {where!r}", at)
+        return
+    norms = facts.seen.get("gradients") or {}
+    if bad := [name for name, norm in norms.items() if not math.isfinite(norm)]:
+        names = [layer.name for layer in facts.layers if bad[0].split("/")[-2:-1] == [layer.name]]
+        yield Found(
+            f"the first batch gives gradients that are NaN or infinite, as that of {bad[0]}",
+            ("layer", names[0]) if names else ("method", "create_model"),
+        )
+
+
+def _endless(facts: Facts) -> Iterator[Found]:
+    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
+    if least < -ENDLESS * max(1.0, abs(first)):
+        yield Found(f"in some 260 steps the loss falls from {first:.4g} to {least:.4g}, and further", ("loss", ""))
 
 
 def _has_a_floor(facts: Facts) -> bool:
@@ -141,7 +157,7 @@ def _losses(facts: Facts) -> Iterator[Found]:
     if len(losses) > 1 and max(losses.values()) > APART * min(losses.values()):
         large, small = (choose(losses, key=lambda name: losses[name]) for choose in (max, min))
         yield Found(
-            f"the loss of {large!r} begins at {losses[large]:.3g}, that of {small!r} at {losses[small]:.3g}",
+            f"the loss of {large!r} counts {losses[large]:.3g} at first, that of {small!r} {losses[small]:.3g}",
             ("loss", large),
         )
 
@@ -177,6 +193,16 @@ BATCH = (
         why="They are added up, so that the largest decides alone where the shared layers go.",
         fix="Give loss_weights that bring them to the same size, or scale the targets.",
         source="Kendall et al., arXiv:1705.07115; WebNNM, 2026",
+    ),
+    Rule(
+        id="L16",
+        severity="E",
+        level="batch",
+        title="a loss without a floor",
+        look=_endless,
+        why="What is made as small as possible has no smallest value: outputs go off to infinity, away from the targets.",
+        fix="Look at the sign of the loss, and at the order of its arguments: a distance is to become small, a likelihood large.",
+        source=RECIPE,
     ),
     Rule(
         id="M20",

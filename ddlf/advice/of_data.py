@@ -15,6 +15,13 @@ APART = 100.0
 MAJORITY = 0.9
 LARGE_TARGETS = 100.0
 MANY_FEATURES = 5_000
+NOTHING = 0.005
+"""Root of the mean square of the loudest feature below which inputs are lost among biases and first weights."""
+OTHER = 4.0
+"""Times by which the scales of two parts of the data may differ."""
+ENOUGH = 30
+FEW, EACH = 20, 10
+"""Samples in all below which it is a toy, and those of each class from which on there is something to learn."""
 
 
 def _not_finite(facts: Facts) -> Iterator[Found]:
@@ -24,12 +31,13 @@ def _not_finite(facts: Facts) -> Iterator[Found]:
             for length in array.shape:
                 size *= length
             changes: tuple[Change, ...] = ()
-            if array.name in ("x_train", "y_train") and array.bad < 0.1 * size:
+            x, y = f"x_{array.part}", f"y_{array.part}"
+            if array.name in (x, y) and array.bad < 0.1 * size and facts.array(x) and facts.array(y):
                 lines = (
                     f'finite = (abs(self.{array.name}) < float("inf")).reshape(len(self.{array.name}), -1).all(axis=1)',
-                    "self.x_train, self.y_train = self.x_train[finite], self.y_train[finite]",
+                    f"self.{x}, self.{y} = self.{x}[finite], self.{y}[finite]",
                 )
-                changes = (Change("data", lines),) if facts.array("y_train") else ()
+                changes = (Change("data", lines),)
             yield Found(
                 f"{array.bad:,} of {size:,} values of {array.name} are NaN or infinite, in samples such as {_some(array.bad_rows)}",
                 ("data", array.name),
@@ -73,6 +81,50 @@ def _unscaled(facts: Facts) -> Iterator[Found]:
             changes=(Change("data", lines),) if lines else (),
             fix="divide by 255 in load_dataset, or begin the model with layers.Rescaling(1 / 255)" if whole else "",
         )
+
+
+def _nearly_nothing(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("x", "train"):
+        if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _is_apart(array):
+            names = [one.name for one in facts.of("x") if "[" not in one.name]
+            yield Found(
+                f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
+                "and no layer of the model brings them to a usual scale",
+                ("data", array.name),
+                changes=(Change("data", _standardized(names)),) if "[" not in array.name else (),
+            )
+
+
+def _other_scale(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("x", "train"):
+        if not array.has_numbers or array.bad or array.shape[0] < ENOUGH or _are_tokens(facts, array):
+            continue
+        for part in ("val", "test"):
+            other = facts.array(array.name.replace("_train", f"_{part}", 1))
+            if other is None or other.bad or other.shape[0] < ENOUGH or not min(other.loudest, array.loudest):
+                continue
+            times = other.loudest / array.loudest
+            if not 1 / OTHER < times < OTHER:
+                yield Found(
+                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, those of {array.name} from {array.low:g} to {array.high:g}",
+                    ("data", other.name),
+                )
+
+
+def _all_the_same(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("x", "train"):
+        if array.has_numbers and array.shape[0] > 1 and not array.bad and array.low == array.high:
+            yield Found(f"all values of {array.name} are {array.low:g}", ("data", array.name))
+
+
+def _few_samples(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("y", "train"):
+        known = len(classes(array))
+        if is_of_classes(facts, array) and known > 1 and FEW < facts.samples < EACH * known:
+            yield Found(
+                f"there are {facts.samples:,} samples of {known} classes: {facts.samples / known:.1f} of each",
+                ("data", array.name),
+            )
 
 
 def _standardized(names: list[str]) -> tuple[str, ...]:
@@ -259,6 +311,42 @@ DATA = (
         why="They say nothing, and dividing by their standard deviation gives NaN.",
         fix="Leave them out: x[:, x.std(axis=0) > 0].",
         source="measured: scikit-learn's digits have 3, MNIST has 67",
+    ),
+    Rule(
+        id="D19",
+        severity="W",
+        title="a test of another scale than training",
+        look=_other_scale,
+        why="The model is asked about inputs such as it has never seen: what is measured says nothing of it.",
+        fix="Scale all parts alike, by the numbers of the training part.",
+        source="Humbatova et al., arXiv:1910.11015: wrong preprocessing",
+    ),
+    Rule(
+        id="D20",
+        severity="E",
+        title="inputs that are all the same",
+        look=_all_the_same,
+        why="Nothing tells one sample from another; a cast to whole numbers after scaling does that.",
+        fix="Look at load_dataset: scale floats, not whole numbers.",
+        source="Humbatova et al., arXiv:1910.11015: wrong preprocessing",
+    ),
+    Rule(
+        id="D21",
+        severity="W",
+        title="inputs that are nearly nothing",
+        look=_nearly_nothing,
+        why="Beside first weights made for inputs of about 1 they are lost: the model learns what is right on average, and slowly more.",
+        fix="Look whether data is scaled twice, or divide by the standard deviation.",
+        source="LeCun et al., Efficient BackProp, 1998",
+    ),
+    Rule(
+        id="D22",
+        severity="W",
+        title="few samples of each class",
+        look=_few_samples,
+        why="A handful of samples is learnt by heart, and says little about others.",
+        fix="Look whether load_dataset cuts off most of the data; else take more of it, augmentation, or a model that was trained before.",
+        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed",
     ),
     Rule(
         id="D16",

@@ -22,7 +22,13 @@ ENOUGH = 50
 
 def _out_of_range(facts: Facts) -> Iterator[Found]:
     for head, array, labels in targets(facts):
-        if head.loss == "sce" and labels.kind != "one_hot" and head.units > 1:
+        if head.loss == "sce" and not array.whole and labels.kind == "real" and array.sample in ((), (1,)):
+            yield Found(
+                f"{array.name} has fractions, from {array.low:g} to {array.high:g}, and the loss takes numbers of classes",
+                ("data", array.name),
+                fix="leave labels as whole numbers: they are not scaled with the inputs",
+            )
+        elif head.loss == "sce" and labels.kind != "one_hot" and head.units > 1:
             if array.low < 0 or array.high >= head.units:
                 from_one = array.low == 1 and array.high == head.units
                 lines = tuple(f"self.{one.name} = self.{one.name} - 1" for one in facts.of("y") if "[" not in one.name)
@@ -114,9 +120,21 @@ def _rows_for_numbers(facts: Facts) -> Iterator[Found]:
 
 def _no_distribution(facts: Facts) -> Iterator[Found]:
     for head, array, labels in targets(facts):
-        if head.loss not in ("kld", "cce") or len(array.sample) != 1 or array.sample != head.shape or head.units < 2:
+        if head.loss == "kld" and head.units == 1 and head.activation in ("linear", "relu", "sigmoid", "tanh"):
+            yield Found(
+                f"{array.name} has one number for each sample, and the loss compares shares that sum to 1",
+                ("loss", head.name),
+                changes=(Change("loss", "mse", head.loss),) if head.activation == "linear" else (),
+                fix="of numbers take a distance, as mse",
+            )
+        if (
+            head.loss not in ("kld", "cce", "bce")
+            or len(array.sample) != 1
+            or array.sample != head.shape
+            or head.units < 2
+        ):
             continue
-        if head.loss == "cce" and (labels.kind != "many_hot" or head.activation != "softmax"):
+        if head.loss in ("cce", "bce") and (labels.kind != "many_hot" or head.activation != "softmax"):
             continue
         if labels.kind in ("real", "many_hot") and (array.low < 0 or max(abs(1 - end) for end in labels.sums) > 1e-2):
             sums = (
@@ -125,18 +143,13 @@ def _no_distribution(facts: Facts) -> Iterator[Found]:
                 else f"{array.name} goes down to {array.low:g}"
             )
             many = labels.kind == "many_hot"
-            changes = (
-                (
-                    Change("argument", "sigmoid", head.layer, "activation"),
-                    Change("loss", "binary_crossentropy", head.loss),
-                )
-                if many
-                else ()
-            )
+            changes = [Change("argument", "sigmoid", head.layer, "activation")] if many else []
+            if many and head.loss != "bce":
+                changes.append(Change("loss", "binary_crossentropy", head.loss))
             yield Found(
                 f"{sums}, and the loss compares shares that sum to 1",
                 ("loss", head.name),
-                changes=changes,
+                changes=tuple(changes),
                 fix="of several labels a sample: a sigmoid, and binary_crossentropy" if many else "",
             )
 
@@ -160,7 +173,7 @@ def _exclusive(facts: Facts) -> Iterator[Found]:
 def _distance_of_classes(facts: Facts) -> Iterator[Found]:
     for head, array, labels in targets(facts):
         if (
-            head.loss in DISTANCES
+            head.loss in (*DISTANCES, "hinge")
             and labels.kind == "one_hot"
             and head.units > 1
             and array.sample == head.shape

@@ -24,6 +24,8 @@ KEEPS_LINES = frozenset(
 """Behind which what is linear is linear still."""
 DEEP = 20
 """Layers with weights one behind the other from which on nothing learns without norms or skips; VGG19 has 19."""
+WIDE = 8
+"""Places, each way, of which pooling may leave one only behind the last convolution."""
 SATURATING = {"sigmoid": 4, "hard_sigmoid": 4, "tanh": 9, "softsign": 9}
 """So many of them one behind the other leave the first without gradients."""
 
@@ -189,6 +191,30 @@ def _bias_before_norm(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _one_wide(facts: Facts) -> Iterator[Found]:
+    for layer in hidden(facts):
+        readers = facts.readers(layer.name)
+        straight = len(readers) == 1 and readers[0].kind == "Dense" and (readers[0].shape[-1:] or (0,))[0]
+        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight and straight > 1:
+            yield Found(
+                f"all that {readers[0].name!r}, of {straight} units, learns of is the 1 unit of {layer.name!r}",
+                ("layer", layer.name),
+            )
+
+
+def _one_pixel(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind not in ("MaxPooling2D", "AveragePooling2D") or layer.shape[:2] != (1, 1):
+            continue
+        readers = facts.readers(layer.name)
+        wide = min((size or 0 for size in layer.before[:2]), default=0)
+        if wide >= WIDE and len(readers) == 1 and readers[0].kind == "Conv2D" and readers[0].trained:
+            yield Found(
+                f"{layer.name!r} leaves one of {wide} x {wide} places, and {readers[0].name!r} is a convolution over it",
+                ("layer", layer.name),
+            )
+
+
 AUTOTRAINER = "Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043"
 MODELS = (
     Rule(
@@ -262,5 +288,23 @@ MODELS = (
         why="The normalization takes the mean off, and the bias with it; it only costs.",
         fix="Give the layer use_bias=False.",
         source="Ioffe and Szegedy, arXiv:1502.03167",
+    ),
+    Rule(
+        id="M31",
+        severity="W",
+        title="a layer of one unit in the middle",
+        look=_one_wide,
+        why="All that is behind it learns from one number, in which several classes lie on a line.",
+        fix="Give it more units.",
+        source="Humbatova et al., arXiv:1910.11015: suboptimal number of neurons",
+    ),
+    Rule(
+        id="M19",
+        severity="W",
+        title="pooling that leaves one place",
+        look=_one_pixel,
+        why="Where something is in the picture is gone before the convolutions that could use it.",
+        fix="Pool by 2, and all at once only behind the last convolution.",
+        source="Humbatova et al., arXiv:1910.11015: wrong filter and pooling sizes",
     ),
 )

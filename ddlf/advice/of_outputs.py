@@ -37,90 +37,6 @@ NO_PROBABILITY = (
     "softsign",
     "exponential",
 )
-ONE_OF_MANY = ("cce", "sce")
-DISTANCES = ("mse", "mae", "huber", "logcosh")
-BOUNDED = {
-    "sigmoid": (0.0, 1.0),
-    "hard_sigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "hard_tanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-    "relu": (0.0, float("inf")),
-    "relu6": (0.0, 6.0),
-    "softplus": (0.0, float("inf")),
-    "exponential": (0.0, float("inf")),
-}
-"""Between which values an activation's output lies."""
-NO_PROBABILITY = (
-    "relu",
-    "tanh",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "gelu",
-    "silu",
-    "swish",
-    "softplus",
-    "softsign",
-    "exponential",
-)
-DISTANCES = ("mse", "mae", "huber", "logcosh")
-BOUNDED = {
-    "sigmoid": (0.0, 1.0),
-    "hard_sigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "hard_tanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-    "relu": (0.0, float("inf")),
-    "relu6": (0.0, 6.0),
-    "softplus": (0.0, float("inf")),
-    "exponential": (0.0, float("inf")),
-}
-"""Between which values an activation's output lies."""
-NO_PROBABILITY = (
-    "relu",
-    "tanh",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "gelu",
-    "silu",
-    "swish",
-    "softplus",
-    "softsign",
-    "exponential",
-)
-BOUNDED = {
-    "sigmoid": (0.0, 1.0),
-    "hard_sigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "hard_tanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-    "relu": (0.0, float("inf")),
-    "relu6": (0.0, 6.0),
-    "softplus": (0.0, float("inf")),
-    "exponential": (0.0, float("inf")),
-}
-"""Between which values an activation's output lies."""
-NO_PROBABILITY = (
-    "relu",
-    "tanh",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "gelu",
-    "silu",
-    "swish",
-    "softplus",
-    "softsign",
-    "exponential",
-)
 CLOSE = 0.02
 """By which share of their range targets may lie outside of what an output can be."""
 UMLAUT = "Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538"
@@ -149,6 +65,19 @@ def _one_unit(facts: Facts) -> Iterator[Found]:
                 f"{said(head, facts)} is a softmax over 1 unit, which is always 1",
                 ("layer", head.layer),
                 changes=tuple(changes),
+            )
+
+
+def _of_one(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        if head.loss in ONE_OF_MANY and head.units == 1 and head.activation != "softmax":
+            changes = [Change("loss", "binary_crossentropy", head.loss)]
+            if head.activation not in ("sigmoid", "") and not head.logits:
+                changes.append(Change("argument", "sigmoid", head.layer, "activation"))
+            yield Found(
+                f"{said(head, facts)} has 1 unit, and the loss compares shares of several",
+                ("loss", head.name),
+                changes=tuple(changes) if not head.logits else (),
             )
 
 
@@ -252,6 +181,15 @@ OUTPUTS = (
         why="A logarithm of what is no probability is NaN or nonsense, and a softmax of a softmax is nearly flat: training is slow or goes nowhere.",
         fix="Let the output be what the loss takes: probabilities, or with from_logits=True values without an activation.",
         source=f"{UMLAUT}; Islam et al., arXiv:1906.01388; {KERAS}: relu with categorical_crossentropy gives NaN",
+    ),
+    Rule(
+        id="L15",
+        severity="E",
+        title="a loss of one class of many for one unit",
+        look=_of_one,
+        why="The share of one unit among one is always 1: the loss is 0, or the same, whatever the label, and there are no gradients.",
+        fix="Take binary_crossentropy with a sigmoid, or a unit for each class.",
+        source=f"{UMLAUT}; {KERAS}",
     ),
     Rule(
         id="L07",

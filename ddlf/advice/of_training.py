@@ -16,16 +16,23 @@ RATES = {
     "Nadam": (1e-6, 0.02, 0.001),
     "Adamax": (1e-6, 0.05, 0.001),
     "RMSprop": (1e-6, 0.02, 0.001),
-    "Adagrad": (1e-4, 1.0, 0.01),
-    "Adadelta": (1e-3, 10.0, 1.0),
+    "Adagrad": (3e-3, 1.0, 0.03),
+    "Adadelta": (1e-2, 10.0, 1.0),
     "Ftrl": (1e-5, 1.0, 0.001),
     "Lion": (1e-7, 0.003, 0.0001),
 }
 """Learning rates that are usual for an optimizer: least, most, and the one to begin with."""
+MOMENTUM = 4.0
+"""Times the largest rate that rate and momentum together may come to: a momentum of 0.9 makes steps ten times as long."""
+LONG = 0.99
+"""Momentum above which steps of hundreds of batches ago are still in it."""
+WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, "RMSprop": 0.01}
+"""Rate times steps below which weights hardly leave their place: with Adam no weight moves further, with SGD by that times a usual gradient."""
 CLIP = 0.01
 DECAY = 0.3
 LONGER = 1.5
 FEW_BATCHES = 8
+FEW_STEPS = 100
 ENOUGH = 500
 CROWDED = 1_000
 """Trained numbers for each sample."""
@@ -47,15 +54,25 @@ def _rate(facts: Facts) -> Iterator[Found]:
     if optimizer is None or optimizer.kind not in RATES or math.isnan(optimizer.rate):
         return
     low, high, usual = RATES[optimizer.kind]
-    if low <= optimizer.rate <= high:
+    effective = optimizer.rate / max(1 - optimizer.momentum, 1e-6)
+    travelled = effective * facts.steps
+    near = facts.samples >= ENOUGH and 0 < travelled < WAYS.get(optimizer.kind, 0.0) and not facts.from_files
+    if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not near:
         return
-    far = "high" if optimizer.rate > high else "low"
+    usually = low <= optimizer.rate <= high
+    far = "high" if optimizer.rate > high or effective > MOMENTUM * high else "low"
+    what = f"the learning rate of {optimizer.kind} is {optimizer.rate:g}"
+    if usually:
+        what += f", with a momentum of {optimizer.momentum:g}" if far == "high" else f" in {facts.steps:,} steps"
+    change = Change("rate", usual)
+    if usually and optimizer.momentum > LONG:
+        change = Change("optimizer", 0.9, name="momentum")
     yield Found(
-        f"the learning rate of {optimizer.kind} is {optimizer.rate:g}, which is {far}: {usual:g} is usual"
+        f"{what}, which is {far}: {0.9 if change.name else usual:g} is usual"
         + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
         ("optimizer", "rate"),
-        changes=(Change("rate", usual),) if not optimizer.schedule else (),
-        severity="E" if optimizer.rate <= 0 else None,
+        changes=(change,) if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
+        severity="E" if optimizer.rate <= 0 else "I" if usually and far == "low" else None,
     )
 
 
@@ -179,6 +196,32 @@ def _class_weights(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _wrong_way(facts: Facts) -> Iterator[Found]:
+    given = facts.settings.get("class_weight")
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+        return
+    counts = {number: count for number, count in labels.counts.items() if count}
+    if len(counts) < 2:
+        return
+    most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
+    heavy, light = float(given.get(most, 1.0)), float(given.get(least, 1.0))
+    if counts[most] > 3 * counts[least] and heavy > light:
+        yield Found(
+            f"class {most} has {counts[most]:,} samples and the weight {heavy:g}, class {least} has {counts[least]:,} and {light:g}",
+            ("setting", "class_weight"),
+        )
+
+
+def _few_steps(facts: Facts) -> Iterator[Found]:
+    known = bool(facts.layers) and not facts.from_files and facts.samples >= ENOUGH
+    if known and facts.steps < FEW_STEPS and facts.steps_an_epoch >= FEW_BATCHES:
+        yield Found(
+            f"the run makes {facts.steps} steps in all, {facts.steps_an_epoch} in an epoch",
+            ("setting", "master_epochs"),
+        )
+
+
 TRAINING = (
     Rule(
         id="T01",
@@ -278,5 +321,23 @@ TRAINING = (
         why="The class that was meant keeps the weight 1.",
         fix="Write the numbers of classes as they stand in y_train, from 0.",
         source="Keras, Model.fit",
+    ),
+    Rule(
+        id="T13",
+        severity="W",
+        title="weights of classes the wrong way",
+        look=_wrong_way,
+        why="The class that is there most of the time counts even more, and the rare one is not learnt at all.",
+        fix="Give a class the more weight the fewer samples it has.",
+        source="Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002",
+    ),
+    Rule(
+        id="T14",
+        severity="I",
+        title="few steps in the whole run",
+        look=_few_steps,
+        why="Each step moves the weights by about the learning rate: after so few they are near where they began.",
+        fix="Take more epochs, or a smaller batch_size.",
+        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: number of epochs",
     ),
 )

@@ -147,6 +147,8 @@ def pictures(*convolutions):
     return replace(layers(*rows, pooled), inputs=(("input", (64, 64, 3), "float32"),))
 
 
+POOL = layer("MaxPooling2D", before=(8, 8, 8))
+UNEVEN = replace(ONE_HOT, counts={0: 900, 1: 100})
 TOKENS = replace(X, shape=(1000, 20), whole=True, low=0, high=999, dtype="int32")
 EMBEDDING = layer("Embedding", before=(20,), config={"input_dim": 1000, "mask_zero": False})
 SCHEDULE = {"schedule": "CosineDecay"}  # the run makes 320 steps in one process
@@ -182,6 +184,13 @@ CASES = {
         seen(doubted={"count": 30, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
         seen(doubted={"count": 2, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
     ),
+    "D19": (
+        data(replace(X, loudest=1.0), replace(TEST_X, loudest=16.0), Y),
+        data(replace(X, loudest=1.0), replace(TEST_X, loudest=2.0), Y),
+    ),
+    "D20": (x(low=0, high=0), x(low=0, high=1)),
+    "D21": (x(low=0, high=0.004, loudest=0.003), x(loudest=0.05)),
+    "D22": (replace(y(labels=replace(ONE_HOT, counts={0: 8, 1: 8, 2: 7, 3: 7})), samples=30), replace(y(), samples=120)),
     "L01": (head(shape=(1,)), head(shape=(1,), activation="sigmoid", loss="bce")),
     "L02": (head(activation="linear"), head(activation="linear", logits=True)),
     "L03": (head(replace(CLASSES, low=1, high=4), loss="sce"), head(CLASSES, loss="sce")),
@@ -202,6 +211,11 @@ CASES = {
     "L12": (head(REAL, loss="mse", activation="linear"), head(REAL, loss="mse", activation="linear", metrics=("mae",))),
     "L13": (seen(losses={"a": 120.0, "b": 0.7}), seen(losses={"a": 1.2, "b": 0.7})),
     "L14": (head(replace(Y, shape=(1000, 5000)), shape=(5000,)), FACTS),
+    "L15": (
+        head(replace(CLASSES, high=1), shape=(1,), activation="sigmoid"),
+        head(replace(CLASSES, high=1), shape=(1,), activation="sigmoid", loss="bce"),
+    ),
+    "L16": (seen(first=-1.0, least=-5000.0), seen(first=-1.0, least=-40.0)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
@@ -235,6 +249,10 @@ CASES = {
         pictures({"kernel_size": (3, 3)}, {"kernel_size": (3, 3), "strides": (2, 2)}, {"kernel_size": (3, 3)}),
         pictures({"kernel_size": 7, "strides": 4}, {"kernel_size": 3, "strides": 2}, {"kernel_size": 3}, {"kernel_size": 3}),
     ),
+    "M19": (
+        layers(replace(POOL, shape=(1, 1, 8)), replace(CONV, before=(1, 1, 8))),
+        layers(replace(POOL, shape=(2, 2, 8)), replace(CONV, before=(2, 2, 8))),
+    ),
     "M20": (seen(nan="hidden"), seen(nan="")),
     "M21": (seen(first=1.4, least=1.3), seen(first=1.4, least=0.4)),
     "M22": (seen(mixed=0.2), seen(mixed=1e-6)),
@@ -246,6 +264,7 @@ CASES = {
     "M28": (seen(loss=30.0), seen(loss=1.5)),
     "M29": (seen(ignored=["x_train['b']"]), seen(ignored=[])),
     "M30": (seen(random=True), seen(random=False)),
+    "M31": (layers(dense(width=1)), layers(dense(width=2))),
     "T01": (optimizer(rate=3.0), optimizer(rate=0.01)),
     "T02": (HALF, replace(HALF, optimizer=replace(Optimizer(), scales_loss=True))),
     "T03": (replace(FACTS, layers=(HIDDEN, replace(LAST, precision="float16"))), HALF),
@@ -258,6 +277,11 @@ CASES = {
     "T10": (optimizer(kind="AdamW", decay=1.0), optimizer(kind="AdamW", decay=0.01)),
     "T11": (settings(class_weight={4: 2.0}), settings(class_weight={3: 2.0})),
     "T12": (replace(hidden(shape=(10**9,)), memory=24 * 10**9), replace(hidden(shape=(10**6,)), memory=24 * 10**9)),
+    "T13": (
+        replace(settings(class_weight={0: 8.0, 1: 1.0}), arrays=(X, replace(Y, labels=UNEVEN))),
+        replace(settings(class_weight={0: 1.0, 1: 8.0}), arrays=(X, replace(Y, labels=UNEVEN))),
+    ),
+    "T14": (settings(master_epochs=1), settings(master_epochs=5)),
     "C01": (replace(FACTS, seen={"data": ("x_train has other values in a second process",)}), FACTS),
     "C02": (replace(FACTS, seen={"model": ("dense/kernel has other shapes in a second process",)}), FACTS),
     "C03": (replace(FACTS, seen={"travel": ("it holds a lock",)}), FACTS),

@@ -55,6 +55,10 @@ IMAGES = {
     "hidden": 'layers.Conv2D(8, 3, padding="same", activation="relu"), layers.Flatten()',
 }
 PICTURES = {"data": "x, y = random.normal(size=(1500, 32, 32, 3)).astype('float32'), rows", "shape": "(32, 32, 3)"}
+UNIT = {"data": "y = y > 1", "last": 'layers.Dense(1, activation="sigmoid")'}
+FEW = "        self.x_train, self.y_train = self.x_train[:{0}], self.y_train[:{0}]\n"
+CONV = 'layers.Conv2D(8, 1, activation="relu")'
+RARE = {"data": "y = (x[:, 0] > 1).astype(int)", "loss": '"sparse_categorical_crossentropy"'}
 TOKENS = {
     "data": "x, y = random.integers(1, 50, (1500, 20)), rows",
     "hidden": "layers.Embedding(50, 8), layers.LSTM(8)",
@@ -219,9 +223,13 @@ PROGRAMS = {
         {**IMAGES, "data": "x = random.normal(size=(1500, 16, 16, 3)); y = rows", "shape": "(16, 16, 3)"},
     ),
     "D18": data("y[:1200:40] = (y[:1200:40] + 1) % 4; y = np.eye(4)[y]", "y = rows"),
+    "D19": data("x[1200:] *= 16; y = rows", "x[1200:] *= 2; y = rows"),
+    "D20": data("x, y = x * 0, rows", "x, y = (x > 1) * 1.0, rows"),
+    "D21": data("x, y = x / 255 / 255, rows", "x, y = x / 20, rows"),
+    "D22": of({"made": FEW.format(30)}, {"made": FEW.format(60)}),
     "L01": of(
-        {"data": "y = y > 1", "last": 'layers.Dense(1, activation="softmax")', "loss": '"binary_crossentropy"'},
-        {"data": "y = y > 1", "last": 'layers.Dense(1, activation="sigmoid")', "loss": '"binary_crossentropy"'},
+        {**UNIT, "last": 'layers.Dense(1, activation="softmax")', "loss": '"binary_crossentropy"'},
+        {**UNIT, "loss": '"binary_crossentropy"'},
     ),
     "L02": of(
         {"last": "layers.Dense(4)"},
@@ -271,6 +279,11 @@ PROGRAMS = {
         },
     ),
     "L13": two_heads("500 * x[:, :1]", "x[:, :1]"),
+    "L15": of(UNIT, {**UNIT, "loss": '"binary_crossentropy"'}),
+    "L16": of(
+        {**REAL, "loss": "lambda y, p: -keras.ops.mean((y - p) ** 2)"},
+        {**REAL, "loss": "lambda y, p: -keras.ops.mean(keras.ops.tanh(y * p))"},
+    ),
     "M01": of(
         {"hidden": 'layers.Dense(32, activation="relu", kernel_initializer="zeros")'},
         {"last": 'layers.Dense(4, activation="softmax", kernel_initializer="zeros")'},
@@ -321,6 +334,10 @@ PROGRAMS = {
             "hidden": "layers.Conv2D(8, 3, 2, activation='relu'), layers.MaxPooling2D(4), layers.Conv2D(8, 3), layers.GlobalMaxPooling2D()",
         },
     ),
+    "M19": of(
+        {**PICTURES, "hidden": stack("layers.MaxPooling2D(32)", CONV, "layers.Flatten()")},
+        {**PICTURES, "hidden": stack(CONV, "layers.MaxPooling2D(32)", "layers.Flatten()")},
+    ),
     "M20": hidden(
         stack("layers.Lambda(lambda a: keras.ops.log(a))", RELU),
         stack("layers.Lambda(lambda a: keras.ops.log(abs(a) + 1))", RELU),
@@ -349,6 +366,7 @@ PROGRAMS = {
         stack(RELU, "layers.Lambda(lambda a: a + keras.random.normal(keras.ops.shape(a)))"),
         stack(RELU, "layers.GaussianNoise(0.1)"),
     ),
+    "M31": hidden(stack(RELU, 'layers.Dense(1, activation="relu")'), stack(RELU, 'layers.Dense(8, activation="relu")')),
     "T01": optimizer("keras.optimizers.Adam(1.0)", "keras.optimizers.Adam(0.01)"),
     "T02": of(
         {"hidden": 'layers.Dense(32, activation="relu", dtype="float16")'},
@@ -382,6 +400,8 @@ PROGRAMS = {
         stack("layers.RepeatVector(50_000_000)", "layers.GlobalAveragePooling1D()"),
         stack("layers.RepeatVector(5)", "layers.GlobalAveragePooling1D()"),
     ),
+    "T13": setting("class_weight = {0: 8.0, 1: 1.0}", "class_weight = {0: 1.0, 1: 8.0}", **RARE),
+    "T14": setting("master_epochs = 2", "master_epochs = 5"),
     "C01": data("x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"),
     "C02": of(
         {"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'},

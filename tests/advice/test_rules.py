@@ -9,7 +9,7 @@ from ddlf.advice.facts import Labels
 from ddlf.advice.rule import LEVELS, Found, Rule, look, named
 from ddlf.advice.rules import RULES
 from ddlf.errors import ConfigError
-from tests.advice.cases import CASES, FACTS, HIDDEN, LAST, NORM, X, Y
+from tests.advice.cases import CASES, FACTS, HIDDEN, LAST, NORM, X, Y, optimizer, seen
 from tests.advice.programs import PROGRAMS
 
 
@@ -61,6 +61,30 @@ def test_a_loss_that_has_a_floor_and_a_frozen_backbone_need_not_be_learnt_by_hea
 def test_units_before_a_batch_normalization_are_not_taken_for_dead():
     dead = replace(CASES["M26"][0], layers=(HIDDEN, NORM, LAST))
     assert look([rule for rule in RULES if rule.id == "M26"], dead) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "change"),
+    [
+        ({"kind": "SGD", "rate": 0.05, "momentum": 0.999}, "W", "momentum"),
+        ({"kind": "SGD", "rate": 0.6, "momentum": 0.9}, "W", ""),
+        ({"kind": "SGD", "rate": 0.1, "momentum": 0.9}, None, None),
+        ({"kind": "SGD", "rate": 0.001}, "I", ""),  # in 320 steps
+        ({"kind": "Adam", "rate": 0.00001}, "I", ""),
+        ({"kind": "Adam", "rate": 0.0}, "E", ""),
+    ],
+)
+def test_a_rate_is_seen_together_with_momentum_and_the_steps_of_the_run(changes, severity, change):
+    found, _ = look([rule for rule in RULES if rule.id == "T01"], optimizer(**changes))
+    assert [one.severity for one in found] == ([severity] if severity else [])
+    assert [one.name for finding in found for one in finding.found.changes] == ([change] if severity else [])
+
+
+def test_gradients_that_are_no_numbers_are_told_as_nan_of_the_first_batch():
+    rule = [rule for rule in RULES if rule.id == "M20"]
+    (found,), _ = look(rule, seen(gradients={"hidden/kernel": float("nan"), "output/kernel": 1.0}))
+    assert found.found.at == ("layer", "hidden")
+    assert look(rule, seen(gradients={"hidden/kernel": 0.1})) == ([], [])
 
 
 def test_a_rule_that_raises_is_told_and_stops_no_other():
