@@ -99,9 +99,11 @@ class Serving:
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
         self._scripts = None if run.order is None else of_shards(run.order)
         if self._scripts is not None and (free := run.crew.size - (how.shard_workers or 0)) < run.slots:
+            are, servers = "is" if free == 1 else "are", how.shard_workers
+            apart, fewer = (f" beside shard_workers={servers}", ", or leave shard_workers out") if servers else ("", "")
             raise ConfigError(
-                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there are {free}",
-                hint="start more workers: ddlf run --local N",
+                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there {are} {free}{apart}",
+                hint=f"start more workers: ddlf run --local N{fewer}",
             )
         there.begin, there.serving = self._begin, self
 

@@ -188,6 +188,10 @@ async def test_a_replay_has_the_shards_of_the_run_wherever_they_are(other, tmp_p
     await again.train_model()
     assert found[0] == 2
     assert [w.tobytes() for w in again.model.get_weights()] == [w.tobytes() for w in run.model.get_weights()]
+    with pytest.raises(
+        ConfigError, match=r"there is 1 beside shard_workers=3; start more .*, or leave shard_workers out"
+    ):
+        await run_of(**{**settings, "shard_workers": 3}, replay=tmp_path).train_model()
 
 
 async def test_when_only_they_are_left_they_train():
