@@ -58,7 +58,16 @@ class Merging:
         for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
             if owner == self._me:
                 continue
-            found.append(fetch(self._ask, owner, ("values", plan.generation), self.new, self._changing(part)))
+            found.append(
+                fetch(
+                    self._ask,
+                    owner,
+                    ("values", plan.generation),
+                    self.new,
+                    self._changing(part),
+                    (plan.base, self._base),
+                )
+            )
             if plan.copies and plan.owners[(shard + 1) % len(self._slices)] == self._me:
                 found.append(self._copy(owner, part))
         return found
@@ -184,7 +193,14 @@ class Merging:
         return [piece for gap in gaps for piece in pieces(gap, self._plan.piece)]
 
 
-async def fetch(ask: Ask, owner: int, what: Sequence[Any], new: Generation, parts: Sequence[Slice]) -> None:
+async def fetch(
+    ask: Ask,
+    owner: int,
+    what: Sequence[Any],
+    new: Generation,
+    parts: Sequence[Slice],
+    before: tuple[int, Generation] | None = None,
+) -> None:
     """Get pieces from the worker that has them, or makes them.
 
     Args:
@@ -193,11 +209,14 @@ async def fetch(ask: Ask, owner: int, what: Sequence[Any], new: Generation, part
         what: The verb that gives them, and its first arguments.
         new: What they are of.
         parts: The pieces.
+        before: A generation that is here, by its number: what is as it was in it does not travel.
     """
     verb, *more = what
+    number, known = before or (None, None)
 
     async def one(piece: Slice) -> None:
-        write(owner, new.weights, piece, await ask(owner, verb, *more, *piece))
+        since = () if number is None else (number,)
+        write(owner, new.weights, piece, await ask(owner, verb, *more, *piece, *since), known)
         new.ready[piece].set()
 
     await limited(one, parts)

@@ -140,9 +140,9 @@ class ShardedReplica(CallingReplica):
         return await self._end.update(generation, slot, begin, end)
 
     @offered
-    async def values(self, generation: int, begin: int, end: int) -> Weights | EncodedUpdate:
+    async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
         """See ``ShardEnd``."""
-        return await self._end.values(generation, begin, end)
+        return await self._end.values(generation, begin, end, since)
 
     @offered
     async def peaks(self, generation: int) -> list[float]:

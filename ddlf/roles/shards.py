@@ -28,6 +28,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.checkpoints.slices import parts_of, write_if_seen
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.roles.copies import Copies, Shapes, left_parts
+from ddlf.roles.exchange import travelling
 from ddlf.roles.generation import Generation, Plan, State, Unreached, size_of, told, write
 from ddlf.roles.held import Held
 from ddlf.roles.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
@@ -301,24 +302,24 @@ class ShardEnd(Restored):
     # -- what other workers ask for -----------------------------------------------------------------------------------
 
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
-        """A slice of a slot's update, as its codec made it.
+        """A slice of a slot's update, as its codec made it; what is zero, as of tensors that are frozen, does not travel.
 
         Raises:
             AppMissing: It is not here.
         """
-        return dict(
-            take_encoded(self._held.sent(generation, slot), self._held.generation(generation).weights, (begin, end))
-        )
+        like = self._held.generation(generation).weights
+        return dict(travelling(take_encoded(self._held.sent(generation, slot), like, (begin, end))))
 
-    async def values(self, generation: int, begin: int, end: int) -> Weights | EncodedUpdate:
-        """A slice of weights, when they are there, as they travel.
+    async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
+        """A slice of weights, when they are there, as they travel: without what is as it was in a generation that the other worker has, too.
 
         Raises:
             AppMissing: They are not to be expected here.
         """
         found = await self._held.expected(generation)
         await found.wait_for((begin, end))
-        return found.sent((begin, end))
+        before = None if since is None else self._held.generations.get(since)
+        return found.sent((begin, end), before)
 
     async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
         """A slice of a mean of what slots have left, when it is there.

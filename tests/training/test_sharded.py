@@ -262,6 +262,35 @@ async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings
     assert max(passed[1:-1]) < 64_000 < size < min(passed[0], passed[-1]), "the first and the last have the model"
 
 
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monkeypatch):
+    """Neither their updates, which are zero, nor what comes of them, which all have."""
+
+    async def of(frozen):
+        passed = []
+
+        async def ask(worker, other, verb, *arguments):
+            found = await asked(worker, other, verb, *arguments)
+            if other != worker.id and verb in ("update", "values"):
+                passed.append(sum(len(part) for part in dumps(found)))
+            return found
+
+        def fit(worker, *arguments):
+            update, momentum = trains(worker, *arguments)
+            return [np.zeros_like(update[0]), *update[1:]] if frozen else update, momentum
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeWorker, "_ask", ask)
+            patch.setattr(FakeWorker, "fit", fit)
+            runs = [await trained(one, weights_codec=codec, outer="nesterov") for one in ("sharded", "star")]
+        assert bits(runs[0]) == bits(runs[1])
+        assert (runs[0].model.get_weights()[0].tobytes() == START["dense/kernel"].tobytes()) == frozen
+        return sum(passed)
+
+    asked, trains = FakeWorker._ask, FakeWorker.fit
+    assert await of(True) < 0.3 * await of(False)
+
+
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.roles.shards.PIECE", 100)
     monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
