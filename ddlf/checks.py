@@ -167,6 +167,13 @@ class RuleOrNone(RuleOf):
         return None if value is None else super().__call__(name, value)
 
 
+class RuleOrNothing(RuleOf):
+    """As ``RuleOf``, or None for nothing, which people can write as ``none``."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return None if value is None or value == "none" else super().__call__(name, value)
+
+
 class OutwardOf(RuleOf):
     """As ``RuleOf``, or a codec."""
 
@@ -218,8 +225,14 @@ ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 CONVERGE = RuleOf("ddlf.algorithms.convergence:CONVERGE")
 RATE_DECAY = RuleOf("ddlf.algorithms.rate_decay:RATE_DECAY")
 STALENESS = RuleOrNone("ddlf.algorithms.staleness:STALENESS")
-SCHEDULE = RuleOrNone("ddlf.algorithms.rates:SCHEDULE", "a course such as `cosine`, also behind `warmup:0.05`, or None")
-CLIP = RuleOrNone("ddlf.algorithms.clips:CLIP")
+SCHEDULE = RuleOrNothing(
+    "ddlf.algorithms.rates:SCHEDULE", "a course such as `cosine`, also behind `warmup:0.05`, or None"
+)
+CLIP = RuleOrNothing("ddlf.algorithms.clips:CLIP")
+MULTIPLIERS = RuleOrNothing(
+    "ddlf.algorithms.depths:MULTIPLIERS",
+    "`freeze:0.75`, also several shares, or factors by name: `head=2,body/bias=0`, or None",
+)
 PARTITION = RuleOf("ddlf.algorithms.uneven:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")

@@ -14,6 +14,7 @@ from ddlf.checks import (
     CONVERGE,
     LOCAL_RULE,
     MERGE,
+    MULTIPLIERS,
     OUTER,
     OUTWARD,
     PARTITION,
@@ -299,9 +300,9 @@ class TrainingSettings:
     """Beside ``is_convergent`` of the app: whichever says so first ends it."""
 
     rate_decay: Annotated[
-        str, RATE_DECAY, "how the learning rate falls as validation becomes better: never, webnn:power=1", "RULE", FACT
+        str, RATE_DECAY, "how the learning rate falls as epochs pass: never, plateau:0.5,5, webnn", "RULE", FACT
     ] = "never"
-    """Once an epoch, on the master, of all slots; ``x_val`` and a metric of accuracy are needed. Schedules and ``ReduceLROnPlateau`` are Keras's."""
+    """Once an epoch, on the master, of all slots. ``plateau`` goes by the loss, of ``x_val`` if there is one; ``webnn`` needs it, and accuracy."""
 
     schedule: Annotated[
         str | None, SCHEDULE, "learning rate over the run: warmup:0.05,cosine; linear, hold, restarts", "RULE", FACT
@@ -310,6 +311,11 @@ class TrainingSettings:
 
     clip: Annotated[str | None, CLIP, "clipping of gradients: rolling, agc:0.01", "RULE", FACT] = None
     """``rolling`` by the norms of the batches before, ``agc`` by each unit's weights, but for the last layer. It is around the optimizer."""
+
+    multipliers: Annotated[
+        str | None, MULTIPLIERS, "length of steps by layer: freeze:0.75, or body=0.1,head=2", "RULE", FACT
+    ] = None
+    """Layers or weights by name, or by depth: ``freeze`` has the share that stays as it is, in each of equal parts of the run."""
 
     class_weight: Annotated[Mapping[int, float] | None, CLASS_WEIGHTS, "weights of classes, as in fit", None, FACT] = (
         None

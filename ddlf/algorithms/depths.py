@@ -1,7 +1,8 @@
-"""How much of its step a layer makes by its depth: the first ones none, the last ones all. Runs on master and workers; knows no Keras."""
+"""How much of its step a layer makes, by its name or depth: values of the setting ``multipliers``. Runs on master and workers; knows no Keras."""
 
 from collections.abc import Mapping
-from math import pi, sin
+from dataclasses import dataclass
+from math import isfinite, pi, sin
 
 from ddlf.errors import ConfigError
 
@@ -40,3 +41,98 @@ def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, f
     """
     found = {name: factor(*both, frozen) for name, both in depths.items()}
     return {name: one for name, one in found.items() if one != 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """The first layers stay, those behind them make shorter steps.
+
+    Args:
+        shares: f in each of as many equal parts of the run.
+
+    Raises:
+        ConfigError: There is none, or one is out of range.
+    """
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shares or not all(0 <= share <= 1 for share in self.shares):
+            raise ConfigError(f"shares must be from 0 to 1, got {', '.join(map(str, self.shares)) or 'none'}")
+
+    def __str__(self) -> str:
+        return MULTIPLIERS.text(self)
+
+    @property
+    def family(self) -> "Multiplied":
+        """Where it is read."""
+        return MULTIPLIERS
+
+
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """Factors of steps by the names of layers or weights.
+
+    Args:
+        factors: Name and factor, each 0 or more.
+
+    Raises:
+        ConfigError: There is none, or one is out of range, or given twice.
+    """
+
+    factors: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.factors or len(dict(self.factors)) < len(self.factors):
+            raise ConfigError("each layer needs one factor")
+        for name, one in self.factors:
+            if not name or not (isfinite(one) and one >= 0):
+                raise ConfigError(f"the factor of {name!r} must be finite and 0 or more, got {one}")
+
+    def __str__(self) -> str:
+        return MULTIPLIERS.text(self)
+
+    @property
+    def family(self) -> "Multiplied":
+        """Where it is read."""
+        return MULTIPLIERS
+
+
+class Multiplied:
+    """Reads and writes both, as a ``Family`` does."""
+
+    kind = "multipliers"
+
+    def __str__(self) -> str:
+        return "freeze:0.75, freeze:0.75,0.5,0 or layer=0.1,other/bias=2"
+
+    def read(self, text: str) -> Freeze | ByName:
+        """Return the rule of a text.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        name, colon, rest = text.strip().partition(":")
+        try:
+            if name == "freeze" and colon:
+                return Freeze(tuple(float(one) for one in rest.split(",")))
+            pairs = [one.rpartition("=") for one in text.split(",")]
+            return ByName(tuple((layer.strip(), float(one)) for layer, _, one in pairs))
+        except ConfigError as error:
+            raise ConfigError(f"multipliers {text!r}: {error.message}", hint=f"write {self}") from None
+        except ValueError:
+            raise ConfigError(f"multipliers {text!r} are none", hint=f"write {self}") from None
+
+    def same(self, rule: Freeze | ByName) -> Freeze | ByName:
+        """Return a rule as its text is read."""
+        return self.read(self.text(rule))
+
+    def text(self, rule: Freeze | ByName) -> str:
+        """Return the text of a rule."""
+        if isinstance(rule, Freeze):
+            return f"freeze:{','.join(f'{share:g}' for share in rule.shares)}"
+        return ",".join(f"{name}={one:g}" for name, one in rule.factors)
+
+
+MULTIPLIERS = Multiplied()
+"""Every rule by name."""

@@ -65,5 +65,40 @@ class WebNN(Named):
         return float(first**self.power * (1 - accuracy ** max(0.0, loss * (len(losses) - 1))))
 
 
-RATE_DECAY: Family[RateDecay] = Family("decay of the learning rate", never=Never, webnn=WebNN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plateau(Named):
+    """Multiply the learning rate by ``factor`` when the loss has not fallen for ``patience`` epochs: Keras's ``ReduceLROnPlateau``.
+
+    The loss is that of the validation data, and of training where there are none: merged, of all slots.
+
+    Args:
+        factor: In (0, 1).
+        patience: Epochs, 1 or more.
+        delta: By how much less a loss has fallen, >= 0.
+        cooldown: Epochs behind a step in which none is counted, >= 0.
+        least: Lowest rate, >= 0.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    factor: float = 0.1
+    patience: int = 10
+    delta: float = 1e-4
+    cooldown: int = 0
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < 1 or self.patience < 1:
+            raise ConfigError(
+                f"factor must be between 0 and 1, and patience 1 or more, got {self.factor} and {self.patience}"
+            )
+        rest = self.delta, self.cooldown, self.least
+        if not (all(map(isfinite, rest)) and min(rest) >= 0):
+            raise ConfigError(f"delta, cooldown and least must be 0 or more, got {rest[0]}, {rest[1]} and {rest[2]}")
+
+
+RATE_DECAY: Family[RateDecay | Plateau] = Family(
+    "decay of the learning rate", never=Never, webnn=WebNN, plateau=Plateau
+)
 """Every decay of the learning rate by name."""

@@ -75,7 +75,7 @@ def ready_model(app: Any) -> Any:
                 f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
                 hint="begin it with keras.Input(...), or give it a build method",
             ) from error
-    stabilised(model, getattr(app, "schedule", None), getattr(app, "clip", None))
+    stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
     return model
 
 

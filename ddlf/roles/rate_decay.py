@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlf.algorithms.rate_decay import Never, RateDecay
+from ddlf.algorithms.rate_decay import Never, Plateau, RateDecay
 from ddlf.data.parts import has
 from ddlf.errors import AppError
 from ddlf.record import accuracy
@@ -12,17 +12,23 @@ from ddlf.roles.callbacks import check_rates
 from ddlf.roles.optimizer_state import read_rates, write_rates
 
 
-def callbacks_of(app: Any, rule: RateDecay) -> list[Any]:
+def callbacks_of(app: Any, rule: RateDecay | Plateau) -> list[Any]:
     """What lowers the learning rates of an app's model after each validation; nothing for a rule that does not.
 
     Raises:
-        AppError: The app has no validation data, or its model no learning rate that can be set.
+        AppError: The app has no validation data that the rule needs, or its model no learning rate that can be set.
     """
     if isinstance(rule, Never):
         return []
     import keras
 
     name = f"rate_decay={str(rule)!r}"
+    if isinstance(rule, Plateau):
+        check_rates(app.model, name)
+        monitor = "val_loss" if has(app, "val") else "loss"
+        more = {"min_delta": rule.delta, "cooldown": rule.cooldown, "min_lr": rule.least}
+        return [keras.callbacks.ReduceLROnPlateau(monitor, rule.factor, rule.patience, mode="min", **more)]
+    decay: RateDecay = rule
     if not has(app, "val"):
         raise AppError(
             f"{name} looks at validation data, but there is no x_val", hint="set x_val, y_val in load_dataset"
@@ -48,7 +54,7 @@ def callbacks_of(app: Any, rule: RateDecay) -> list[Any]:
                 )
             self.accuracies.append(found)
             self.losses.append(logs["val_loss"])
-            lower = [rule.rate(first, self.accuracies, self.losses) for first in self.first]
+            lower = [decay.rate(first, self.accuracies, self.losses) for first in self.first]
             write_rates(self.model, [low if 0 < low < rate else rate for low, rate in zip(lower, now, strict=True)])
             logs["learning_rate"] = read_rates(self.model)[0]
 

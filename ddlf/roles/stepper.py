@@ -15,6 +15,7 @@ import numpy as np
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.errors import AppError, ConfigError
 from ddlf.roles.quick_step import SMALL
+from ddlf.stabilisers.chain import chain, innermost
 from ddlf.stabilisers.place import Place, Steps
 
 
@@ -38,9 +39,10 @@ class Stepper:
         check_optimizer(model.optimizer)
         trained = {id(weight) for weight in model.trainable_weights}
         self.rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
-        model.optimizer = self._optimizer = _made(model.optimizer)
-        self._optimizer.build(model.trainable_variables)
-        self._place = Place.of(self._optimizer)
+        self._optimizer = _made(innermost(model.optimizer))
+        model.optimizer = _around(model.optimizer, self._optimizer)
+        model.optimizer.build(model.trainable_variables)
+        self._place = Place.of(model.optimizer)
         model.train_function = None  # one may have been made for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
@@ -156,6 +158,31 @@ def _assign_in_tensorflow(variable: Any, array: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.convert_to_tensor(array))
 
 
+AROUND = {
+    "RollingClip": (
+        "it goes by the norms that it has seen, and the replicas of a worker step with one optimizer in turn",
+        "clip='agc', global_clipnorm of the optimizer, or update_policy='reject', which leaves out pushes that are no numbers",
+    ),
+    "Multipliers": (
+        "the rule of the shards decides how far a gradient moves each weight",
+        "freeze layers by layer.trainable = False, or train in mode 'sync' or 'async'",
+    ),
+    "Unfreezing": (
+        "the rule of the shards decides how far a gradient moves each weight",
+        "freeze layers by layer.trainable = False, or train in mode 'sync' or 'async'",
+    ),
+    "": ("replicas take plain steps, and the rule of the shards decides", "train in mode 'sync' or 'async'"),
+}
+"""Of optimizers around others that there is no place for: why, and what to do."""
+
+
+def _around(optimizer: Any, inner: Any) -> Any:
+    """What is around a compiled optimizer, around another one."""
+    for one in reversed([*chain(optimizer)][:-1]):
+        inner = type(one)(inner, **one.options())
+    return inner
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse an optimizer that a replica cannot step as.
 
@@ -165,10 +192,17 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if optimizer is None:
         raise AppError("mode='downpour' needs the gradients that an optimizer is given, but the model has none")
-    around = type(optimizer).__name__ if hasattr(optimizer, "inner_optimizer") else ""
+    inner = innermost(optimizer)
+    scales = any(type(one).__name__ == "LossScaleOptimizer" for one in chain(optimizer))
+    for one in chain(optimizer):
+        if one is not inner and (name := type(one).__name__) not in ("AGC", "LossScaleOptimizer"):
+            why, hint = AROUND.get(name, AROUND[""])
+            raise ConfigError(
+                f"mode='downpour' has no use for {name}, an optimizer around another one: {why}", hint=hint
+            )
+    optimizer = inner
     unfit = {
-        f"{around}, an optimizer around another one": around not in ("", "LossScaleOptimizer"),
-        "a loss that is scaled": around or getattr(optimizer, "loss_scale_factor", None),
+        "a loss that is scaled": scales or getattr(optimizer, "loss_scale_factor", None),
         "averages of the weights (use_ema)": getattr(optimizer, "use_ema", False),
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "several optimizers": getattr(optimizer, "optimizers", None),

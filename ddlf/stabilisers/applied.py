@@ -1,46 +1,53 @@
-"""The settings ``schedule`` and ``clip``, put into the optimizer that a model was compiled with. Runs on master and workers."""
+"""The settings ``schedule``, ``clip`` and ``multipliers``, put into the optimizer that a model was compiled with. Runs on master and workers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ddlf.algorithms.clips import CLIP
+from ddlf.algorithms.depths import MULTIPLIERS, ByName
 from ddlf.algorithms.rates import SCHEDULE
 from ddlf.errors import AppError, ConfigError
-from ddlf.stabilisers.chain import chain, innermost
+from ddlf.stabilisers.chain import bare, chain, innermost
 
 MARK = "_ddlf_stabilised"
 """Where a model has the settings that are in its optimizer."""
 
 
-def stabilised(model: Any, schedule: Any, clip: Any) -> None:
+def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) -> None:
     """Have a model's optimizer follow these settings. What is in it already is not put there again.
 
     Args:
         model: Compiled.
         schedule: Value of the setting; None for the rate that the model was compiled with.
         clip: Value of the setting; None for what the model was compiled with.
+        multipliers: Likewise.
 
     Raises:
         AppError: The model has no optimizer, or one that says itself what a setting says.
-        ConfigError: The settings were others when the model was made.
+        ConfigError: The settings were others when the model was made, or the model has no such layer.
     """
-    wanted = tuple(None if one is None else str(one) for one in (schedule, clip))
-    there = vars(model).get(MARK, (None, None))
+    given = {"schedule": schedule, "clip": clip, "multipliers": multipliers}
+    wanted = {name: str(one) for name, one in given.items() if one is not None and one != "none"}
+    there = vars(model).get(MARK, {})
     if there == wanted:
         return
-    if there != (None, None):
+    if there:
+        before, now = (", ".join(f"{name}={one.get(name)!r}" for name in given) for one in (there, wanted))
         raise ConfigError(
-            f"the model's optimizer has schedule={there[0]!r} and clip={there[1]!r}, and now they are {wanted[0]!r} and {wanted[1]!r}",
+            f"the model's optimizer has {before}, and now they are {now}",
             hint="make a new app, whose model is compiled anew",
         )
     if model.optimizer is None:
-        name = "schedule" if schedule is not None else "clip"
-        raise AppError(f"{name}={wanted[name == 'clip']!r} has no effect: the model is compiled without an optimizer")
-    if schedule is not None:
-        _follow(innermost(model.optimizer), wanted[0])
-    if clip is not None:
-        _clip(model, wanted[1])
+        name, rule = next(iter(wanted.items()))
+        raise AppError(f"{name}={rule!r} has no effect: the model is compiled without an optimizer")
+    if "schedule" in wanted:
+        _follow(innermost(model.optimizer), wanted["schedule"])
+    if "clip" in wanted:
+        _clip(model, wanted["clip"])
+    if "multipliers" in wanted:
+        _multiply(model, wanted["multipliers"])
     vars(model)[MARK] = wanted
     model.train_function = None  # one may have been made for the optimizer as it was
 
@@ -70,11 +77,39 @@ def _clip(model: Any, rule: str | None) -> None:
             hint="leave one of the two out",
         )
     options = {name: getattr(found, name) for name in type(found).__dataclass_fields__}
+    _around(model, lambda inner: kind(inner, **options))
+
+
+def _multiply(model: Any, rule: str) -> None:
+    from ddlf.stabilisers.freezing import Unfreezing, frozen_to
+    from ddlf.stabilisers.multipliers import Multipliers
+
+    kinds = (Multipliers, Unfreezing)
+    if found := next((one for one in chain(model.optimizer) if isinstance(one, kinds)), None):
+        raise AppError(
+            f"multipliers={rule!r}: the model's optimizer has some already, of {type(found).__name__}",
+            hint="leave one of the two out; lrm= in a text is one of them",
+        )
+    asked = MULTIPLIERS.read(rule)
+
+    def made(inner: Any) -> Any:
+        if isinstance(asked, ByName):
+            return Multipliers(inner, dict(asked.factors))
+        if len(asked.shares) == 1:
+            return frozen_to(bare(model), asked.shares[0], inner)
+        return Unfreezing.of(bare(model), inner, asked.shares)
+
+    _around(model, made)
+    for one in chain(model.optimizer):
+        if isinstance(one, Multipliers):  # a name that is no layer's is refused before anything begins
+            one.begin(list(model.trainable_variables))
+
+
+def _around(model: Any, made: Callable[[Any], Any]) -> None:
+    """Put an optimizer around that of a model; inside of one that scales the loss, since it is to see gradients without the scale."""
     import keras
 
-    if isinstance(
-        model.optimizer, keras.optimizers.LossScaleOptimizer
-    ):  # what is inside sees gradients without the scale
-        model.optimizer.inner_optimizer = kind(model.optimizer.inner_optimizer, **options)
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        model.optimizer.inner_optimizer = made(model.optimizer.inner_optimizer)
     else:
-        model.optimizer = kind(model.optimizer, **options)
+        model.optimizer = made(model.optimizer)

@@ -19,3 +19,8 @@ def chain(optimizer: Any) -> Iterator[Any]:
 def innermost(optimizer: Any) -> Any:
     """The one that steps; None of None."""
     return [None, *chain(optimizer)][-1]
+
+
+def bare(model: Any) -> Any:
+    """A model without the one around it that weighs its losses."""
+    return model.inner if type(model).__name__ == "Uncertain" else model

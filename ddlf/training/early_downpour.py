@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddlf.algorithms.clips import Adaptive
 from ddlf.errors import ConfigError
 from ddlf.settings import SETTINGS, Settings
 
@@ -16,7 +17,8 @@ USELESS = {
     "local_rule": "replicas begin with new weights every n_fetch steps",
     "balance": "replicas train at their own pace",
     "rate_decay": "push_rule says how far a push goes",
-    "clip": "replicas take plain steps with the clipping of Keras's that the model is compiled with",
+    "clip": "it goes by the norms that it has seen, and the replicas of a worker step with one optimizer in turn; agc does not",
+    "multipliers": "push_rule decides how far a gradient moves each weight; freeze layers by layer.trainable = False",
 }
 """Settings of other modes that have no ``only``, and why they would have no effect here."""
 
@@ -34,6 +36,8 @@ def check_downpour(settings: dict[str, Any]) -> None:
         return
     for name, why in USELESS.items():
         usual = getattr(Settings, name)
+        if isinstance(settings[name], Adaptive):
+            continue
         if settings[name] != SETTINGS[name].check(name, usual):
             value = settings[name] if isinstance(settings[name], int) else repr(str(settings[name]))
             raise ConfigError(

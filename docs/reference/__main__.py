@@ -19,6 +19,7 @@ from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.clips import CLIP
 from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.convergence import CONVERGE
+from ddlf.algorithms.depths import Freeze
 from ddlf.algorithms.local import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.named import Family
@@ -299,7 +300,11 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
         PARTS,
     ),
     "clip": ("How gradients are clipped, beside what Keras's optimizers do.", CLIP),
-    "rate_decay": ("How the learning rate falls with what validation data says.", RATE_DECAY),
+    "multipliers": (
+        "How long the steps of weights are: of the first layers none, or by the names of layers, as in `body=0.1,head/bias=2`.",
+        {"freeze:0.75": Freeze},
+    ),
+    "rate_decay": ("How the learning rate falls with what epochs have come to.", RATE_DECAY),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }
 ADVICE_HEAD = """\

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.algorithms.depths import factor, factors
+from ddlf.algorithms.depths import MULTIPLIERS, ByName, Freeze, factor, factors
 from ddlf.errors import ConfigError
 
 DIGITS = {"w1": (1, 9), "b1": (2, 8), "w2": (4, 6), "b2": (5, 5), "w3": (7, 3), "b3": (8, 2)}
@@ -22,3 +22,25 @@ def test_zero_is_off_and_one_is_all():
 def test_no_more_than_all_can_be_frozen(frozen):
     with pytest.raises(ConfigError, match="must be from 0 to 1"):
         factor(1, 1, frozen)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("freeze:0.75", Freeze((0.75,))),
+        ("freeze:0.75,0.5,0", Freeze((0.75, 0.5, 0.0))),
+        ("body=0.1,head/bias=2", ByName((("body", 0.1), ("head/bias", 2.0)))),
+    ],
+)
+def test_multipliers_are_read_and_written(text, rule):
+    assert MULTIPLIERS.read(text) == rule
+    assert str(rule) == text
+    assert MULTIPLIERS.same(rule) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["freeze", "freeze:", "freeze:2", "freeze:x", "body", "body=-1", "body=nan", "a=1,a=2", "=1"]
+)
+def test_what_multiplies_nothing_is_refused(text):
+    with pytest.raises(ConfigError, match="multipliers"):
+        MULTIPLIERS.read(text)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddlf.algorithms.rate_decay import RATE_DECAY, Never, WebNN
+from ddlf.algorithms.rate_decay import RATE_DECAY, Never, Plateau, WebNN
 from ddlf.errors import ConfigError
 
 ACCURACIES = [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.92, 0.97, 0.99, 1.0]
@@ -36,12 +36,25 @@ def test_the_rate_falls_as_validation_becomes_better():
     assert rates[-1] == 0
 
 
-@pytest.mark.parametrize("rule", [Never(), WebNN(), WebNN(power=1, last=3)])
+@pytest.mark.parametrize("rule", [Never(), WebNN(), WebNN(power=1, last=3), Plateau(factor=0.5)])
 def test_a_rule_is_written_as_text_and_read_again(rule):
     assert RATE_DECAY.read(str(rule)) == rule
 
 
-@pytest.mark.parametrize("text", ["webnn:power=0", "webnn:power=nan", "webnn:last=0", "webnn:x=1", "webn", "never:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "webnn:power=0",
+        "webnn:power=nan",
+        "webnn:last=0",
+        "webnn:x=1",
+        "webn",
+        "never:1",
+        "plateau:1",
+        "plateau:0.5,0",
+        "plateau:delta=nan",
+    ],
+)
 def test_what_cannot_be_a_decay_is_refused(text):
     with pytest.raises(ConfigError):
         RATE_DECAY.read(text)

@@ -69,7 +69,15 @@ def all_together():
     return RollingClip(AGC(Multipliers(scheduled(), {"first": 0.0})), warm=3)
 
 
-KINDS = {made.__name__: made for made in (scheduled, rolling, agc, multipliers, unfreezing, rlion, all_together)}
+def scaled():
+    import keras
+
+    return keras.optimizers.LossScaleOptimizer(rolling(), dynamic_growth_steps=5)
+
+
+KINDS = {
+    made.__name__: made for made in (scheduled, rolling, agc, multipliers, unfreezing, rlion, scaled, all_together)
+}
 
 
 def model_with(kind):
@@ -84,11 +92,50 @@ def model_with(kind):
     return model
 
 
+def two_outputs():
+    """With a weight that only the loss has."""
+    import keras
+
+    from ddlf.stabilisers import RollingClip, Uncertain
+
+    given = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "tanh")(given)
+    model = Uncertain(keras.Model(given, {name: keras.layers.Dense(4, name=name)(hidden) for name in ("near", "far")}))
+    model.compile(RollingClip(adam(), warm=3), "mse")
+    return model
+
+
+def masked():
+    """Of which every fourth label counts in no loss."""
+    import keras
+
+    from ddlf.stabilisers import Masked
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(4)])
+    model.compile(all_together_by("dense"), Masked("mse", ignore=0))
+    return model
+
+
+def all_together_by(layer):
+    from ddlf.stabilisers import AGC, Multipliers
+
+    return AGC(Multipliers(rlion(), {layer: 0.5}))
+
+
+MODELS = {made.__name__: made for made in (two_outputs, masked)}
+
+
 class Stable(Blobs):
     kind = ""
 
+    async def load_dataset(self):
+        await super().load_dataset()
+        if self.kind == "two_outputs":
+            self.y_train = {"near": self.y_train, "far": 30 * self.y_train}
+            del self.x_test, self.y_test
+
     async def create_model(self):
-        self.model = model_with(self.kind)
+        self.model = MODELS[self.kind]() if self.kind in MODELS else model_with(self.kind)
 
 
 def replica_of(kind):
@@ -139,28 +186,47 @@ def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(kind, tmp_path):
     assert equal(model.get_weights(), loaded.get_weights())
 
 
+class Cut(Stable):
+    stop_at = None
+
+    def on_round(self, record):
+        if record.round == self.stop_at:
+            self.stop_training()
+
+
+def same_bits(one, other):
+    return equal(one.model.get_weights(), other.model.get_weights()) and all(
+        equal(*both) for both in zip(one.optimizers, other.optimizers, strict=True)
+    )
+
+
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("kind", ["all_together", "unfreezing"])
+@pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
 async def test_a_run_that_was_cut_and_whose_slots_have_moved_ends_with_the_same_bits(two_workers, tmp_path, kind):
-    class Cut(Stable):
-        stop_at = None
-
-        def on_round(self, record):
-            if record.round == self.stop_at:
-                self.stop_training()
-
     whole = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
     await whole.train_model()
     one_worker = two_workers.options(workers=[2])
     for stop_at in (1, None):
-        parts = app(
-            *(one_worker, Cut),
-            **dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at),
-        )
+        how = dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(one_worker, Cut, **how)
         await parts.train_model()
-    assert equal(parts.model.get_weights(), whole.model.get_weights())
-    for mine, theirs in zip(parts.optimizers, whole.optimizers, strict=True):
-        assert equal(mine, theirs)
+    assert same_bits(parts, whole)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
+async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_another_worker(
+    two_workers, tmp_path, kind
+):
+    """Of several slots whoever is fast decides; the order of one is always the same."""
+    settings = dict(kind=kind, slots=1, master_epochs=3, mode="async")
+    whole = app(two_workers.options(workers=[1]), Cut, **settings)
+    await whole.train_model()
+    for stop_at, worker in ((1, 1), (None, 2)):
+        how = dict(checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(two_workers.options(workers=[worker]), Cut, **settings, **how)
+        await parts.train_model()
+    assert same_bits(parts, whole)
 
 
 def test_the_same_holds_on_jax():

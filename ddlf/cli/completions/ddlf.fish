@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo advise status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shard-cut --shard-workers --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --multipliers --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shard-cut --shard-workers --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -111,9 +111,10 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l warm-start -x -d 'steps of the sh
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using run' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using run' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
-complete -c ddlf -n '_shtab_ddlf_using run' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using run' -l rate-decay -x -d 'how the learning rate falls as epochs pass: never, plateau:0.5,5, webnn'
 complete -c ddlf -n '_shtab_ddlf_using run' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
 complete -c ddlf -n '_shtab_ddlf_using run' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
+complete -c ddlf -n '_shtab_ddlf_using run' -l multipliers -x -d 'length of steps by layer: freeze:0.75, or body=0.1,head=2'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -193,9 +194,10 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l warm-start -x -d 'steps of the s
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
-complete -c ddlf -n '_shtab_ddlf_using demo' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l rate-decay -x -d 'how the learning rate falls as epochs pass: never, plateau:0.5,5, webnn'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
+complete -c ddlf -n '_shtab_ddlf_using demo' -l multipliers -x -d 'length of steps by layer: freeze:0.75, or body=0.1,head=2'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -476,9 +478,10 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l warm-start -x -d 'steps of the sh
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using env' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using env' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
-complete -c ddlf -n '_shtab_ddlf_using env' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using env' -l rate-decay -x -d 'how the learning rate falls as epochs pass: never, plateau:0.5,5, webnn'
 complete -c ddlf -n '_shtab_ddlf_using env' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
 complete -c ddlf -n '_shtab_ddlf_using env' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
+complete -c ddlf -n '_shtab_ddlf_using env' -l multipliers -x -d 'length of steps by layer: freeze:0.75, or body=0.1,head=2'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
@@ -550,9 +553,10 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l warm-start -x -d 'steps o
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-every -x -d 'evaluate the test data after every N rounds; 0: at the end only'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l evaluate-on -xka "master workers" -d 'where test and validation data are evaluated during training'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l converge -x -d 'when training can stop before its last epoch: never, target:val_accuracy,0.97,last=5'
-complete -c ddlf -n '_shtab_ddlf_using config show' -l rate-decay -x -d 'how the learning rate falls as validation becomes better: never, webnn:power=1'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l rate-decay -x -d 'how the learning rate falls as epochs pass: never, plateau:0.5,5, webnn'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l schedule -x -d 'learning rate over the run: warmup:0.05,cosine; linear, hold, restarts'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l clip -x -d 'clipping of gradients: rolling, agc:0.01'
+complete -c ddlf -n '_shtab_ddlf_using config show' -l multipliers -x -d 'length of steps by layer: freeze:0.75, or body=0.1,head=2'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
