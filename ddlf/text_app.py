@@ -11,6 +11,7 @@ from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.texts.arrays import dataset
 from ddlf.texts.block import KEYS, SETS, read_key
+from ddlf.texts.in_app import not_open, take_decided
 from ddlf.texts.loaded import Notation, load_notation
 from ddlf.texts.source import Source
 
@@ -37,6 +38,7 @@ class TextApp(IApp):
     loss_weights: Any = None
     patience: Any = None
     validation: Any = None
+    ignore: Any = None
 
     def __init__(self, cluster: Any = None) -> None:
         super().__init__(cluster)
@@ -62,7 +64,13 @@ class TextApp(IApp):
         self.source = _source(self.data, notation)
         share = getattr(notation.own("validation"), "value", 0.0)
         arrays, self._notes = dataset(self.source.arrays(), self.source.name, notation.parsed, notation.loss, share)
-        self.notation = notation.settled(arrays["x_train"], arrays.get("y_train"), validation="x_val" in arrays)
+        self.notation = notation.settled(
+            *(arrays["x_train"], arrays.get("y_train")),
+            validation="x_val" in arrays,
+            weighted="w_train" in arrays,
+            given=not_open(self),
+        )
+        take_decided(self, self.notation)
         self._arrays = arrays
 
     async def _check_written(self) -> None:

@@ -7,23 +7,12 @@ labels are; the others ask for something only where a known defect is to be fear
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
-RECURRENT = frozenset(
-    {"lstm", "gru", "lstmCell", "gruCell", "LSTM", "GRU", "SimpleRNN", "ConvLSTM2D", "Bidirectional", "RNN"}
-)
-NORMALIZING = frozenset(
-    {"batchNorm", "batchNormalization", "instanceNormalization", "layerNormalization", "BatchNormalization"}
-    | {
-        "LayerNormalization",
-        "GroupNormalization",
-        "UnitNormalization",
-        "RMSNormalization",
-        "Normalization",
-        "Rescaling",
-    }
-)
+from ddlf.models import steadying
+from ddlf.models.steadying import MAJORITY, OUTLIERS, Answer
+
 DROPOUTS = frozenset(
     {
         "dropout",
@@ -40,15 +29,10 @@ PER_SAMPLE = 10
 DROPOUT_DENSITY = 0.2
 """Of layers with parameters, as many layers of dropout as spare a penalty."""
 MANY_FEATURES = 5_000
-MAJORITY = 0.9
-"""Share of one class from which on guessing it pays more than learning."""
 LARGE, APART = 10.0, 100.0
 """Inputs of that size are not scaled; nor are features whose ranges are so many times apart."""
 MOST_NUMBERS = 1_000
 """Features that get a mean and a deviation each: they are written into the text."""
-OUTLIERS = 0.001
-HUBER = 1.345
-"""Of the errors' deviation: 95 % as good as the mean square where there are no outliers (Huber 1964, Holland and Welsch 1977)."""
 PATIENCE = 10
 
 
@@ -65,6 +49,8 @@ class Labels:
         majority: Share of the most frequent class; 0 if these are no classes.
         sigma: Robust deviation of all values, 1.4826 times the median distance from the median.
         far: Share of values more than 6 sigma from the median.
+        square: Mean of the squares of all values.
+        counts: Samples of each class, from 0; empty if these are no classes.
     """
 
     shape: tuple[int, ...]
@@ -75,17 +61,21 @@ class Labels:
     majority: float = 0.0
     sigma: float = 0.0
     far: float = 0.0
+    square: float = 0.0
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output: its block, its last activation (``"linear"`` if it has none), shape and type, and its labels."""
+    """An output: block, last activation (``"linear"`` if it has none), shape, type, labels, its loss if one is written, and its name."""
 
     block: str
     last: str
     shape: tuple[int, ...]
     dtype: str
     labels: Labels | None
+    loss: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +92,7 @@ class Input:
         means: Of each feature; empty if they were not looked at.
         deviations: Likewise.
         ranges: Likewise, largest minus least.
+        peak: The largest norm of a sample over that of the middle one; 0 if it was not looked at.
     """
 
     block: str
@@ -113,6 +104,7 @@ class Input:
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     ranges: tuple[float, ...] = ()
+    peak: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +120,8 @@ class Facts:
         learning: How many layers have parameters.
         validation: Whether there is validation data.
         drawn: Whether operators have weights, which a text says how to draw.
+        depth: Operators on the shortest path from an input to an output.
+        weighted: Whether samples of training have weights.
     """
 
     inputs: tuple[Input, ...]
@@ -138,6 +132,8 @@ class Facts:
     learning: int
     validation: bool
     drawn: bool = True
+    depth: int = 0
+    weighted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +155,6 @@ class Decision:
     reason: str
 
 
-Answer = tuple[str, str, str]
-"""Value, rule, reason."""
-
-
 def decide(facts: Facts, written: Collection[tuple[str, str]]) -> Iterator[Decision]:
     """Decide what is not written.
 
@@ -173,15 +165,17 @@ def decide(facts: Facts, written: Collection[tuple[str, str]]) -> Iterator[Decis
     Yields:
         A decision for each key that is open, losses first.
     """
+    outputs = []
     for output in facts.outputs:
         if (output.block, "loss") not in written and ("train", "loss") not in written:
             value, rule, reason = loss(output)
             yield Decision(output.block, "loss", value, rule, reason)
-            if value == "HUL" and (output.block, "delta") not in written and output.labels:
-                delta = f"{HUBER * output.labels.sigma:.6g}"
-                yield Decision(
-                    output.block, "delta", delta, "huber-sigma", f"{HUBER} times the deviation of the labels"
-                )
+            output = replace(output, loss=value)
+        outputs.append(output)
+        for key, value, rule, reason in steadying.parameters(output):
+            if (output.block, key) not in written:
+                yield Decision(output.block, key, value, rule, reason)
+    facts = replace(facts, outputs=tuple(outputs))
     for key, rule_of in RULES.items():
         if ("train", key) not in written and (facts.drawn or key != "initial"):
             value, rule, reason = rule_of(facts)
@@ -279,19 +273,6 @@ def _penalty(facts: Facts) -> Answer:
     return "none", "penalty-none", why
 
 
-def _clipping(facts: Facts) -> Answer:
-    recurrent = next((layer for layer in facts.layers if layer in RECURRENT), None)
-    if recurrent:
-        return "1.0", "clipping-recurrent", f"gradients through {recurrent} may explode (arXiv:1211.5063)"
-    return "none", "clipping-none", "nothing in the model is recurrent"
-
-
-def _loss_weights(facts: Facts) -> Answer:
-    if len(facts.outputs) == 1:
-        return "none", "weights-one", "there is one output"
-    return "none", "weights-equal", "losses of all outputs count the same"
-
-
 def _patience(facts: Facts) -> Answer:
     if facts.validation:
         return str(PATIENCE), "patience-validation", "there is validation data; the best weights are restored"
@@ -307,11 +288,16 @@ RULES: dict[str, Callable[[Facts], Answer]] = {
     "initial": _initial,
     "scaling": _scaling,
     "penalty": _penalty,
-    "clipping": _clipping,
-    "loss_weights": _loss_weights,
+    "clipping": steadying.clipping,
+    "loss_weights": steadying.loss_weights,
     "patience": _patience,
+    "schedule": steadying.schedule,
+    "clip": steadying.clip,
+    "class_weight": steadying.class_weight,
 }
 """By key of the block ``train``."""
+OF_RUNS = ("schedule", "clip", "class_weight")
+"""Those that are settings of a run."""
 
 
 def mismatch(output: Output, loss: str) -> str:

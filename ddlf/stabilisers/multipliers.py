@@ -12,6 +12,9 @@ from ddlf.errors import ConfigError
 from ddlf.stabilisers.chain import chain
 from ddlf.stabilisers.wrapper import Wrapper
 
+FACTORS = "_ddlf_factors"
+"""Where a model has the factors that each optimizer of it is to have."""
+
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class Multipliers(Wrapper):
@@ -93,15 +96,23 @@ def multiplied(model: Any, factors: Mapping[str, float]) -> Any:
     """
     if not factors:
         return model
+    vars(model)[FACTORS] = dict(factors)
     compile_plain = model.compile
 
     def compile(optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
-        paths = [one.path for one in model.trainable_variables]
-        known = {key: one for key, one in factors.items() if any(is_part(key, path) for path in paths)}
-        compile_plain(with_factors(keras.optimizers.get(optimizer), known), *args, **kwargs)
+        compile_plain(with_factors_of(model, optimizer), *args, **kwargs)
 
     vars(model)["compile"] = compile
     return model
+
+
+def with_factors_of(model: Any, optimizer: Any) -> Any:
+    """An optimizer that has the factors of ``multiplied``, if a model has any."""
+    if not (factors := vars(model).get(FACTORS)):
+        return optimizer
+    paths = [one.path for one in model.trainable_variables]
+    known = {key: one for key, one in factors.items() if any(is_part(key, path) for path in paths)}
+    return with_factors(keras.optimizers.get(optimizer), known)
 
 
 def with_factors(optimizer: Any, factors: Mapping[str, float]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 
 from ddlf.errors import ConfigError
 from ddlf.stabilisers.chain import innermost
+from ddlf.stabilisers.multipliers import with_factors_of
 from ddlf.stabilisers.wrapper import SPARED
 
 
@@ -27,23 +29,40 @@ class Uncertain(keras.Model):  # type: ignore[misc]
     Args:
         model: With two outputs or more, a list or a dict. Its weights are this one's.
         name: Keras's.
+        first: About what each loss is at first, by the output's name: s_i begins with its logarithm, in place of 0, and has not far to go.
 
     Raises:
-        ConfigError: It has one output; or, in ``compile``, not one loss for each, or ``loss_weights``, in whose place this stands.
+        ConfigError: It has one output, or first losses that are none; or, in ``compile``, not one loss for each, or ``loss_weights``, in whose
+            place this stands.
 
     Source:
         Kendall, Gal, Cipolla 2018, arXiv:1705.07115.
     """
 
-    def __init__(self, model: Any, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, name: str | None = None, first: Mapping[str, float] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(name=name or f"{model.name}_uncertain", **kwargs)
         self.inner = model
-        self.output_names = list(model.output_names)
+        named = getattr(
+            model, "_outputs_struct", None
+        )  # by which labels and losses are given; Keras has those of the last layers
+        self.output_names = sorted(named) if isinstance(named, Mapping) else list(model.output_names)
         if len(self.output_names) < 2:
             raise ConfigError(
                 f"{model.name!r} has one output, and uncertainty weighs several losses", hint="compile it as it is"
             )
+        self.first = None if first is None else {name: float(first.get(name, 0)) for name in self.output_names}
+        if self.first is not None and not (
+            set(first or ()) == set(self.first) and all(map(_is_loss, self.first.values()))
+        ):
+            raise ConfigError(
+                f"first needs a loss above 0 for each of {', '.join(self.output_names)}, got {first!r}",
+                hint="what the losses are before training",
+            )
         self.log_variances = self.add_weight(shape=(len(self.output_names),), initializer="zeros", name=SPARED)
+        if self.first is not None:
+            self.log_variances.assign([math.log(self.first[name]) for name in self.output_names])
         self.parts = [keras.metrics.Mean(name=f"{one}_loss") for one in self.output_names]
         self.built = True
 
@@ -64,7 +83,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
                 f"{len(self.output_names)} outputs need as many losses, got {loss!r}",
                 hint=f"loss={{{', '.join(f'{one!r}: ...' for one in self.output_names)}}}",
             )
-        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        super().compile(optimizer=with_factors_of(self.inner, optimizer), loss=loss, **kwargs)
         # Beside those that the user leaves out of the weight decay.
         inner = innermost(self.optimizer)
         spared = {*getattr(inner, "_exclude_from_weight_decay", ()), inner._var_key(self.log_variances)}
@@ -99,10 +118,18 @@ class Uncertain(keras.Model):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """As it is saved."""
-        return {"name": self.name, "model": keras.saving.serialize_keras_object(self.inner)}
+        return {
+            "name": self.name,
+            "model": keras.saving.serialize_keras_object(self.inner),
+            "first": self.first and dict(self.first),
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """As it was saved."""
         model = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
-        return cls(model, name=config["name"])
+        return cls(model, name=config["name"], first=config.get("first"))
+
+
+def _is_loss(value: float) -> bool:
+    return math.isfinite(value) and value > 0

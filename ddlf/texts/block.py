@@ -11,7 +11,7 @@ from ddlf.notation.blocks import plain
 from ddlf.notation.model import Model, statements
 from ddlf.notation.operators import LOSSES
 from ddlf.notation.problems import Problems
-from ddlf.notation.values import Call, Items, Number, Statement, Text, Value, Word
+from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Value, Word
 from ddlf.settings import SETTINGS
 
 SETS = ("digits", "mnist", "cifar10", "iris")
@@ -24,7 +24,7 @@ NOT_WRITTEN = ("callbacks", "worker_callbacks")
 """Settings that are objects of a program."""
 OPTIMIZERS = (
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "LossScaleOptimizer", "Muon"),
-    *("Nadam", "RMSprop", "SGD", "ScheduleFreeAdamW"),
+    *("Nadam", "RMSprop", "Rlion", "SGD", "ScheduleFreeAdamW"),
 )
 PENALTIES = ("L1", "L2", "L1L2", "OrthogonalRegularizer")
 SCALINGS = ("Normalization", "Rescaling")
@@ -32,6 +32,9 @@ INITIAL = (
     *("by_activation", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform"),
     *("orthogonal", "random_normal", "random_uniform", "truncated_normal"),
 )
+
+UNCERTAINTY = "uncertainty"
+"""In the place of numbers: how losses count is learned."""
 
 Check = Callable[[Value], str]
 """Says what a value must be, or nothing if it is that."""
@@ -106,8 +109,8 @@ def check_train(model: Model) -> Train:
     return found
 
 
-def read_key(key: str, text: str, origin: str) -> Value:
-    """The value of one key that does not stand in the text.
+def read_key(key: str, text: str, origin: str) -> Train:
+    """What a block would say with one key that does not stand in the text.
 
     Raises:
         ConfigError: It cannot be; ``origin`` says where it stands.
@@ -118,7 +121,31 @@ def read_key(key: str, text: str, origin: str) -> Value:
         problems.check()
     except NotationError as error:
         raise ConfigError(f"{origin}: {'; '.join(each[2] for each in error.problems)}") from None
-    return found.own[key]
+    return found
+
+
+def ignored_of(own: Mapping[str, Value]) -> float | None:
+    """The label that is left out of the losses; None for none."""
+    found = own.get("ignore")
+    return found.value if isinstance(found, Number) else None
+
+
+def clips(optimizer: Value | None) -> bool:
+    """Whether an optimizer clips by what stands in its brackets."""
+    return any(arg.key in IN_BRACKETS["clipping"] for arg in _args(optimizer))
+
+
+def has_own_rates(optimizer: Value | None) -> bool:
+    """Whether an optimizer follows a schedule of its own."""
+    named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
+    return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
+
+
+def _args(value: Value | None) -> Iterator[Arg]:
+    """The arguments of an optimizer, and of the one inside of it."""
+    for arg in value.args if isinstance(value, Call) else ():
+        yield arg
+        yield from _args(arg.value) if arg.key == "inner_optimizer" else ()
 
 
 def _refuse_key(key: str, statement: Statement, problems: Problems) -> None:
@@ -218,7 +245,11 @@ def _scaling(value: Value) -> str:
 def _loss_weights(value: Value) -> str:
     each = plain(value) if isinstance(value, Items) else []
     fine = bool(each) and all(isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in each)
-    return "" if fine or is_none(value) else "none, or a list with a number of 0 or more for each output"
+    if isinstance(value, Word | Call) and value.name == UNCERTAINTY:
+        args = value.args if isinstance(value, Call) else ()
+        fine = all(arg.key and isinstance(arg.value, Number) and arg.value.value > 0 for arg in args)
+    learned = f"{UNCERTAINTY}, {UNCERTAINTY}(one=2.3, other=230) with about the first losses"
+    return "" if fine or is_none(value) else f"none, {learned}, or a list with a number of 0 or more for each output"
 
 
 def _data(value: Value) -> str:
@@ -243,6 +274,7 @@ KEYS: dict[str, Check] = {
     "validation": _number(
         "none, or the share of training samples that are held out, between 0 and 1", lambda value: 0 < value < 1
     ),
+    "ignore": _number("none, or the label of entries that are left out of the losses", lambda value: True),
 }
 """Keys of the block's own, and what their values may be."""
 NAMES: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from ddlf.errors import NotationError
 from ddlf.notation.blocks import plain
 from ddlf.notation.graph import Head
 from ddlf.notation.values import Call, Items, Number, Text, Value, Word
-from ddlf.texts.block import values
+from ddlf.texts.block import UNCERTAINTY, ignored_of, values
 
 HOMES = {
     "optimizer": ("optimizers", "optimizers.schedules"),
@@ -48,7 +48,7 @@ def compile(
     heads: Sequence[tuple[Head, str, dict[str, float], str]],
     own: Mapping[str, Value],
     place: Callable[[str], str],
-) -> None:
+) -> Any:
     """Compile a model.
 
     Args:
@@ -56,6 +56,9 @@ def compile(
         heads: Each output with its loss, the factors of that, and its last activation.
         own: Values of the block ``train``.
         place: Gives file, line and column of a key for an error.
+
+    Returns:
+        The model, or one around it that learns how its losses count.
 
     Raises:
         NotationError: Keras refuses a value.
@@ -66,9 +69,27 @@ def compile(
         with _placed(place, "penalty"):
             punish(model, made(penalty, "penalty"))
     losses = {head.name: LOSSES[loss](factors, last) for head, loss, factors, last in heads}
+    ignored = ignored_of(own)
+    if ignored is not None:
+        from ddlf.stabilisers.masked import Masked
+
+        losses = {name: Masked(loss, ignored) for name, loss in losses.items()}
     with _placed(place, "metrics"):
-        metrics = {head.name: _metrics(own.get("metrics"), loss) for head, loss, _, _ in heads}
-    weights = plain(own["loss_weights"]) if isinstance(own.get("loss_weights"), Items) else None
+        metrics = {
+            head.name: _metrics(own.get("metrics"), "" if ignored is not None else loss) for head, loss, *_ in heads
+        }
+    given = own.get("loss_weights")
+    weights = plain(given) if isinstance(given, Items) else None
+    if isinstance(given, Word | Call) and given.name == UNCERTAINTY:
+        if len(heads) == 1:
+            raise NotationError(
+                f"{place('loss_weights')}: {UNCERTAINTY} weighs several losses, and there is one output"
+            )
+        from ddlf.stabilisers.uncertainty import Uncertain
+
+        first = {arg.key: float(plain(arg.value)) for arg in given.args} if isinstance(given, Call) else None
+        with _placed(place, "loss_weights"):
+            model = Uncertain(model, first=first)
     with _placed(place, "loss_weights"):
         if weights is not None and len(weights) != len(heads):
             raise ValueError(f"{len(weights)} numbers for {len(heads)} outputs")
@@ -78,6 +99,7 @@ def compile(
         else:
             each = None if weights is None else dict(zip(losses, weights, strict=True))
             model.compile(optimizer, losses, metrics=metrics, loss_weights=each)
+    return model
 
 
 def punish(model: Any, penalty: Any) -> None:
@@ -103,12 +125,18 @@ def made(value: Value, key: str) -> Any:
 
 
 def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
-    value, more = own["optimizer"], {}
+    value = own["optimizer"]
+    more: dict[str, Any] = {}
     rate, clipping = own.get("learning_rate"), own.get("clipping")
     if isinstance(rate, Number):
         more["learning_rate"] = rate.value
     if isinstance(clipping, Number):
         more["global_clipnorm"] = float(clipping.value)
+    if str(getattr(value, "name", "")).casefold() == "rlion":
+        from ddlf.stabilisers.rlion import Rlion
+
+        args = value.args if isinstance(value, Call) else ()
+        return Rlion(**{arg.key: made(arg.value, "optimizer") for arg in args}, **more)
     if isinstance(value, Word):
         kinds = {name.casefold(): kind for name, kind in vars(keras.optimizers).items() if isinstance(kind, type)}
         if value.name.casefold() not in kinds:

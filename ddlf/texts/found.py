@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ddlf.models.deciding import DROPOUTS, MOST_NUMBERS, NORMALIZING, Facts, Input, Labels, Output
+from ddlf.models.deciding import DROPOUTS, MOST_NUMBERS, Facts, Input, Labels, Output
+from ddlf.models.steadying import NORMALIZING
 from ddlf.notation.graph import Graph, Head, Node, consumers
 from ddlf.notation.model import Model
 from ddlf.notation.operators import DTYPES, is_keras
@@ -40,7 +42,17 @@ def by_name(data: Any, names: list[str]) -> dict[str, Any]:
     return dict(zip(names, data if isinstance(data, list | tuple) else [data], strict=False))
 
 
-def facts(model: Model, x: Any, y: Any, *, parameters: int, validation: bool) -> Facts:
+def facts(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    parameters: int,
+    validation: bool,
+    weighted: bool = False,
+    losses: Mapping[str, str] | None = None,
+    ignore: float | None = None,
+) -> Facts:
     """What there is to know.
 
     Args:
@@ -49,6 +61,9 @@ def facts(model: Model, x: Any, y: Any, *, parameters: int, validation: bool) ->
         y: Labels, likewise.
         parameters: How many the model has.
         validation: Whether there is validation data.
+        weighted: Whether samples have weights.
+        losses: Those that are written, by name of the output.
+        ignore: Label of what is left out of the losses; None for nothing.
     """
     graph, blocks = model.graph, blocks_of(model)
     nodes = inputs_of(graph)
@@ -58,14 +73,27 @@ def facts(model: Model, x: Any, y: Any, *, parameters: int, validation: bool) ->
     layers = tuple(node.operator for node in graph.nodes if node.operator != "input")
     return Facts(
         inputs=tuple(_input(graph, node, given.get(node.name)) for node in nodes),
-        outputs=tuple(_output(graph, head, blocks, labels.get(head.name)) for head in graph.heads),
+        outputs=tuple(
+            _output(graph, head, blocks, labels.get(head.name), (losses or {}).get(head.name, ""), ignore)
+            for head in graph.heads
+        ),
         samples=0 if first is None else len(first),
         parameters=parameters,
         layers=layers,
         learning=sum(bool(node.parameters) for node in graph.nodes),
         validation=validation,
         drawn=model.draws,
+        depth=_depth(graph),
+        weighted=weighted,
     )
+
+
+def _depth(graph: Graph) -> int:
+    """Operators on the shortest path from an input to an output, of the output for which it is longest; nodes come after what they read."""
+    begun: list[int] = []
+    for node in graph.nodes:
+        begun.append(min((begun[each] for each in node.inputs), default=-1) + 1)
+    return max((begun[head.node] for head in graph.heads), default=0)
 
 
 def last_activation(graph: Graph, number: int) -> str:
@@ -80,33 +108,42 @@ def last_activation(graph: Graph, number: int) -> str:
     return node.operator
 
 
-def _output(graph: Graph, head: Head, blocks: dict[str, str], labels: Any) -> Output:
+def _output(graph: Graph, head: Head, blocks: dict[str, str], labels: Any, loss: str, ignore: float | None) -> Output:
     node = graph.nodes[head.node]
     shape = tuple(head.wanted or node.shape or ())
     sizes = tuple(int(size or 0) for size in shape)
-    seen = None if labels is None else labels_of(np.asarray(labels), sizes)
-    return Output(blocks.get(head.name, head.name), last_activation(graph, head.node), sizes, node.dtype, seen)
+    seen = None if labels is None else labels_of(np.asarray(labels), sizes, ignore)
+    last = last_activation(graph, head.node)
+    return Output(blocks.get(head.name, head.name), last, sizes, node.dtype, seen, loss, head.name)
 
 
-def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Labels:
-    """What some labels are, for an output of a shape."""
+def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | None = None) -> Labels:
+    """What some labels are, for an output of a shape; of those that are left out nothing is known but the shape."""
+    if ignore is not None:
+        kept = y[y == y] if ignore != ignore else y[y != ignore]
+        return replace(labels_of(kept, ()), shape=tuple(y.shape[1:]))
     if not len(y):
         return Labels(y.shape[1:], True, 0.0, 0.0)
     whole = y.dtype.kind in "iub" or bool(np.all(np.mod(y, 1) == 0))
     low, high = float(y.min()), float(y.max())
     rows = y.ndim > 1 and y.shape[1:] == shape and shape[-1] > 1
     one_each = rows and bool(np.allclose(y.sum(axis=-1, dtype=np.float64), 1.0, atol=1e-4))
-    majority = sigma = far = 0.0
+    majority = sigma = far = square = 0.0
+    counts: tuple[int, ...] = ()
     if one_each and whole:
-        majority = float(y.reshape(-1, y.shape[-1]).mean(axis=0, dtype=np.float64).max())
+        sums = y.reshape(-1, y.shape[-1]).sum(axis=0, dtype=np.float64)
+        majority, counts = float(sums.max() / sums.sum()), tuple(map(int, sums))
     elif whole and high - low < MOST_NUMBERS:
-        majority = float(np.bincount((y - low).astype(np.int64).reshape(-1)).max() / y.size)
+        found = np.bincount((y - low).astype(np.int64).reshape(-1))
+        majority = float(found.max() / y.size)
+        counts = (*[0] * int(low), *map(int, found)) if 0 <= low < MOST_NUMBERS else ()
     if not rows or not one_each:
         middle = np.median(y)
         away = np.abs(np.asarray(y, np.float64) - middle)
         sigma = SIGMA * float(np.median(away))
         far = float(np.mean(away > FAR * sigma)) if sigma > 0 else 0.0
-    return Labels(tuple(y.shape[1:]), whole, low, high, one_each, majority, sigma, far)
+        square = float(np.mean(np.square(y, dtype=np.float64)))
+    return Labels(tuple(y.shape[1:]), whole, low, high, one_each, majority, sigma, far, square, counts)
 
 
 def _input(graph: Graph, node: Node, x: Any) -> Input:
@@ -120,9 +157,18 @@ def _input(graph: Graph, node: Node, x: Any) -> Input:
     x = np.asarray(x)
     low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
     if len(shape) != 1 or shape[0] > MOST_NUMBERS:
-        return Input(node.name, shape, numbers, scaled, low, high)
+        return Input(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
     means, deviations = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
     ranges = (x.max(axis=0) - x.min(axis=0)) if x.dtype.kind == "f" else np.ptp(x.astype(np.float64), axis=0)
-    return Input(
-        node.name, shape, numbers, scaled, low, high, *(tuple(map(float, each)) for each in (means, deviations, ranges))
-    )
+    known = [tuple(map(float, each)) for each in (means, deviations, ranges)]
+    return Input(node.name, shape, numbers, scaled, low, high, known[0], known[1], known[2], _peak(x))
+
+
+def _peak(x: np.ndarray[Any, Any]) -> float:
+    """The largest norm of a sample over that of the middle one; 0 of bytes, which have no outliers."""
+    if x.dtype.kind != "f" or not x.size:
+        return 0.0
+    rows = x.reshape(len(x), -1)
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64 if x.dtype == np.float64 else np.float32)
+    middle = float(np.median(squares))
+    return float(np.sqrt(squares.max() / middle)) if middle > 0 else 0.0

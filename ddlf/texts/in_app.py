@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError
 from ddlf.events import Decided, Warned
+from ddlf.models.deciding import OF_RUNS
 from ddlf.settings import SETTINGS, Settings
+
+SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
+"""Callbacks of Keras that need a rate that can be set."""
 
 if TYPE_CHECKING:
     from ddlf.texts.loaded import Notation
@@ -44,8 +48,34 @@ def take_notation(app: Any) -> None:
             f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(given).__name__}"
         )
     for name, value in given.train_block.settings.items():
-        if name not in vars(app) and issubclass(Settings, _home(app, name)):
+        if not _says(app, name):
             setattr(app, name, value)
+
+
+def _says(app: Any, name: str) -> bool:
+    """Whether an app has a value of its own for a setting."""
+    return name in vars(app) or not issubclass(Settings, _home(app, name))
+
+
+def not_open(app: Any) -> list[str]:
+    """The settings of a run that no rule is to decide for an app: those that it sets itself, and those that would not go with what it sets."""
+    found = [name for name in OF_RUNS if _says(app, name)]
+    if SETTINGS["rate_decay"].check("rate_decay", app.rate_decay) != SETTINGS["rate_decay"].check(
+        "rate_decay", "never"
+    ):
+        found.append("schedule")
+    if any(kind.__name__ in SET_RATES for one in app.callbacks for kind in type(one).__mro__):
+        found.append("schedule")
+    if app.mode == "downpour":
+        found.append("clip")  # whose replicas take no optimizer around another one
+    return found
+
+
+def take_decided(app: Any, notation: Notation) -> None:
+    """Set on an app the settings of a run that were decided."""
+    for each in notation.decisions:
+        if each.block == "train" and each.key in OF_RUNS:
+            setattr(app, each.key, notation.settings[each.key])
 
 
 def _home(app: Any, name: str) -> type:
@@ -57,9 +87,12 @@ def ready(notation: Notation, app: Any) -> Any:
     before = notation.made
     if before is not None and before.compiled:
         return before
-    settled = notation.settled(
-        getattr(app, "x_train", None), getattr(app, "y_train", None), validation=getattr(app, "x_val", None) is not None
-    )
+    x, y, w, x_val = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train", "x_val"))
+    # Where a program loads the text itself, settings are the program's.
+    given = not_open(app) if app.notation is not None else OF_RUNS
+    settled = notation.settled(x, y, validation=x_val is not None, weighted=w is not None, given=given)
+    if app.notation is not None:
+        take_decided(app, settled)
     model = settled.compiled()
     if not hasattr(app, "worker"):
         _tell(settled, app)

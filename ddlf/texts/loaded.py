@@ -6,7 +6,7 @@ Keras is imported when the model is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from ddlf.notation.model import read, statements
 from ddlf.notation.printer import changed, spelled
 from ddlf.notation.problems import Problems
 from ddlf.notation.values import Call, Text, Value
-from ddlf.settings import Settings
 from ddlf.texts import shipped
-from ddlf.texts.block import IN_BRACKETS, check_train, read_key
+from ddlf.texts.block import IN_BRACKETS, check_train, clips, has_own_rates, ignored_of, is_none, read_key
 from ddlf.texts.found import blocks_of, facts, inputs_of, last_activation
 from ddlf.texts.shipped import WEIGHTS, place_of, text_of
 
@@ -59,6 +58,7 @@ class Notation:
     Attributes:
         parsed: What the text says of the model.
         train_block: What its block ``train`` says.
+        settings: Values of settings of a run by name, of the text or decided.
         inputs: Shape of each input, by name.
         outputs: Shape of each output, by name.
         places: Where the text says each layer of the model, once it is made: characters, by the layers' names.
@@ -79,11 +79,12 @@ class Notation:
         self.file, self.values, self.decisions = file, dict(values or {}), decisions
         self._problems = Problems(self.parsed.text, file)
         self.train_block = check_train(self.parsed)
-        self._own = {
-            key: read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"
-        }
+        said = [read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"]
+        self._own = {key: value for each in said for key, value in each.own.items()}
+        self.settings = self.train_block.settings | {name: one for each in said for name, one in each.settings.items()}
         self._made: Any = None
         self.places: dict[str, int] = {}
+        self._trained: Any = None  # what was compiled, if it is around the model
         self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
@@ -152,9 +153,13 @@ class Notation:
         """Block and key of all that is not to be decided."""
         _, parsed, _ = statements(self.parsed.text, self.file)
         found = {(each.block.name, each.property.name) for each in parsed.statements} | self.values.keys()
-        optimizer = self.own("optimizer")
-        if isinstance(optimizer, Call) and any(arg.key in IN_BRACKETS["clipping"] for arg in optimizer.args):
-            found.add(("train", "clipping"))
+        optimizer, clipping = self.own("optimizer"), self.own("clipping")
+        if clips(optimizer):
+            found |= {("train", "clipping"), ("train", "clip")}
+        if clipping is not None and not is_none(clipping):
+            found.add(("train", "clip"))
+        if has_own_rates(optimizer):
+            found.add(("train", "schedule"))
         return frozenset(found)
 
     def place(self, key: str) -> str:
@@ -166,13 +171,17 @@ class Notation:
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
-    def settled(self, x: Any, y: Any, *, validation: bool) -> Notation:
+    def settled(
+        self, x: Any, y: Any, *, validation: bool, weighted: bool = False, given: Collection[str] = ()
+    ) -> Notation:
         """The same with all decided that is open.
 
         Args:
             x: Inputs of training, as Keras takes them; None if they are not in memory.
             y: Labels, likewise.
             validation: Whether there is validation data.
+            weighted: Whether samples have weights.
+            given: Settings of a run that are not to be decided.
 
         A model of Keras that is there already is kept, and what would make it another one is not decided.
 
@@ -181,8 +190,17 @@ class Notation:
         """
         if self.tensors is not None:
             _ = self.keras
-        found = facts(self.parsed, x, y, parameters=self.parsed.graph.parameters or 0, validation=validation)
-        written = self.written | ({("train", "scaling"), ("train", "initial")} if self._made is not None else set())
+        blocks = blocks_of(self.parsed)
+        found = facts(
+            *(self.parsed, x, y),
+            parameters=self.parsed.graph.parameters or 0,
+            validation=validation,
+            weighted=weighted,
+            losses={head.name: self.loss_of(head, blocks)[0] for head in self.parsed.graph.heads},
+            ignore=ignored_of(self._all_own()),
+        )
+        kept = ["scaling", "initial"] if self._made is not None else []
+        written = self.written | {("train", key) for key in (*kept, *given)}
         try:
             decisions = tuple(decide(found, written))
         except ValueError as error:
@@ -246,8 +264,10 @@ class Notation:
 
         model, blocks, graph = self.keras, blocks_of(self.parsed), self.parsed.graph
         heads = [(head, *self.loss_of(head, blocks), last_activation(graph, head.node)) for head in graph.heads]
-        compile(model, heads, self._all_own(), self.place)
-        return model
+        found = compile(model, heads, self._all_own(), self.place)
+        if found is not model:
+            self._trained, found.notation = found, self
+        return found
 
     @property
     def patience(self) -> int | None:
@@ -295,8 +315,8 @@ class Notation:
             AppError: Labels do not go with an output.
         """
         x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
-        self._be_compiled(x, y, validation=False)
-        return {name: float(value) for name, value in self.keras.evaluate(x, y, verbose=0, return_dict=True).items()}
+        model = self.be_compiled(x, y, validation=False)
+        return {name: float(value) for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items()}
 
     def train(
         self,
@@ -321,40 +341,22 @@ class Notation:
         Returns:
             A list for loss and each metric, with a value for each epoch.
         """
-        import keras
+        from ddlf.texts.alone import train
 
-        said = {
-            name: self.train_block.settings.get(name, getattr(Settings, name))
-            for name in ("master_epochs", "batch_size", "seed")
-        }
         x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
-        if self._made is None:
-            keras.utils.set_random_seed(said["seed"] if seed is None else seed)
-        self._be_compiled(x, y, validation=validation is not None)
-        beside, callbacks = None, []
+        beside = None
         if validation is not None:
-            beside = (
-                self._named(validation[0], self.inputs, "input"),
-                self._named(validation[1], self.outputs, "output"),
-            )
-            if self.patience is not None:
-                callbacks = [keras.callbacks.EarlyStopping(patience=self.patience, restore_best_weights=True)]
-        history = self.keras.fit(
-            x,
-            y,
-            batch_size=batch_size or said["batch_size"],
-            epochs=epochs or said["master_epochs"],
-            validation_data=beside,
-            callbacks=callbacks,
-            verbose=0,
-        ).history
-        return {name: [float(value) for value in each] for name, each in history.items()}
+            named = zip(validation, (self.inputs, self.outputs), ("input", "output"), strict=True)
+            beside = tuple(self._named(*each) for each in named)
+        return train(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
 
-    def _be_compiled(self, x: Any, y: Any, *, validation: bool) -> None:
-        if self._made is None or not self._made.compiled:
+    def be_compiled(self, x: Any, y: Any, *, validation: bool) -> Any:
+        """The model that is trained, compiled; decides what is open when that is done for the first time."""
+        if self._trained is None and (self._made is None or not self._made.compiled):
             settled = self.settled(x, y, validation=validation)
             settled.compiled()
             vars(self).update(vars(settled))
+        return self._made if self._trained is None else self._trained
 
     def _named(self, data: Any, names: Mapping[str, Any], what: str) -> Any:
         if not isinstance(data, Mapping):

@@ -21,6 +21,7 @@ from ddlf.iworker import awaited
 from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
 from ddlf.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
+from ddlf.stabilisers.chain import bare
 from ddlf.training.rounds import Elsewhere
 
 WEIGHTS = ".safetensors"
@@ -204,7 +205,7 @@ def _save_with_text(model: Any, path: Path) -> None:
         raise ConfigError(
             f"{path} cannot be written, for no text says this model: {error}; it is in {other}"
         ) from error
-    save(model, text, path)
+    save(model if notation is None else bare(model), text, path)
 
 
 def check_path(path: Path) -> None:

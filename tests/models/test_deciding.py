@@ -11,7 +11,13 @@ NUMBERS = Labels((), True, 0.0, 9.0, majority=0.1)
 SOFTMAX = Output("a", "softmax", (10,), "float32", ROWS)
 FINE = Input("a", (4,), True, False, -1.0, 1.0, (0.0,) * 4, (1.0,) * 4, (2.0,) * 4)
 FACTS = Facts((FINE,), (SOFTMAX,), 1000, 5000, ("matmul", "add", "relu"), 2, False)
+SCE = replace(SOFTMAX, labels=NUMBERS, loss="SCE")
+RARE = replace(SCE, labels=replace(NUMBERS, majority=0.96, counts=(96, 4, 0)))
 QUANTITY = Output("a", "linear", (1,), "float32", Labels((), False, -3.0, 3.0, sigma=1.0))
+FAR = replace(QUANTITY, labels=Labels((), False, -3.0, 90.0, sigma=1.0, far=0.01))
+QUANTITIES = replace(QUANTITY, block="b", loss="MSE", labels=replace(QUANTITY.labels, square=22.0))
+LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
+"""Ten classes are 2.3 at first, a tenth of which is 23."""
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,17 @@ def test_the_delta_of_huber_is_a_multiple_of_the_deviation():
     found = {each.key: each for each in decide(replace(FACTS, outputs=(output,)), ())}
     assert found["loss"].value == "HUL"
     assert float(found["delta"].value) == pytest.approx(1.345 * 2)
+    written = {each.key for each in decide(replace(FACTS, outputs=(replace(output, loss="HUL"),)), {("a", "loss")})}
+    assert "delta" in written
+    assert "delta" not in {each.key for each in decide(replace(FACTS, outputs=(output,)), {("a", "delta")})}
+
+
+def test_the_alpha_of_the_focal_loss_is_the_share_of_the_others():
+    labels = Labels((), True, 0.0, 1.0, majority=0.95, counts=(95, 5))
+    output = Output("a", "sigmoid", (1,), "float32", labels)
+    found = {each.key: each.value for each in decide(replace(FACTS, outputs=(output,)), ())}
+    assert (found["loss"], found["alpha"]) == ("FOL", "0.95")
+    assert "alpha" not in {each.key for each in decide(replace(FACTS, outputs=(SOFTMAX,)), ())}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +118,27 @@ def test_inputs_are_scaled_if_nothing_else_does(given, value):
         ("patience", FACTS, "none"),
         ("patience", replace(FACTS, validation=True), "10"),
         ("loss_weights", FACTS, "none"),
-        ("loss_weights", replace(FACTS, outputs=(SOFTMAX, SOFTMAX)), "none"),
+        ("loss_weights", replace(FACTS, outputs=(SCE, QUANTITIES)), "none"),
+        ("loss_weights", replace(FACTS, outputs=(SCE, LARGE)), "uncertainty(a=2.30259, b=24)"),
+        ("loss_weights", replace(FACTS, outputs=(SCE, LARGE), weighted=True), "none"),
+        ("loss_weights", replace(FACTS, outputs=(SCE, replace(LARGE, labels=None))), "none"),
+        ("schedule", FACTS, "none"),
+        ("schedule", replace(FACTS, layers=("LayerNormalization", "attend")), '"warmup:0.05,cosine"'),
+        ("clip", replace(FACTS, depth=15), "none"),
+        ("clip", replace(FACTS, depth=16), "agc"),
+        ("clip", replace(FACTS, depth=16, layers=("Rescaling", "matmul")), "agc"),
+        ("clip", replace(FACTS, depth=16, layers=("batchNorm", "matmul")), "none"),
+        ("clip", replace(FACTS, inputs=(replace(FINE, peak=99.0),)), "none"),
+        ("clip", replace(FACTS, inputs=(replace(FINE, peak=101.0),)), "rolling"),
+        ("clip", replace(FACTS, inputs=(replace(FINE, peak=101.0),), layers=("lstm",)), "none"),
+        ("clip", replace(FACTS, outputs=(replace(FAR, loss="MSE"),)), "rolling"),
+        ("clip", replace(FACTS, outputs=(replace(FAR, loss="HUL"),)), "none"),
+        ("class_weight", replace(FACTS, outputs=(SCE,)), "none"),
+        ("class_weight", replace(FACTS, outputs=(RARE,)), "[0.520833, 12.5, 1]"),
+        ("class_weight", replace(FACTS, outputs=(RARE,), weighted=True), "none"),
+        ("class_weight", replace(FACTS, outputs=(RARE, RARE)), "none"),
+        ("class_weight", replace(FACTS, outputs=(replace(RARE, labels=replace(RARE.labels, shape=(96,))),)), "none"),
+        ("class_weight", replace(FACTS, outputs=(replace(RARE, loss="FOL", last="sigmoid"),)), "none"),
     ],
 )
 def test_each_key_is_decided_as_its_rule_says(key, facts, value):

@@ -104,7 +104,7 @@ def test_two_errors_are_both_told():
 
 
 def test_a_value_that_does_not_stand_in_the_text_is_looked_at_as_well():
-    assert read_key("optimizer", "sgd", "-p optimizer") == Word("sgd", 0)
+    assert read_key("optimizer", "sgd", "-p optimizer").own["optimizer"] == Word("sgd", 0)
     with pytest.raises(ConfigError, match=r"^-p optimizer: optimizer must be .*did you mean 'SGD'"):
         read_key("optimizer", "sdg", "-p optimizer")
 

@@ -33,7 +33,7 @@ def test_what_is_decided_is_written_down_and_then_decides_itself():
     first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
     assert {each.key: each.value for each in first.decisions} == {
         **dict(loss="SCE", optimizer="adam", initial="by_activation", scaling="none", clipping="none"),
-        **dict(loss_weights="none", patience="none"),
+        **dict(loss_weights="none", patience="none", schedule="none", clip="none", class_weight="none"),
     }
     assert "# why" in first.text
     again = settled(first.text)
@@ -49,7 +49,7 @@ def test_what_is_written_stays_whatever_the_data_is():
     )
     found = settled(text, X * 100, np.eye(10)[Y])
     model = found.compiled()
-    assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights"}
+    assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights", "schedule", "class_weight"}
     assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     assert float(model.optimizer.learning_rate) == 0.5
@@ -66,6 +66,90 @@ def test_clipping_in_the_optimizers_brackets_is_written_too():
     found = settled(text, RANDOM.normal(size=(8, 5, 2)), RANDOM.normal(size=8))
     assert "clipping" not in {each.key for each in found.decisions}
     assert found.compiled().optimizer.clipnorm == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("train:schedule none;", "schedule"),
+        ("train:optimizer Adam(learning_rate=CosineDecay(initial_learning_rate=0.1, decay_steps=9));", "schedule"),
+        ("train:optimizer ScheduleFreeAdamW();", "schedule"),
+        ("train:clip agc;", "clip"),
+        ("train:optimizer SGD(clipvalue=3.0);", "clip"),
+        ("train:clipping 3;", "clip"),
+        ("train:class_weight [1, 2];", "class_weight"),
+    ],
+)
+def test_nothing_is_decided_that_what_is_written_says_already(more, key):
+    assert key in {each.key for each in settled(OPEN).decisions}
+    assert key not in {each.key for each in settled(OPEN + more).decisions}
+
+
+def test_a_sample_that_is_an_outlier_is_noticed_and_bytes_have_none():
+    x = X.copy()
+    x[3] *= 1000
+    assert settled(OPEN).settings["clip"] is None
+    assert settled(OPEN, x).settings["clip"] == "rolling"
+    assert settled(OPEN, np.eye(64, dtype="uint8")[:40] * 255).settings["clip"] is None
+
+
+def test_training_alone_goes_by_what_is_said_and_decided_of_a_run():
+    """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
+    from ddlf.stabilisers.chain import chain, innermost
+
+    text = DIGITS + 'train:schedule "warmup:0.5,linear"; train:clip rolling; train:batch 16;'
+    found = Notation(text)
+    for epochs in (2, 1):
+        found.train(X, np.zeros(40, int) + (np.arange(40) == 7), epochs=epochs)
+        optimizer = found.keras.optimizer
+        rate = innermost(optimizer)._learning_rate
+        assert float(rate(int(optimizer.iterations) - 1)) == pytest.approx(0, abs=1e-9)
+        assert float(rate(int(optimizer.iterations) - 2)) > 1e-5
+    assert [type(one).__name__ for one in chain(optimizer)] == ["RollingClip", "Adam"]
+    assert found.settings["class_weight"][1] == 20
+
+
+TASKS = (
+    "near:from trunk; near:output shape=[1]; near:layers Dense(units=1);"
+    "far:from trunk; far:output shape=[1]; far:layers Dense(units=1);"
+    "trunk:input shape=[2]; trunk:layers Dense(units=3, lrm=0.5);"
+)
+
+
+def test_losses_of_different_size_are_weighed_by_uncertainty(tmp_path):
+    """Decided, trained, written down, saved with the weights of the model alone, and read again."""
+    from ddlf.stabilisers import Uncertain
+    from ddlf.stabilisers.chain import bare, chain
+
+    x = RANDOM.normal(size=(64, 2)).astype("float32")
+    y = {"near": x[:, :1], "far": 100 * x[:, 1:]}
+    found = Notation(TASKS)
+    history = found.train(x, y, epochs=3)
+    assert {each.key: each.value for each in found.decisions}["loss_weights"].startswith("uncertainty(near=")
+    assert {"near_loss", "far_loss"} <= set(history)
+    trained = found.be_compiled(x, y, validation=False)
+    assert isinstance(trained, Uncertain)
+    assert trained.notation.text == found.text
+    assert "Multipliers" in [type(one).__name__ for one in chain(trained.optimizer)]
+    save(bare(trained), found.text, tmp_path / "model.safetensors")
+    again = ddlf.load_notation(tmp_path / "model.safetensors")
+    for name, value in found.run(x).items():
+        np.testing.assert_array_equal(again.run(x)[name], value)
+    first = Notation(found.text).settled(x, y, validation=False).compiled()
+    assert first.log_variances.numpy() == pytest.approx(
+        np.log([(y[name] ** 2).mean() for name in ("far", "near")]), rel=1e-3
+    )
+    with pytest.raises(NotationError, match="there is one output"):
+        Notation(LINE + "train:loss_weights uncertainty;").train(x, x[:, :1])
+
+
+def test_labels_that_are_left_out_count_in_no_loss_and_in_no_rule():
+    text = "a:input shape=[3]; a:output shape=[3]; a:layers identity(); train:ignore -1;"
+    x, y = np.zeros((3, 3), "float32"), np.array([0, -1, 2])
+    x[1] = [9, 0, 0]
+    found = Notation(text)
+    assert found.test(x, y) == {"loss": pytest.approx(np.log(3), rel=1e-5)}
+    assert {each.key: each.value for each in found.decisions}["loss"] == "SCE"
 
 
 def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():

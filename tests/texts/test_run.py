@@ -186,6 +186,32 @@ async def test_an_app_may_have_a_text_in_the_place_of_create_model(text):
         await wrong._check_written()
 
 
+RARE = "a:input shape=[4]; a:output shape=[3]; a:layers Dense(units=3, activation=softmax);"
+
+
+async def test_settings_of_a_run_are_decided_where_nobody_says_them(tmp_path):
+    """In the text, the class, a flag or by what a callback needs: what is said stays, also that there is to be none."""
+    (tmp_path / "rare.nnm").write_text(RARE)
+    x, y = np.ones((100, 4), "float32"), np.zeros(100, int)
+    x[7], y[:3] = 1e6, 1
+    np.savez(tmp_path / "rare.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+    async def app(**said):
+        made = app_of(tmp_path / "rare.nnm", str(tmp_path / "rare.npz"))()
+        vars(made).update(said)
+        await made._check()
+        return made
+
+    assert (await app()).clip == "rolling"
+    assert (await app()).class_weight == {0: 0.515464, 1: 16.6667}
+    assert (await app(clip="none", class_weight=None)).class_weight is None
+    assert (await app(clip="agc")).clip == "agc"
+    assert {each.key for each in (await app(clip="agc")).notation.decisions}.isdisjoint({"clip"})
+    assert "schedule" in {each.key for each in (await app()).notation.decisions}
+    for said, key in ((dict(rate_decay="webnn"), "schedule"), (dict(mode="downpour"), "clip")):
+        assert key not in {each.key for each in (await app(**said)).notation.decisions}
+
+
 async def test_settings_of_a_text_are_those_of_the_app(text):
     assert (app_of(text).master_epochs, app_of(text).batch_size, app_of(text).__name__) == (2, 16, "digits")
 
