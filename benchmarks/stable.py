@@ -1,0 +1,388 @@
+"""What each stabiliser costs a step, and whether it does what it is for: in pairs, with it and without, seed by seed.
+
+    python -m benchmarks.stable [--quick] [--parts steps,outliers,frozen,tasks] [--seeds 10] [--repeats 9]
+
+``steps``: a step with each beside the same model with the bare optimizer. Both train the same batches by turns, repeat by repeat; what counts is the
+ratio within one repeat, whose median is shown with its spread, and that nothing is compiled again after the first repeat. ``outliers``: a regression
+of which some samples are multiplied by a number, with ``RollingClip`` and without. ``frozen``: two local workers, with 75 % of the weights frozen and
+without: bytes back, and whether the bits of these tensors stay. ``tasks``: two tasks of one trunk whose losses are 100 times apart, each beside a
+model of its own; classes in points of accuracy, numbers in points of explained variance. ``--quick`` is the short form: few seeds, repeats, epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Spread, some_of, table, turns
+from ddlf import Cluster, IApp, load_digits
+
+Array = np.ndarray[Any, Any]
+Result = dict[str, Any]
+
+
+def seeds(options: argparse.Namespace) -> range:
+    """Those of the pairs."""
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
+# -- what a step costs --------------------------------------------------------------------------------------------------
+
+
+def steps(options: argparse.Namespace) -> Result:
+    """Milliseconds of a step by name, and how often a step was traced behind the first repeat."""
+    random = np.random.default_rng(0)
+    size = options.steps * options.batch_size
+    x, y = random.normal(size=(size, 784)).astype("float32"), random.integers(0, 10, size)
+    made = {name: make(options.width) for name, make in KINDS.items()}
+    found: dict[str, list[float]] = {name: [] for name in made}
+    for repeat, name in turns(list(made), options.repeats + 1):
+        model, labels, traced = made[name]
+        given = {"a": y, "b": y} if labels == "two" else y
+        before, begin = len(traced), time.perf_counter()
+        model.fit(x, given, options.batch_size, verbose=0, shuffle=False)
+        if repeat:  # the first one compiles
+            found[name].append(1000 * (time.perf_counter() - begin) / options.steps)
+            assert len(traced) == before, f"{name} was traced again"
+    lines = [["stabiliser", "beside", "ms a step", "of the bare one"]]
+    ratios = {}
+    for name, times in found.items():
+        bare = BESIDE.get(name, "adam")
+        each = [one / other for one, other in zip(times, found[bare], strict=True)]
+        ratios[name] = Spread.of(each)
+        lines.append([name, "" if name == bare else bare, Spread.of(times).text(), ratios[name].text(".3f")])
+    print(table(lines))
+    return {"ratios": {name: one.median for name, one in ratios.items()}}
+
+
+def _model(
+    width: int,
+    optimizer: Callable[[Any], Any],
+    *,
+    two: bool = False,
+    uncertain: bool = False,
+    masked: bool = False,
+) -> tuple[Any, str, list[int]]:
+    """A model, which labels it takes, and a list that is longer each time that its step is traced."""
+    import keras
+
+    from ddlf.stabilisers import Masked, Uncertain
+
+    layers, traced = keras.layers, []
+    plain = keras.losses.SparseCategoricalCrossentropy()
+    inner = Masked(plain) if masked else plain
+
+    class Counted(keras.losses.Loss):  # type: ignore[misc]
+        def __call__(self, *given: Any, **more: Any) -> Any:
+            traced.append(1)
+            return inner(*given, **more)
+
+    given = keras.Input((784,))
+    hidden = layers.Dense(width, "relu", name="second")(layers.Dense(width, "relu", name="first")(given))
+    if two:
+        outputs = {name: layers.Dense(10, "softmax", name=name)(hidden) for name in ("a", "b")}
+        model = keras.Model(given, outputs)
+    else:
+        model = keras.Model(given, layers.Dense(10, "softmax", name="last")(hidden))
+    made = optimizer(model)
+    if uncertain:
+        model = Uncertain(model)
+    model.compile(made, {"a": Counted(), "b": Counted()} if two else Counted())
+    return model, "two" if two else "", traced
+
+
+def _adam(rate: Any = 1e-3) -> Any:
+    import keras
+
+    return keras.optimizers.Adam(rate)
+
+
+def _kind(optimizer: Callable[[Any, Any], Any], **how: Any) -> Callable[[int], Any]:
+    """A model of a width, with the optimizer that is made of a model and ``ddlf.stabilisers``."""
+
+    def make(width: int) -> Any:
+        from ddlf import stabilisers
+
+        return _model(width, lambda model: optimizer(model, stabilisers), **how)
+
+    return make
+
+
+def _lion(model: Any, ours: Any) -> Any:
+    import keras
+
+    return keras.optimizers.Lion(1e-4, weight_decay=0.01)
+
+
+def _scaled(model: Any, ours: Any) -> Any:
+    import keras
+
+    return keras.optimizers.LossScaleOptimizer(_adam())
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "adam": _kind(lambda model, ours: _adam()),
+    "schedule": _kind(lambda model, ours: _adam(ours.RunSchedule(1e-3, "warmup:0.05,cosine", steps=10_000))),
+    "rolling clip": _kind(lambda model, ours: ours.RollingClip(_adam())),
+    "agc": _kind(lambda model, ours: ours.AGC(_adam())),
+    "multipliers": _kind(lambda model, ours: ours.Multipliers(_adam(), {"first": 0.1})),
+    "frozen by depth": _kind(lambda model, ours: ours.frozen_to(model, 0.5, _adam())),
+    "unfreezing": _kind(lambda model, ours: ours.Unfreezing.of(model, _adam(), (0.5, 0.0), steps=10_000)),
+    "loss scaling": _kind(_scaled),
+    "masked": _kind(lambda model, ours: _adam(), masked=True),
+    "lion": _kind(_lion),
+    "rlion": _kind(lambda model, ours: ours.Rlion(1e-4)),
+    "two outputs": _kind(lambda model, ours: _adam(), two=True),
+    "uncertainty": _kind(lambda model, ours: _adam(), two=True, uncertain=True),
+}
+"""Each kind of training; those that are nobody's stabiliser are what others stand beside."""
+BESIDE = {"lion": "lion", "rlion": "lion", "two outputs": "two outputs", "uncertainty": "two outputs"}
+
+
+# -- batches of outliers --------------------------------------------------------------------------------------------------
+
+SIZES = (10.0, 100.0, 1e4, 1e20)
+"""What outliers are multiplied with."""
+SGD, ADAM = "sgd", "adam"
+
+
+def outliers(options: argparse.Namespace) -> Result:
+    """For each size of outliers and optimizer, of each seed the loss on a test without outliers, with the clip and without; NaN where weights are."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    lines = [["outliers", "optimizer", "finite with", "finite without", "test loss with", "without"]]
+    for size in options.sizes:
+        for kind in (SGD, ADAM):
+            pairs = [
+                (_regression(seed, size, kind, True, options), _regression(seed, size, kind, False, options))
+                for seed in seeds(options)
+            ]
+            found[f"{size:g} {kind}"] = pairs
+            counts = [f"{sum(map(math.isfinite, each))} of {options.seeds}" for each in zip(*pairs, strict=True)]
+            medians = [_median(each) for each in zip(*pairs, strict=True)]
+            lines.append([f"x {size:g}", kind, *counts, *medians])
+            print(*lines[-1], flush=True)
+    print(table(lines))
+    return {"pairs": found}
+
+
+def _median(losses: Any) -> str:
+    kept = [one for one in losses if math.isfinite(one)]
+    return Spread.of(kept).text(".3g") if kept else "-"
+
+
+def _regression(seed: int, size: float, kind: str, clips: bool, options: argparse.Namespace) -> float:
+    """The test loss; NaN or infinite where a weight is."""
+    import keras
+
+    from ddlf.stabilisers import RollingClip
+
+    random = np.random.default_rng(seed)
+    slope = random.normal(size=(8, 1))
+    x = random.normal(size=(960, 8))
+    y = np.tanh(x @ slope) + 0.05 * random.normal(size=(960, 1))
+    train, rest = x[:640].copy(), x[640:]
+    train[random.choice(640, 6, replace=False)] *= size
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(16, "relu"), layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.05) if kind == SGD else keras.optimizers.Adam(0.005)
+    model.compile(RollingClip(optimizer) if clips else optimizer, "mse")
+    model.fit(train.astype("float32"), y[:640], 32, options.epochs, verbose=0)
+    if not all(np.isfinite(one).all() for one in model.get_weights()):
+        return math.nan
+    found = model.predict(rest.astype("float32"), verbose=0).astype(np.float64)
+    return float(np.mean(np.square(found - y[640:])))
+
+
+# -- frozen tensors -------------------------------------------------------------------------------------------------------
+
+WIDE = 48
+FROZEN = ("first", "second", "third")
+
+
+class Frozen(IApp):
+    """Digits, by four layers of one width, of which three can be frozen."""
+
+    verbose, batch_size, slots = False, 64, 2
+    freezes = False
+
+    async def load_dataset(self) -> None:
+        (x, y), (x_test, y_test) = load_digits()
+        self.x_train, self.y_train = x.reshape(len(x), -1)[:, :WIDE], y
+        self.x_test, self.y_test = x_test.reshape(len(x_test), -1)[:, :WIDE], y_test
+
+    async def create_model(self) -> None:
+        import keras
+
+        layers = keras.layers
+        hidden = [layers.Dense(WIDE, "relu", name=name) for name in (*FROZEN, "fourth")]
+        self.model = keras.Sequential([keras.Input((WIDE,)), *hidden, layers.Dense(10, "softmax", name="last")])
+        self.model.compile(keras.optimizers.Adam(1e-3), "categorical_crossentropy", metrics=["accuracy"])
+
+    def on_round(self, record: Any) -> None:
+        """Say nothing."""
+
+
+async def frozen(options: argparse.Namespace) -> Result:
+    """Of each seed the bytes back in a round with frozen tensors over those without, and whether the frozen ones are as they were."""
+    ways = {
+        "star": {},
+        "optimizers stay": {"optimizer_state": "stays"},
+        "int8": {"codec": "int8"},
+        "async": {"mode": "async"},
+    }
+    shares: dict[str, list[float]] = {}
+    kept: dict[str, list[bool]] = {}
+    async with Cluster.local(2) as cluster:
+        for seed in seeds(options):
+            for way, settings in ways.items():
+                back = []
+                for named in (",".join(f"{name}=0" for name in FROZEN), None):
+                    app = Frozen(cluster)
+                    for name, value in {"seed": seed, "master_epochs": 2, "multipliers": named, **settings}.items():
+                        setattr(app, name, value)
+                    await app.prepare()
+                    before = app.model.get_weights()
+                    records = await app.train_model()
+                    back.append(statistics.median(record.bytes_back for record in records))
+                    if named:
+                        pairs = zip(app.model.weights, before, app.model.get_weights(), strict=True)
+                        same = [a.tobytes() == b.tobytes() for w, a, b in pairs if w.path.split("/")[0] in FROZEN]
+                        kept.setdefault(way, []).append(len(same) == 2 * len(FROZEN) and all(same))
+                shares.setdefault(way, []).append(back[0] / back[1])
+    values = 3 * (WIDE * WIDE + WIDE)
+    share = values / (values + WIDE * WIDE + WIDE + 10 * WIDE + 10)
+    print(f"{share:.0%} of the values are frozen")
+    lines = [["way", "bit-equal", "bytes back"]]
+    for way, each in shares.items():
+        less = Spread.of([100 * (one - 1) for one in each])
+        lines.append([way, f"{sum(kept[way])} of {options.seeds}", f"{less.text('.1f')} %"])
+    print(table(lines))
+    return {"shares": shares, "kept": kept}
+
+
+# -- two tasks --------------------------------------------------------------------------------------------------------------
+
+
+def tasks(options: argparse.Namespace) -> Result:
+    """Of each seed the points of both tasks: of models of their own, with the plain sum, with uncertainty from 0 and from first losses."""
+    ways = ("own", "sum", "from 0", "uncertainty")
+    points: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for seed in seeds(options):
+        for way in ways:
+            points[way].append(_points(seed, way, options))
+        print(seed, *(f"{way} {a:.1f} {b:.1f}" for way in ways for a, b in [points[way][-1]]), flush=True)
+    lines = [["losses", "classes", "numbers", "least of own, in pairs"]]
+    worst = {}
+    for way, each in points.items():
+        a, b = zip(*each, strict=True)
+        pairs = zip(each, points["own"], strict=True)
+        less = [min(one - own for one, own in zip(mine, owns, strict=True)) for mine, owns in pairs]
+        worst[way] = less
+        lines.append([way, Spread.of(a).text(".1f"), Spread.of(b).text(".1f"), Spread.of(less).text("+.1f")])
+    print(table(lines))
+    return {"points": points, "worst": worst}
+
+
+FIRST = {"digit": math.log(10), "ink": 100 * math.log(10)}
+"""About what the losses are before training: of classes that are guessed, and 100 times that."""
+
+
+def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, float]:
+    if way == "own":
+        return _trained(seed, ("digit",), way, options)["digit"], _trained(seed, ("ink",), way, options)["ink"]
+    found = _trained(seed, ("digit", "ink"), way, options)
+    return found["digit"], found["ink"]
+
+
+def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Namespace) -> dict[str, float]:
+    import keras
+
+    from ddlf.stabilisers import Uncertain
+
+    (x, y), (x_test, y_test) = (
+        (x.reshape(len(x), -1).astype("float32"), labels.argmax(axis=1)) for x, labels in load_digits()
+    )
+    ink, ink_test = _ink(x, x), _ink(x_test, x)
+    targets = {"digit": y, "ink": ink}
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    given = keras.Input((x.shape[1],))
+    trunk = layers.Dense(128, "relu")(layers.Dense(128, "relu")(given))
+    ends = {"digit": layers.Dense(10, "softmax", name="digit"), "ink": layers.Dense(1, name="ink")}
+    model = keras.Model(given, {name: ends[name](trunk) for name in heads})
+    if way in ("from 0", "uncertainty"):
+        model = Uncertain(model, first=FIRST if way == "uncertainty" else None)
+    losses = {"digit": keras.losses.SparseCategoricalCrossentropy(), "ink": keras.losses.MeanSquaredError()}
+    # The s_i go as far in a step as weights do, and have up to 5 to go: so many steps it takes.
+    model.compile(keras.optimizers.Adam(3e-3), {name: losses[name] for name in heads})
+    model.fit(x, {name: targets[name] for name in heads}, 32, 2 * options.epochs, verbose=0)
+    found = model.predict(x_test, verbose=0)
+    points = {}
+    if "digit" in heads:
+        points["digit"] = 100 * float(np.mean(found["digit"].argmax(axis=1) == y_test))
+    if "ink" in heads:
+        points["ink"] = 100 * (1 - float(np.mean(np.square(found["ink"] - ink_test)) / np.var(ink_test)))
+    return points
+
+
+def _ink(x: Array, known: Array) -> Array:
+    """How much more ink is in the upper half of each image, as a number whose mean square is 100 times the loss of ten classes that are guessed."""
+
+    def raw(images: Array) -> Array:
+        rows = np.square(images + 0.5).reshape(len(images), 8, 8)
+        return np.asarray(rows[:, :4].sum(axis=(1, 2)) - rows[:, 4:].sum(axis=(1, 2)))
+
+    usual = raw(known)
+    found = (raw(x) - usual.mean()) / usual.std() * math.sqrt(100 * math.log(10))
+    return np.asarray(found, "float32")[:, None]
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "outliers": outliers,
+    "tasks": tasks,
+    "frozen": lambda options: asyncio.run(frozen(options)),
+    "steps": steps,
+}
+
+
+def main(options: argparse.Namespace) -> dict[str, Result]:
+    """Measure, print a table for each part, and return what was found."""
+    if options.quick:
+        options.seeds, options.repeats, options.epochs, options.steps, options.width = 1, 2, 6, 4, 32
+    found = {}
+    for name in options.parts:
+        print(f"-- {name}", flush=True)
+        found[name] = PARTS[name](options)
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be said on the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    made.add_argument("--seeds", type=int, default=10)
+    made.add_argument("--first-seed", type=int, default=0)
+    made.add_argument(
+        "--sizes", type=lambda text: [float(one) for one in text.split(",")], default=list(SIZES), help="of outliers"
+    )
+    made.add_argument("--repeats", type=int, default=9, help="of steps")
+    made.add_argument("--epochs", type=int, default=30, help="of outliers; tasks take twice as many")
+    made.add_argument("--steps", type=int, default=60, help="in a repeat")
+    made.add_argument("--batch-size", type=int, default=256, help="of steps")
+    made.add_argument("--width", type=int, default=512, help="of both hidden layers of steps")
+    made.add_argument("--quick", action="store_true", help="the short form")
+    return made
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())

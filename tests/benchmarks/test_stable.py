@@ -1,0 +1,28 @@
+"""What stabilisers cost and do, in the shortest form."""
+
+import math
+
+import pytest
+
+from benchmarks import stable
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("part", stable.PARTS)
+def test_each_part_says_what_was_found(part, capsys):
+    found = stable.main(stable.parser().parse_args(["--quick", "--parts", part]))[part]
+    if part == "steps":
+        assert set(found["ratios"]) == set(stable.KINDS)
+        assert found["ratios"]["adam"] == 1
+    elif part == "outliers":
+        # Samples whose squares are no numbers any more: the one thing that holds whatever the seed.
+        (((clipped, plain),), *_) = (found["pairs"][f"1e+20 {kind}"] for kind in (stable.ADAM, stable.SGD))
+        assert math.isfinite(clipped)
+        assert math.isnan(plain)
+    elif part == "frozen":
+        assert all(all(each) for each in found["kept"].values())
+        assert all(share < 0.3 for each in found["shares"].values() for share in each)
+    else:
+        assert set(found["points"]) == {"own", "sum", "from 0", "uncertainty"}
+    assert capsys.readouterr().out.count("|") > 20
