@@ -148,6 +148,12 @@ def addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[Address]
     for host in hosts:
         if not isinstance(host, str):
             raise ConfigError(f"a host must be text, got {host!r}")
+        name, colon, behind = host.partition(":")
+        if colon and ":" not in behind:
+            raise ConfigError(
+                f"a host is a name or an address without a port, got {host!r}",
+                hint=f"give ports apart, one for each host or one for all: Cluster([{name!r}], [{behind or 9000}])",
+            )
     for port in ports:
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
             raise ConfigError(f"a port must be 1-65535, got {port!r}")

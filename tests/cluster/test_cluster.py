@@ -686,6 +686,10 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         ),
         (([],), "a cluster needs at least one worker"),
         ((["127.0.0.1", "127.0.0.1"], [1]), "2 hosts but 1 ports"),
+        (
+            (["127.0.0.1:9411"],),
+            r"without a port, got '127.0.0.1:9411'; give ports apart, .*: Cluster\(\['127.0.0.1'\], \[9411\]\)",
+        ),
         ((["127.0.0.1"], [0]), "a port must be 1-65535, got 0"),
         ((["127.0.0.1"], [True]), "a port must be 1-65535, got True"),
         ((["127.0.0.1"], ["9000"]), "a port must be 1-65535, got '9000'"),
