@@ -121,8 +121,40 @@ def _placed(rows: dict[int, list[int]], ways: list[list[Place]]) -> dict[Place, 
                 wished.append(mean - _wide(each) / 2)
             for each, x in zip(rows[row], _apart(wished, [_wide(each) + ACROSS for each in rows[row]]), strict=True):
                 left[row, each] = x
+    for _ in range(SWEEPS):
+        _straighten(rows, ways, left)
     least = min(left.values(), default=0) - ACROSS
     return {place: x - least for place, x in left.items()}
+
+
+def _straighten(rows: dict[int, list[int]], ways: list[list[Place]], left: dict[Place, float]) -> None:
+    """Put what hangs together one below the other on one line, where there is room for it in all its rows."""
+    above: dict[Place, set[Place]] = {}
+    below: dict[Place, set[Place]] = {}
+    for way in ways:
+        for one, other in itertools.pairwise(way):
+            below.setdefault(one, set()).add(other)
+            above.setdefault(other, set()).add(one)
+    alone = {one: next(iter(each)) for one, each in below.items() if len(each) == 1}
+    follows = {one: other for one, other in alone.items() if len(above[other]) == 1}
+    number = {(row, each): index for row, line in rows.items() for index, each in enumerate(line)}
+    inside = set(follows.values())
+    for begin in [one for one in follows if one not in inside]:
+        run = [begin]
+        while run[-1] in follows:
+            run.append(follows[run[-1]])
+        low, high = float("-inf"), float("inf")
+        for row, each in run:
+            line, half = rows[row], _wide(each) / 2
+            at = number[row, each]
+            if at:
+                low = max(low, left[row, line[at - 1]] + _wide(line[at - 1]) + ACROSS + half)
+            if at + 1 < len(line):
+                high = min(high, left[row, line[at + 1]] - ACROSS - half)
+        middles = sorted(left[place] + _wide(place[1]) / 2 for place in run)
+        if low <= high:
+            for row, each in run:
+                left[row, each] = min(max(middles[len(middles) // 2], low), high) - _wide(each) / 2
 
 
 def _apart(wished: list[float], wide: list[int]) -> list[float]:

@@ -1,5 +1,7 @@
 """``ddlf model``: conversions in all directions with the same bits, what differs, pictures; what is wrong in a sentence each."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -159,6 +161,21 @@ def test_a_picture_as_svg_has_a_box_for_each_layer_that_none_other_touches(tmp_p
         assert x >= 0
         assert x + wide <= float(root.get("width"))
     assert len([*root.iter(f"{space}path")]) == sum(len({*node.inputs}) for node in read(text).graph.nodes)
+
+
+def test_what_has_room_for_it_is_drawn_straight(tmp_path, capsys):
+    import xml.etree.ElementTree as xml
+
+    (tmp_path / "a.nnm").write_text(RESIDUAL)
+    ddlf(capsys, "show", tmp_path / "a.nnm", "--svg", tmp_path / "a.svg")
+    root = xml.parse(tmp_path / "a.svg").getroot()
+    left = [float(each.get("x")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert left[0] == left[1]
+    assert left[2] == left[3]
+    assert left[4] == left[5]
+    ways = [each.get("d") for each in root.iter("{http://www.w3.org/2000/svg}path")]
+    (around,) = [way for way in ways if way.count("C") > 2]
+    assert len(set(re.findall(r"(\d+),\d+ V", around))) == 1
 
 
 def test_a_file_of_keras_is_shown(tmp_path, capsys):
