@@ -23,7 +23,7 @@ from ddlf.settings import SETTINGS
 from tests.test_readme import environment  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README.md", "docs/guide.md", "docs/api.md", "docs/tutorial.md")
+NAMES = ("README.md", "docs/guide.md", "docs/api.md", "docs/tutorial.md", "docs/tutorial_advice.md")
 PAGES = {
     name: (ROOT / name).read_text()
     for name in (*NAMES, *(f"docs/howto/{path.name}" for path in (ROOT / "docs/howto").iterdir()))

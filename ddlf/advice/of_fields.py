@@ -50,12 +50,16 @@ def _field(layer: Layer, ins: list[Field]) -> Field:
 
 
 def _small_field(facts: Facts) -> Iterator[Found]:
-    pictures = {name: shape for name, shape, _ in facts.inputs if len(shape) == 3 and shape[0] and shape[1]}
-    fields: dict[str, Field] = dict.fromkeys(pictures, (1.0, 1.0, False))
+    shapes = [shape for _, shape, _ in facts.inputs]
+    if not shapes or not all(len(shape) == 3 and shape[0] and shape[1] for shape in shapes):
+        return
+    side = max(size or 0 for shape in shapes for size in shape[:2])
+    begin: Field = (1.0, 1.0, False)
+    fields: dict[str, Field] = {}
     last: dict[str, str] = {}
     for layer in facts.layers:
-        ins = [fields[name] for name in layer.reads if name in fields]
-        if not ins or len(ins) < len(layer.reads):
+        ins = [fields.get(name, begin) for name in layer.reads]  # what no layer makes is an input
+        if not ins:
             fields[layer.name] = (WHOLE, 1.0, False)
             continue
         fields[layer.name] = _field(layer, ins)
@@ -63,7 +67,6 @@ def _small_field(facts: Facts) -> Iterator[Found]:
         last[layer.name] = layer.name if layer.kind in SLIDING else before
     for head in facts.heads:
         seen, _, joined = fields.get(head.layer, (WHOLE, 1.0, False))
-        side = max((max(shape[0] or 0, shape[1] or 0) for shape in pictures.values()), default=0)
         if joined and seen < SEEN * side and last.get(head.layer):
             yield Found(
                 f"each value before the pictures' places are put together sees {seen:.0f} x {seen:.0f} pixels of {side} x {side}",

@@ -3,6 +3,7 @@
 TEMPLATE = '''\
 import os
 import threading
+import time
 
 import keras
 import numpy as np
@@ -160,15 +161,17 @@ SLOW = """
         first = os.path.abspath("first")
 
         def on_train_begin(self, logs=None):
+            self.began = time.monotonic()
             try:
                 os.close(os.open(self.first, os.O_CREAT | os.O_EXCL))
-                self.model.is_slow = True
+                self.model.slow_rounds = 3
             except FileExistsError:
                 pass
 
-        def on_train_batch_end(self, batch, logs=None):
-            if getattr(self.model, "is_slow", False):
-                threading.Event().wait(0.1)
+        def on_train_end(self, logs=None):
+            if getattr(self.model, "slow_rounds", 0):
+                self.model.slow_rounds -= 1
+                threading.Event().wait(12 * (time.monotonic() - self.began))
 
     worker_callbacks = [Slow()]
 """
