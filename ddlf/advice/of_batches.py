@@ -85,6 +85,8 @@ def _future(facts: Facts) -> Iterator[Found]:
 
 def _still(facts: Facts) -> Iterator[Found]:
     still = list(facts.seen.get("still", ()))
+    # A bias alone may cancel out, as where two outputs of one encoder are subtracted.
+    still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
     if still and facts.seen.get("first", math.nan) > 0:
         names = [layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in still)]
         yield Found(

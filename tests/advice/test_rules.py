@@ -72,12 +72,22 @@ def test_units_before_a_batch_normalization_are_not_taken_for_dead():
         ({"kind": "SGD", "rate": 0.001}, "I", ""),  # in 320 steps
         ({"kind": "Adam", "rate": 0.00001}, "I", ""),
         ({"kind": "Adam", "rate": 0.0}, "E", ""),
+        ({"kind": "Adam", "rate": 0.05}, "W", ""),
     ],
 )
 def test_a_rate_is_seen_together_with_momentum_and_the_steps_of_the_run(changes, severity, change):
+    assert look(
+        [rule for rule in RULES if rule.id == "T01"], replace(optimizer(kind="Adam", rate=0.05), samples=4)
+    ) == ([], [])
     found, _ = look([rule for rule in RULES if rule.id == "T01"], optimizer(**changes))
     assert [one.severity for one in found] == ([severity] if severity else [])
     assert [one.name for finding in found for one in finding.found.changes] == ([change] if severity else [])
+
+
+def test_a_bias_alone_may_cancel_out():
+    rule = [rule for rule in RULES if rule.id == "M24"]
+    assert look(rule, seen(first=1.0, still=["hidden/bias"])) == ([], [])
+    assert len(look(rule, seen(first=1.0, still=["hidden/kernel", "hidden/bias"]))[0]) == 1
 
 
 def test_gradients_that_are_no_numbers_are_told_as_nan_of_the_first_batch():
