@@ -1,0 +1,140 @@
+"""What the adviser finds, and what it alarms about: ``python -m benchmarks.advice [--quick] [--out FILE] [--part 1/2] [--seconds S]``.
+
+Each defect of ``defects`` is planted in a healthy program, which is asked for advice and trained with three seeds: it hurts if it loses more than
+the healthy one's seeds differ by. What ``--diff`` prints is applied, asked and trained again. Then advice is asked for healthy programs. All takes
+some fifteen minutes on two cores; records are appended to FILE as they come, and what is there is not done again. ``--quick`` asks the quick level of
+all defects, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.advice.corpus import DEFECTS
+from benchmarks.advice.table import Record, report
+from benchmarks.measure import ROOT
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the quick level alone, and no training")
+    parser.add_argument("--only", default="", help="kinds, programs and rules that match this")
+    parser.add_argument("--what", choices=("defects", "healthy", "all"), default="all")
+    parser.add_argument("--out", type=Path, help="file of records, a line each")
+    parser.add_argument("--part", type=_part, help="which of several parts this process does, as 1/2")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after that")
+    parser.add_argument("--untrained", action="store_true", help="ask, apply the diffs, and train nothing")
+    parser.add_argument("--again", action="store_true", help="ask all again; what FILE has of training is taken")
+    parser.add_argument("--report", action="store_true", help="only print what FILE has")
+    return parser
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    return int(number) - 1, int(of)
+
+
+def main(given: Sequence[str] | None = None) -> list[Record]:
+    """Do what is asked for, print the report, and return the records."""
+    options = arguments().parse_args(given)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryDirectory() as folder:
+        options.out = options.out or Path(folder) / "records.jsonl"
+        if options.quick or options.part is not None:
+            for one in _quickly(options, Path(folder)) if options.quick else _all(options, Path(folder)):
+                with options.out.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
+        elif not options.report:
+            _in_two_processes(options)
+        marks = {("", "", one.kind, one.base, one.mark) for one in DEFECTS}
+        records = [one for one in known(options.out) if not one.get("text") or _key(one) in marks]  # of today's corpus
+    if options.part is None:
+        print("\n".join(report(records)))
+    return records
+
+
+def known(path: Path) -> list[Record]:
+    """Records that are there, of each thing the last."""
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({_key(one): one for one in found}.values())
+
+
+def _key(one: Record) -> tuple[str, ...]:
+    return tuple(one.get(name, "") for name in ("programs", "whole", "kind", "base", "text"))
+
+
+def _in_two_processes(options: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "benchmarks.advice", "--out", str(options.out), "--what", options.what]
+    command += (
+        ["--only", options.only]
+        + ["--again"] * options.again
+        + ["--untrained"] * options.untrained
+        + ([] if options.seconds == float("inf") else ["--seconds", str(options.seconds)])
+    )
+    running = [subprocess.Popen([*command, "--part", f"{n}/2"], cwd=ROOT) for n in (1, 2)]
+    codes = [process.wait() for process in running]
+    if any(codes):
+        raise SystemExit("a part of the benchmark failed")
+
+
+def _quickly(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
+    """What the quick level finds in each defect; whether that hurts is taken from nothing, so that all count."""
+    from benchmarks.advice.trial import quickly
+
+    yield from (quickly(one, folder) for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules))
+
+
+def _is_meant(options: argparse.Namespace, *names: str) -> bool:
+    return any(re.search(options.only, name) for name in names)
+
+
+def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
+    """What is to be done of a part, and is not there yet."""
+    from benchmarks.advice.trial import of_base, of_defect
+    from benchmarks.advice.wholes import of_whole, programs
+
+    number, parts = options.part
+    end = time.monotonic() + options.seconds
+    there = known(options.out)
+    bases: dict[str, Any] = {one["programs"]: one for one in there if "programs" in one}
+    done = {_key(one): one for one in there}
+    chosen = [one for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules)]
+    anew: set[str] = set()
+    chosen.sort(key=lambda one: one.base)
+    for defect in chosen[len(chosen) * number // parts : len(chosen) * (number + 1) // parts]:
+        before = done.get(("", "", defect.kind, defect.base, defect.mark))
+        if (
+            before and not options.again and (options.untrained or not before.get("untrained"))
+        ) or options.what == "healthy":
+            continue
+        if time.monotonic() > end:
+            return
+        if defect.base not in bases or not (options.untrained or bases[defect.base]["scores"]):
+            bases[defect.base] = of_base(defect.base, folder, None, not options.untrained)
+            yield bases[defect.base]
+        elif options.again and defect.base not in anew:
+            bases[defect.base] = of_base(defect.base, folder, bases[defect.base])
+        anew.add(defect.base)
+        yield of_defect(defect, bases[defect.base], folder, before, not options.untrained)
+    healthy = [one for one in programs(folder) if _is_meant(options, *one[:2])] if options.what != "defects" else []
+    for whole in healthy[number::parts]:
+        if ("", whole[1], "", "", "") in done and not options.again:
+            continue
+        if time.monotonic() > end:
+            return
+        yield of_whole(*whole, folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Defects of data; see ``defects``."""
+
+from __future__ import annotations
+
+from benchmarks.advice.defects import MISLEADS, of
+
+SCALED = 'x = (x / 16).astype("float32")'
+TUMOURS_SCALED = "x = (x - mean) / spread\n"
+
+
+DATA = (
+    of("inputs that were not scaled", "digits_cnn", "D03 M28", "(data.images / 16)", "(data.images * 16)"),
+    of("inputs that were not scaled", "attributes", "D03 M28", "(x[order] / 16)", "(x[order] * 16)"),
+    of(
+        "inputs that were not scaled",
+        "outlines",
+        "D03 M28",
+        'pictures[..., None].astype("float32")',
+        '(255 * pictures[..., None]).astype("float32")',
+    ),
+    of("inputs that were not scaled", "twins", "D03 M28", "(x[order] / 16)", "(x[order] * 16)"),
+    of("features of their own scales", "tumours", "D04 D03", f"        {TUMOURS_SCALED}", ""),
+    of("inputs scaled twice", "digits_mlp", "D03 D21", SCALED, 'x = (x / 16 / 255).astype("float32")'),
+    of("inputs scaled twice", "digits_cnn", "D03 D21", "(data.images / 16)", "(data.images / 16 / 255 / 255)"),
+    of(
+        "only training was scaled",
+        "digits_mlp",
+        "D19",
+        "self.x_test, self.y_test = x[test], y[test]",
+        "self.x_test, self.y_test = 16 * x[test], y[test]",
+    ),
+    of("only training was scaled", "tumours", "D19", TUMOURS_SCALED, "x[:400] = (x[:400] - mean) / spread\n"),
+    of("scaled as whole numbers", "digits_mlp", "D20", SCALED, 'x = (x / 17).astype("int32")'),
+    of("NaN among the inputs", "tumours", "D01", TUMOURS_SCALED, f"{TUMOURS_SCALED}        x[::50, 3] = np.nan\n"),
+    of("infinity among the inputs", "friedman", "D01", "x = ((x - 0.5) / 0.29)", "x = (1 / np.maximum(x - 0.5, 0))"),
+    of(
+        "channels first",
+        "digits_cnn",
+        "D14",
+        "[order, :, :, None]",
+        "[order, None, :, :]",
+        "keras.Input((8, 8, 1))",
+        "keras.Input((1, 8, 8))",
+        "MaxPooling2D(2)",
+        'MaxPooling2D(2, padding="same")',
+        "layers.Conv2D(32, 3, activation",
+        'layers.Conv2D(32, 3, padding="same", activation',
+    ),
+    of("another shape than the model takes", "digits_mlp", "M17", "keras.Input((64,))", "keras.Input((8, 8))"),
+    of("samples in training and test", "digits_mlp", "D05", "slice(0, 1400)", "slice(0, 1700)", nature=MISLEADS),
+    of(
+        "pictures changed before the split",
+        "outlines",
+        "D17 D05",
+        "x, y = discs(700)",
+        "x, y = discs(350)\n        x, y = np.concatenate([x, x * 0.9 + 0.02]), np.concatenate([y, y])",
+        nature=MISLEADS,
+    ),
+    of(
+        "a feature that is the label",
+        "tumours",
+        "D08",
+        TUMOURS_SCALED,
+        f"{TUMOURS_SCALED}        x[:, 7] = 3 * y - 1\n",
+        nature=MISLEADS,
+    ),
+    of(
+        "the value to foretell in the window",
+        "tides",
+        "D08",
+        "values = series[WINDOW:]",
+        "values = series[WINDOW - 1 : -1]",
+        nature=MISLEADS,
+    ),
+    of(
+        "split of what is sorted",
+        "digits_mlp",
+        "D10",
+        "order = np.random.default_rng(0).permutation(len(x))",
+        "order = np.argsort(y, kind='stable')",
+    ),
+    of(
+        "a class left out of training",
+        "digits_cnn",
+        "D10",
+        "self.x_train, self.y_train = images[:1400], labels[:1400]",
+        "some = data.target[order][:1400] != 3\n        self.x_train, self.y_train = images[:1400][some], labels[:1400][some]",
+    ),
+    of(
+        "a class that is rare and weighs no more",
+        "rare",
+        "D11",
+        "    class_weight = {0: 1.0, 1: 8.0}  # noqa: RUF012\n",
+        "",
+    ),
+    of("too few samples", "digits_mlp", "D22", "slice(0, 1400)", "slice(0, 60)"),
+    of(
+        "inputs drowned in noise",
+        "digits_mlp",
+        "D18",
+        "self.x_test, self.y_test = x[test]",
+        "self.x_train = x[train] + np.random.default_rng(3).normal(0, 3, x[train].shape)\n        self.x_test, self.y_test = x[test]",
+        level="cluster",
+    ),
+    of(
+        "words that the embedding lacks",
+        "reviews",
+        "M12",
+        "layers.Embedding(WORDS, 8, mask_zero=True)",
+        "layers.Embedding(150, 8, mask_zero=True)",
+    ),
+    of(
+        "words that the embedding lacks",
+        "letters",
+        "M12",
+        "layers.Embedding(len(LETTERS), 16)",
+        "layers.Embedding(26, 16)",
+    ),
+    of(
+        "padding that is read",
+        "reviews",
+        "M13",
+        ", mask_zero=True",
+        "",
+        "LENGTH = 200, 24",
+        "LENGTH = 200, 48",
+        "integers(6, LENGTH + 1, count)",
+        "integers(4, 9, count)",
+    ),
+)

@@ -1,0 +1,42 @@
+"""Whether two digits are the same one: one encoder for both, and the distance of what it makes of them."""
+
+import keras
+import numpy as np
+from keras import layers
+from sklearn.datasets import load_digits
+
+import ddlf
+
+
+class App(ddlf.IApp):
+    """A siamese network."""
+
+    master_epochs = 12
+    batch_size = 32
+
+    def load_dataset(self):
+        x, digits = load_digits(return_X_y=True)
+        random = np.random.default_rng(0)
+        order = random.permutation(len(x))
+        x, digits = (x[order] / 16).astype("float32"), digits[order]
+        for part, low, high, count in (("train", 0, 1400, 2400), ("test", 1400, len(x), 600)):
+            one = random.integers(low, high, count)
+            other = random.integers(low, high, count)
+            for number in range(0, count, 2):  # every second pair is one of equal digits
+                same = np.flatnonzero(digits[low:high] == digits[one[number]]) + low
+                other[number] = random.choice(same)
+            setattr(self, f"x_{part}", [x[one], x[other]])
+            setattr(self, f"y_{part}", (digits[one] == digits[other]).astype("float32"))
+
+    def create_model(self):
+        encoder = keras.Sequential([keras.Input((64,)), layers.Dense(48, activation="relu"), layers.Dense(16)])
+        one, other = keras.Input((64,)), keras.Input((64,))
+        apart = layers.Subtract()([encoder(one), encoder(other)])
+        apart = keras.ops.square(apart)
+        h = layers.Dense(16, activation="relu")(apart)
+        self.model = keras.Model([one, other], layers.Dense(1, activation="sigmoid")(h))
+        self.model.compile(keras.optimizers.Adam(0.003), "binary_crossentropy", metrics=["accuracy"])
+
+
+if __name__ == "__main__":
+    ddlf.main(App)

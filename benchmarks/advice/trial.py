@@ -1,0 +1,282 @@
+"""One program: what advice finds in it, what its diff does, and what training comes to. With Keras, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.advice.defects import Defect, healthy
+from ddlf.advice.advise import Answer, advise
+from ddlf.advice.changes import changed, diff
+
+SEEDS = (1, 2, 3)
+POINT = 0.01
+OBVIOUS = 0.2
+"""Of a score: what has lost so much with one seed is not tried with others."""
+NOISE = 0.005
+"""Of a score, which no mutation need be blamed for."""
+TWO = ("tumours", "reviews", "twins")
+NUMBERS = ("friedman", "tides")
+
+
+def app_of(path: Path) -> Any:
+    """A new object of the one app in a file, whose text decides about its module's name.
+
+    Raises:
+        LookupError: There is none.
+    """
+    import ddlf
+
+    name = f"advised_{hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with contextlib.redirect_stdout(None):
+        spec.loader.exec_module(module)
+    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, ddlf.IApp)]
+    own = [one for one in kinds if one.__module__ == name]
+    if not own:
+        raise LookupError(f"no app in {path}")
+    return own[0]()
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    """A program in a folder of its own: others that lie beside it would be taken for parts of it."""
+    (folder / name).mkdir(exist_ok=True)
+    path = folder / name / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """In a folder meanwhile."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def asked(app: Any, level: Any, labels: bool = False) -> Answer:
+    """What advice says, of two workers.
+
+    Args:
+        app: An app.
+        level: How deep it looks.
+        labels: Whether two local workers look for wrong labels.
+    """
+    from ddlf.cluster.cluster import Cluster
+
+    cluster = Cluster.local(2) if labels else None
+    return asyncio.run(advise(app, level, workers=2, cluster=cluster))
+
+
+def found_in(answer: Answer) -> list[list[str]]:
+    """Findings as lists of rule, severity, level and sentence."""
+    return [
+        [one.finding.rule.id, one.finding.severity, one.finding.rule.level, one.finding.found.what]
+        for one in answer.advice
+    ] + [[one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed]
+
+
+def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float]:
+    """What training comes to with each seed, by plain Keras in one process; 0 where it ends in NaN.
+
+    Args:
+        path: Of the program.
+        base: The healthy program that it was.
+        truth: Labels of that one's test.
+        enough: A score so low that one seed shows it.
+
+    Raises:
+        Exception: It cannot run.
+    """
+    import keras
+
+    from ddlf.advice.collect import build, load
+    from ddlf.data.parts import batches
+
+    found: list[float] = []
+    keras.backend.clear_session()
+    model = None
+    for seed in SEEDS:
+        app = app_of(path)
+        app.seed = seed
+        asyncio.run(load(app))
+        asyncio.run(build(app))
+        if model is None:
+            model = app.model
+            model.optimizer.build(model.trainable_variables)
+            begin = [np.asarray(one) for one in model.optimizer.variables]
+        else:  # another one would have to be traced
+            model.set_weights(app.model.get_weights())
+            for variable, value in zip(model.optimizer.variables, begin, strict=True):
+                variable.assign(value)
+        keras.utils.set_random_seed(seed)
+        given = dict(zip(("x", "y", "sample_weight"), batches(app, "train"), strict=False))
+        model.fit(**given, batch_size=app.batch_size, epochs=app.master_epochs, verbose=0)
+        own = app.y_test
+        same = truth is not None and base not in NUMBERS and len(_main(own)) == len(_main(truth))
+        out = model.predict(app.x_test, batch_size=256, verbose=0)
+        found.append(score(base, _main(out), np.asarray(_main(truth if same else own))))
+        if found[0] < enough:
+            break
+    return found
+
+
+def _main(tree: Any) -> Any:
+    return tree["digit"] if isinstance(tree, dict) else tree
+
+
+def score(base: str, out: Any, truth: Any) -> float:
+    """How well outputs fit labels, from 0 to 1: accuracy, overlap of what is 1, or the share of the variance that is explained."""
+    out = np.asarray(out, np.float64)
+    if not np.isfinite(out).all():
+        return 0.0
+    if base in NUMBERS:
+        truth, out = truth.reshape(len(truth), -1).astype(np.float64), out.reshape(len(out), -1)
+        return float(max(0.0, 1 - ((out - truth) ** 2).mean() / truth.var())) if out.shape == truth.shape else 0.0
+    if base in ("outlines", "rare"):
+        hit, wanted = (out > 0.5).reshape(len(out), -1), (truth > 0.5).reshape(len(truth), -1)
+        both, either = (hit & wanted).sum(), (hit | wanted).sum()
+        return float(both / max(1, either) if base == "outlines" else 2 * both / max(1, hit.sum() + wanted.sum()))
+    if base in TWO or base == "attributes":
+        return float(((out > 0.5).reshape(len(out), -1) == (truth > 0.5).reshape(len(truth), -1)).mean())
+    truth = truth.argmax(axis=-1) if truth.ndim == 2 and base != "letters" else truth
+    return float((out.argmax(axis=-1) == truth).mean())
+
+
+def of_base(base: str, folder: Path, known: dict[str, Any] | None, train: bool = True) -> dict[str, Any]:
+    """What advice finds in a healthy program, and what its training comes to, unless that is known."""
+    path = written(folder, "base", healthy(base))
+    with inside(path.parent):
+        begin = time.monotonic()
+        found = found_in(asked(app_of(path), "batch"))
+        seconds = time.monotonic() - begin
+        return {
+            "programs": base,
+            "found": found,
+            "scores": known["scores"] if known and known["scores"] else scores(path, base, None) if train else [],
+            "seconds": seconds,
+        }
+
+
+def quickly(defect: Defect, folder: Path) -> dict[str, Any]:
+    """What the quick level finds in a program with a defect; every one is taken to hurt."""
+    path = written(folder, "program", defect.text())
+    with inside(path.parent):
+        try:
+            found = found_in(asked(app_of(path), "quick"))
+        except Exception as error:
+            found = [["refused", "E", "quick", str(error)]]
+    return {"kind": defect.kind, "base": defect.base, "rules": sorted(defect.rules), "hurts": True, "found": found}
+
+
+def of_defect(
+    defect: Defect, base: dict[str, Any], folder: Path, known: dict[str, Any] | None, train: bool = True
+) -> dict[str, Any]:
+    """What advice finds in a program with a defect, whether that hurts, and whether the diff mends it.
+
+    Args:
+        defect: The defect.
+        base: Of ``of_base``, of its program.
+        folder: Where files are written.
+        known: An earlier record of it, of which what training has shown is taken.
+        train: Whether it is trained; else it is taken to hurt.
+    """
+    whole = written(folder, "whole", healthy(defect.base))
+    path = written(folder, "program", defect.text())
+    facts: dict[str, Any] = {
+        "kind": defect.kind,
+        "base": defect.base,
+        "rules": sorted(defect.rules),
+        "text": defect.mark,
+    }
+    with inside(path.parent):
+        other = app_of(whole)
+        other.load_dataset()
+        truth = other.y_test
+        before = {(rule, severity) for rule, severity, *_ in base["found"]}
+        begin = time.monotonic()
+        try:
+            answer = asked(app_of(path), defect.level, labels="D18" in defect.rules)
+            found = found_in(answer)
+        except Exception as error:  # said in a sentence, before any training
+            answer, found = Answer(), [["refused", "E", "quick", str(error)]]
+        facts |= {"seconds": time.monotonic() - begin}
+        facts["found"] = [one for one in found if (one[0], one[1]) not in before]
+        if defect.nature:
+            facts |= {"hurts": True, "nature": defect.nature}
+        elif known is not None and not known.get("untrained"):
+            facts |= {name: known[name] for name in ("scores", "lost", "hurts", "cannot") if name in known}
+        elif not train:
+            facts |= {"hurts": True, "untrained": True}
+        else:
+            facts |= _trained(path, defect.base, truth, base["scores"])
+        if any(one.edits for one in answer.advice):
+            facts["fix"] = _mended(path, defect, answer, truth, base["scores"], facts, known)
+    return facts
+
+
+def _trained(path: Path, base: str, truth: Any, before: list[float]) -> dict[str, Any]:
+    try:
+        found = scores(path, base, truth, float(np.mean(before)) - OBVIOUS)
+    except Exception as error:
+        return {"hurts": True, "cannot": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
+    lost = float(np.mean(before) - np.mean(found))
+    return {"scores": found, "lost": lost, "hurts": lost > max(max(before) - min(before), NOISE)}
+
+
+def _mended(
+    path: Path,
+    defect: Defect,
+    answer: Answer,
+    truth: Any,
+    before: list[float],
+    mutant: dict[str, Any],
+    known: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """What becomes of the program with all that ``--diff`` prints."""
+    edits = [edit for one in answer.advice for edit in one.edits]
+    ids = {one.finding.rule.id for one in answer.advice if one.edits}
+    wanted = next(iter(changed(edits).values()))
+    patched = subprocess.run(["patch", "-p0"], input=diff(edits), text=True, capture_output=True).returncode == 0
+    text = path.read_text("utf-8")
+    facts: dict[str, Any] = {
+        "rules": sorted(ids),
+        "applies": patched and text == wanted,
+        "text": zlib.crc32(text.encode()),
+    }
+    same = known.get("fix", {}) if known is not None else {}
+    again = written(path.parents[1], "mended", text)
+    try:
+        left = {one[0] for one in found_in(asked(app_of(again), defect.level))}
+        facts["silent"] = not ids & left
+        if not defect.nature and not mutant.get("untrained"):
+            if text == healthy(defect.base):
+                facts["scores"] = before
+            elif same.get("text") == facts["text"] and "scores" in same:
+                facts["scores"] = same["scores"]
+            else:
+                facts["scores"] = scores(again, defect.base, truth, float(np.mean(before)) - OBVIOUS)
+            facts["runs"] = True
+            if mutant["hurts"]:
+                facts["back"] = float(np.mean(facts["scores"])) >= float(np.mean(before)) - POINT
+    except Exception as error:
+        facts |= {"runs": False, "error": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
+    return facts

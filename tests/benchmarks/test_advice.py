@@ -1,0 +1,35 @@
+"""The corpus of the adviser: each defect can be planted, and the quick level alone finds what it must."""
+
+import pytest
+
+from benchmarks.advice import __main__ as advice
+from benchmarks.advice import table
+from benchmarks.advice.corpus import DEFECTS
+from ddlf.advice.rules import RULES
+
+
+def test_each_defect_is_another_program_and_is_named_by_rules_that_there_are():
+    texts = [one.text() for one in DEFECTS]
+    assert len(set(texts)) == len(texts) >= 90
+    assert len({one.kind for one in DEFECTS}) >= 60
+    assert {rule for one in DEFECTS for rule in one.rules} <= {rule.id for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_found", "is_right", "is_quick"),
+    [
+        ([["D03", "W", "quick", ""]], True, True, True),
+        ([["M28", "W", "batch", ""]], True, False, False),
+        ([["D15", "I", "quick", ""]], False, False, False),
+        ([], False, False, False),
+    ],
+)
+def test_a_defect_is_found_by_what_is_said_of_it(found, is_found, is_right, is_quick):
+    one = {"found": found, "rules": ["D03"]}
+    assert (table.is_found(one), table.is_right(one), table.is_quick(one)) == (is_found, is_right, is_quick)
+
+
+def test_the_quick_level_alone_finds_most_defects(capsys):
+    records = advice.main(["--quick"])
+    assert sum(map(table.is_quick, records)) >= 0.6 * len(records)
+    assert "quick level alone" in capsys.readouterr().out
