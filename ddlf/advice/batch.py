@@ -21,6 +21,7 @@ from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.roles.build import first_rows
 from ddlf.roles.feed import keras_type
 from ddlf.roles.gradient import Gradients
+from ddlf.roles.optimizer_state import read_optimizer, write_optimizer, write_rates
 
 log = logging.getLogger(__name__)
 ROWS, BY_HEART = 128, 16
@@ -254,9 +255,13 @@ def _learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     began, seen = time.monotonic(), dict[str, Any]()
     with _without_chance(model):
         first, least = math.nan, math.inf
+        model.compile(keras.optimizers.Adam(), **compiled)  # once: a step takes longer to trace than all others to make
+        model.optimizer.build(model.trainable_variables)
+        fresh = read_optimizer(model)
         for rate, steps in LADDER:
             model.set_weights(start)
-            model.compile(keras.optimizers.Adam(rate), **compiled)
+            write_optimizer(model, fresh)
+            write_rates(model, [rate])
             for step in range(steps):
                 loss = float(model.train_on_batch(*some, return_dict=True)["loss"])
                 first = loss if math.isnan(first) else first
