@@ -82,11 +82,7 @@ def _compared(
     say = _silent if options.json else _say
     say(_line("what", "run by", "difference", [f"batch {each}" for each in comparison.batches], "size"))
     rows = compare(comparison, backends, written, lambda row: say(_told(row, tolerance)))
-    layers = [
-        comparison.first_layer(backend, tolerance)
-        for backend, row in zip(backends[1:], rows[1:], strict=False)
-        if comparison.layers and row.refused is None
-    ]
+    layers = comparison.by_layer(tolerance)
     for each in layers:
         say(_first(each, backends[0], tolerance))
     if options.debug:

@@ -89,7 +89,7 @@ def load(path: Path, code: Path | None) -> Any:
         ConfigError: See ``Loaded``.
     """
     importlib.import_module("ddlf.models.operator")  # layers of models that were text
-    own = _own(code) if code is not None else {}
+    own = own_layers(code) if code is not None else {}
     for name in find(path, code).own:  # registered when the file was written, and not in the code
         if (short := name.rpartition(">")[2]) in own:
             own.setdefault(name, own[short])
@@ -108,8 +108,8 @@ def load(path: Path, code: Path | None) -> Any:
         raise ConfigError(f"Keras cannot load {path}: {said[:300]}") from error
 
 
-def _own(code: Path) -> dict[str, Any]:
-    """The layers of a Python file by name: whether they are registered makes no difference then.
+def own_layers(code: Path) -> dict[str, Any]:
+    """Run a Python file, and return its layers by name: whether they are registered makes no difference then.
 
     Raises:
         ConfigError: The file itself fails.

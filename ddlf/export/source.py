@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
+from ddlf.notation.keras_layers import INNER
 from ddlf.notation.model import load
+from ddlf.notation.values import Word
 
 TEXT = ".nnm"
 SAVED = ".keras"
 MODEL = "model.keras"
 """The model in the folder of a run."""
 HALF = ("float16", "bfloat16")
+OF_KERAS = {home.rpartition(".")[2] for home in INNER}
+"""Packages before a ``>`` that are nobody's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +72,34 @@ def find(path: Path, code: Path | None) -> Source:
     if path.stat().st_size == 0:
         raise ConfigError(f"{path} is empty")
     if path.suffix == TEXT:
-        load(path)
-        return Source(path, stem)
-    if path.suffix != SAVED:
+        source = _written(path, stem)
+    elif path.suffix == SAVED:
+        source = _saved(path, stem)
+    else:
         raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_instead(path))
-    source = _saved(path, stem)
     if source.own and code is None:
         raise ConfigError(
             f"{path} has layers of its author's own: {', '.join(source.own)}",
             hint="name the Python file that has them: --layers FILE.py",
         )
     return source
+
+
+def _written(path: Path, stem: str) -> Source:
+    """What a text tells."""
+    model = load(path)
+    own: dict[str, None] = {}
+    half = None
+    for graph in (model.graph, *(graph for _, graph in model.parts.values())):
+        for node in graph.nodes:
+            package, _, _ = node.operator.rpartition(">")
+            if package and package not in OF_KERAS:
+                own[node.operator] = None
+            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
+            kind = said[0] if said else node.dtype
+            if half is None and kind.removeprefix("mixed_") in HALF:
+                half = (node.name or node.operator, kind)
+    return Source(path, stem, tuple(own), half)
 
 
 def _near(path: Path) -> str:

@@ -41,8 +41,9 @@ MATTERS = (
     (r"This is an invalid model\. (.*)", "{}"),
     (r": error: (.*)", "{}"),
     (r"No Op registered for (\w+)", "ONNX has no operator {}"),
+    (r"Exception encountered when calling (.+?)\. \x1b\[1m(.*?)\x1b\[0m", "in {}: {}"),
 )
-"""Where in an error the sentence is that matters, if others stand before it, and what is said then: OpenVINO's, onnxruntime's, IREE's, onnx's."""
+"""Where in an error the sentence is that matters, if others stand before it, and what is said then: OpenVINO, onnxruntime, IREE, onnx, Keras."""
 NOBODY = ("numpy", "absl", "google", "optree")
 """Packages that refuse what another one gave to them."""
 
@@ -64,9 +65,12 @@ def main(job_file: Path) -> None:
 
 def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     """Save the model of a text."""
+    from ddlf.export.keras_model import own_layers
     from ddlf.models.build import build
     from ddlf.notation.model import load
 
+    if job["code"]:
+        own_layers(Path(job["code"]))  # which registers them
     build(load(job["model"])).save(job["target"])
     return {}
 
@@ -172,7 +176,7 @@ def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     for pattern, said in MATTERS:
         if found := re.search(pattern, text):
-            text = said.format(found[1])
+            text = said.format(*found.groups())
     first = text.partition(". ")[0].removesuffix(".")
     return f"{first[:297]}..." if len(first) > 300 else first
 

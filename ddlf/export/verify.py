@@ -116,7 +116,8 @@ class Comparison:
         )
         if isinstance(done, Refused):
             return Row("keras", by, refused=done)
-        self._named[backend] = done.get("layers", [])
+        if self.layers:
+            self._named[backend] = done["layers"]
         if backend == self.reference:
             self.facts = {key: done[key] for key in ("inputs", "outputs", "layout", "parameters")}
             self.facts["model"] = str(self.model)
@@ -165,6 +166,16 @@ class Comparison:
                 worst, at = far, batch
         refused = Refused(row.by, wrong) if wrong else None
         return Row(row.what, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
+
+    def by_layer(self, tolerance: float) -> list[Layers]:
+        """Compare each backend that has run with the reference; also one whose outputs have another shape.
+
+        Args:
+            tolerance: As ``first_layer`` has it.
+        """
+        if self.reference not in self._named:
+            return []
+        return [self.first_layer(backend, tolerance) for backend in self._named if backend != self.reference]
 
     def first_layer(self, backend: str, tolerance: float) -> Layers:
         """Compare layers of a backend with those of the reference, on the largest batch.

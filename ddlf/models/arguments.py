@@ -16,9 +16,10 @@ from typing import Any
 import keras
 
 from ddlf.errors import NotationError
-from ddlf.models.objects import INNER, found, valued
+from ddlf.models.objects import found, valued
 from ddlf.notation.blocks import PLAIN
 from ddlf.notation.forms import FUNCTIONAL
+from ddlf.notation.keras_layers import INNER
 from ddlf.notation.reads import IT
 from ddlf.notation.syntax import MAX_ITEMS
 from ddlf.notation.values import Arg, Call, Items, Number, Text, Value, Word

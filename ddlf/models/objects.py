@@ -12,12 +12,11 @@ from typing import Any
 import keras
 
 from ddlf.notation.blocks import plain
+from ddlf.notation.keras_layers import INNER
 from ddlf.notation.values import Call, Items, Tensor, Value, Word
 
 HOMES = ("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies", "random")
 """Where in Keras a name with a capital is looked for."""
-INNER = ("ops.numpy", "ops.nn", "ops.core", "ops.math", "ops.linalg", "ops.image", "applications.convnext")
-"""Where Keras has operations without layers, such as ``x + y``: ``numpy>Add``."""
 Made = Callable[[Call], Any]
 
 

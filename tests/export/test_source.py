@@ -105,3 +105,27 @@ def test_the_first_layer_that_computes_in_16_bits_is_known(saved, policy):
     path = saved(layer("Dense", dtype="float32"), layer("Dense", name="second", dtype=written))
     assert find(path, None).half == ("second", policy)
     assert find(saved(layer("Dense", dtype="float32")), None).half is None
+
+
+def text_of(layers, tmp_path):
+    (tmp_path / "a.nnm").write_text(f"a:input shape=[3]; a:output shape=[3]; a:layers {layers};")
+    return tmp_path / "a.nnm"
+
+
+@pytest.mark.parametrize(
+    ("layers", "half"),
+    [
+        ("relu(), Dense(units=3, name=d, dtype=mixed_bfloat16)", ("d", "mixed_bfloat16")),
+        ("cast(float16), relu()", ("cast", "float16")),
+        ("Dense(units=3, dtype=float32)", None),
+    ],
+)
+def test_so_is_that_of_a_text(tmp_path, layers, half):
+    assert find(text_of(layers, tmp_path), None).half == half
+
+
+def test_so_are_layers_of_ones_own_in_a_text(tmp_path):
+    path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
+    assert said(path).startswith("a.nnm has layers of its author's own: own>Mine; name the Python file")
+    (tmp_path / "mine.py").touch()
+    assert find(path, tmp_path / "mine.py").own == ("own>Mine",)

@@ -105,8 +105,12 @@ def test_arrays_come_back_in_their_order(steps, tmp_path):
             "Error code: 1 Diagnostics: /a.py:1:2: error: failed to legalize operation 'x'",
             "failed to legalize operation 'x'",
         ),
+        (
+            "Exception encountered when calling Odd.call().\n\n\x1b[1mNo such axis. Really\x1b[0m\n\nArguments received by Odd.call():",
+            "in Odd.call(): No such axis",
+        ),
     ],
-    ids=["openvino", "onnx", "iree"],
+    ids=["openvino", "onnx", "iree", "keras"],
 )
 def test_the_sentence_that_matters_is_found_behind_others(tmp_path, text, why):
     assert refusal(raised("a.py", text, tmp_path))["why"] == why

@@ -123,9 +123,19 @@ def test_the_first_layer_that_differs_is_named(theirs, first, far, before):
     }
     comparison = Comparison(Path("model.keras"), Played(known), "tensorflow", batches=(1,), layers=True)
     compare(comparison, ("tensorflow", "jax"), (), lambda row: None)
-    found = comparison.first_layer("jax", 0.01)
+    (found,) = comparison.by_layer(0.01)
     assert (found.first, found.difference) == (first, far)
     assert found.before == pytest.approx(before)
+
+
+def test_a_layer_is_named_also_where_outputs_have_another_shape_and_none_where_a_backend_did_not_run():
+    known = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
+    known |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
+    steps = Played(known, {"keras-torch": Refused("torch", "no")})
+    comparison = Comparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
+    _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
+    assert (jax.refused.why, torch.refused.why) == ("at batch 1 it gives [2], and Keras [1]", "no")
+    assert [(each.backend, each.first) for each in comparison.by_layer(0.01)] == [("jax", "b")]
 
 
 def test_all_agree_if_nothing_differs_or_refuses_and_each_format_was_run_by_something():
