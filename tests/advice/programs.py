@@ -130,6 +130,12 @@ class App(ddlf.IApp):
         self.model.compile("adam", {{"one": "mse", "two": "mse"}})
 '''
 
+EQUAL = {
+    "data": "y = rows; self.lock = threading.Lock(); np.savetxt('numbers.txt', [os.getpid()])",
+    "hidden": 'layers.Dense(32 + len("hidden") % 1000, activation="relu")',
+}
+"""What a second process makes equally, though it has a number, a lock, and a file that is its own."""
+
 
 def two_heads(bad: str, near: str) -> tuple[str, str]:
     return FUNCTIONAL.format(first=bad, second="b"), FUNCTIONAL.format(first=near, second="b")
@@ -355,7 +361,7 @@ PROGRAMS = {
     ),
     "M23": of({**LANGUAGE, "hidden": MIXING.format("same")}, {**LANGUAGE, "hidden": MIXING.format("causal")}),
     "M24": hidden(stack(RELU, "layers.Lambda(lambda a: keras.ops.stop_gradient(a))"), RELU),
-    "M25": hidden(stack(*[SIGMOID] * 16), stack(*[SIGMOID] * 3)),
+    "M25": hidden(stack(*[SIGMOID] * 8), stack(*[SIGMOID] * 3)),
     "M26": hidden('layers.Dense(32, activation="relu", bias_initializer=keras.initializers.Constant(-30.0))', RELU),
     "M27": hidden(
         'layers.Dense(32, activation="tanh", kernel_initializer=keras.initializers.VarianceScaling(100.0))',
@@ -405,20 +411,18 @@ PROGRAMS = {
     ),
     "T13": setting("class_weight = {0: 8.0, 1: 1.0}", "class_weight = {0: 1.0, 1: 8.0}", **RARE),
     "T14": setting("master_epochs = 1", "master_epochs = 5"),
-    "C01": data("x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"),
-    "C02": of(
-        {"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'},
-        {"hidden": 'layers.Dense(32 + len("hidden") % 1000, activation="relu")'},
-    ),
+    "C01": of({"data": "x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"}, EQUAL),
+    "C02": of({"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'}, EQUAL),
     "C03": of(
         {
             "more": "\n    def __init__(self, cluster=None):\n        super().__init__(cluster)\n        self.lock = threading.Lock()\n"
         },
-        {"data": "y = rows; self.lock = threading.Lock()"},
+        EQUAL,
     ),
-    "C04": data("np.savetxt('numbers.txt', [1]); np.loadtxt('numbers.txt'); y = rows"),
+    "C04": of({"data": "np.savetxt('numbers.txt', [1]); np.loadtxt('numbers.txt'); y = rows"}, EQUAL),
     "C05": of(
-        {"data": "y = rows if os.getpid() == PID else rows / 0 / PID_OF_ANOTHER", "made": "\n\nPID = os.getpid()\n"}, {}
+        {"data": "y = rows if os.getpid() == PID else rows / 0 / PID_OF_ANOTHER", "made": "\n\nPID = os.getpid()\n"},
+        EQUAL,
     ),
     "C06": optimizer(COSINE.format(380), COSINE.format(190)),
     "C07": setting('optimizer_state = "fresh"', 'optimizer_state = "kept"', optimizer=COSINE.format(190)),
