@@ -4,7 +4,6 @@ import pytest
 
 from ddlf.notation.operators import OPERATORS
 from tests.models.cases import CASES, hold_forward, hold_gradients
-from tests.processes import python
 
 STATE = {"dropout", "batchNorm", "batchNormalization"}
 """Those whose layer has a state; tests of models that are built have them."""
@@ -27,9 +26,3 @@ def test_an_operator_gives_what_numpy_gives(case):
 )
 def test_its_gradient_is_the_central_difference(case):
     hold_gradients(case)
-
-
-@pytest.mark.slow
-def test_so_it_is_with_jax():
-    found = python("import os; os.environ['KERAS_BACKEND'] = 'jax'; from tests.models.cases import main; main(every=5)")
-    assert f"{len(CASES)} cases on jax" in found

@@ -22,6 +22,8 @@ APPLICATIONS = {
     "VGG16": (32, 32, 3),
     "ConvNeXtTiny": (32, 32, 3),
 }
+SHORT = ("MobileNetV2", "MobileNetV3Small", "ResNet50V2", "EfficientNetB0", "Xception", "ConvNeXtTiny", "DenseNet121")
+"""Those with all kinds of layers but one; the others, which take longer, are tried by ``python -m tests.trials.applications``."""
 APPS = {
     "digits_cnn": "apps.digits_cnn.DigitsCNN",
     "mnist_cnn": "apps.mnist_cnn.MNISTCNN",

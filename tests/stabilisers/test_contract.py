@@ -1,9 +1,5 @@
 """What every stabiliser promises: a slot is plain Keras, a run that was cut and moved ends with the same bits, files keep it, one trace."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -227,20 +223,3 @@ async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_a
         parts = app(two_workers.options(workers=[worker]), Cut, **settings, **how)
         await parts.train_model()
     assert same_bits(parts, whole)
-
-
-def test_the_same_holds_on_jax():
-    files = [os.path.dirname(__file__)]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *files,
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "not run and not jax",
-    ]
-    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)

@@ -1,4 +1,4 @@
-"""The short form of models in all formats: two small ones, in what the tests have anyway."""
+"""The short form of models in all formats: a small one, in what the tests have anyway; a text goes the same way in ``tests/cli/test_export.py``."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from tests.trials import export
 
 
 @pytest.mark.slow
-def test_two_models_are_within_the_tolerance_of_keras_in_what_is_installed():
+def test_a_model_of_two_inputs_and_outputs_is_within_the_tolerance_of_keras_in_what_is_installed():
     formats = [name for name in ("saved_model", "stablehlo") if not FORMATS[name].lacks("jax")]
-    rows = export.main(["--models", "mlp,two", "--formats", ",".join(formats), "--backends", "jax"])
+    rows = export.main(["--models", "two", "--formats", ",".join(formats), "--backends", "jax"])
     ran = {(row.what, row.by.partition(" ")[0]) for row in rows if row.difference is not None}
     assert ran >= {("saved_model", "TensorFlow"), ("stablehlo", "JAX")}
     assert max(row.difference for row in rows if row.difference is not None) < TOLERANCE
