@@ -478,9 +478,25 @@ def made(case, into, operands):
 
     from ddlf.models.formulas import FORMULAS
 
-    tensors = [ops.convert_to_tensor(each, dtype="float64") for each in into]
-    held = [each if isinstance(each, int) else ops.convert_to_tensor(each, dtype="float64") for each in operands]
-    return np.asarray(ops.convert_to_numpy(FORMULAS[case.name](tensors, held, case.options)))
+    def found(values):
+        held = iter(values[len(into) :])
+        rest = [each if isinstance(each, int) else next(held) for each in operands]
+        return FORMULAS[case.name](values[: len(into)], rest, case.options)
+
+    floats = [*into, *(each for each in operands if not isinstance(each, int))]
+    values = [ops.convert_to_tensor(each, dtype="float64") for each in floats]
+    return np.asarray(ops.convert_to_numpy(compiled(found)(values)))
+
+
+def compiled(function):
+    """A function as it is, but on JAX compiled at once: else each operation in it is."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return function
+    import jax
+
+    return jax.jit(function)
 
 
 def gradients(case, into, operands, factor):
@@ -499,7 +515,7 @@ def gradients(case, into, operands, factor):
     if keras.backend.backend() == "jax":
         import jax
 
-        return [np.asarray(each) for each in jax.grad(total)(values)]
+        return [np.asarray(each) for each in compiled(jax.grad(total))(values)]
     import tensorflow as tf
 
     variables = [tf.constant(each, dtype="float64") for each in values]

@@ -8,4 +8,4 @@ def test_stabilisers_do_on_jax_what_they_do_on_tensorflow():
 
 
 def test_operators_give_on_jax_what_numpy_gives():
-    assert on_jax.operators(every=10)
+    assert on_jax.operators(every=5)
