@@ -4,7 +4,9 @@ from tests.trials import on_jax
 
 
 def test_stabilisers_do_on_jax_what_they_do_on_tensorflow():
-    assert on_jax.stabilisers("not run and not asynchronous and (golden or formula or all_together or unfreezing or scaled)")
+    assert on_jax.stabilisers(
+        "not run and not asynchronous and (golden or formula or all_together or unfreezing or scaled)"
+    )
 
 
 def test_operators_give_on_jax_what_numpy_gives():
