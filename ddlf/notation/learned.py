@@ -41,6 +41,10 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
             inner = [each for other in models[node.operator].nodes for each in other.parameters]
             made = [replace(each, name=f"{node.operator}.{each.name}") for each in inner]
             count += sum(each.count or 0 for each in made)
+        if node.operator == "attend" and sum(isinstance(each, str) for each in node.operands) in (1, 2):
+            problems.add(
+                node.call, "attend learns all of its three parameters: write names, and no number", derived=True
+            )
         for base, shape in _shapes(node, [graph.nodes[each] for each in node.inputs]):
             used[base] += 1
             dtype = node.dtype if node.written or node.dtype in WHOLE_NUMBERS else "float32"
@@ -76,7 +80,7 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
     kind, options, out = OPERATORS[node.operator].kind, options_of(node), node.shape
     into, last = (shape[-1] if shape else None for shape in (before, out))
     rank_known = before is not None
-    if kind == "attend":
+    if kind == "attend" and len(names) == 3:
         source = inputs[-1].shape
         far = source[-1] if source else None
         sides: list[tuple[str, Shape]] = [

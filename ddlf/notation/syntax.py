@@ -193,7 +193,7 @@ def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | 
             problems.add(part.end, "';' cannot stand here")
             return None
         at = part.end if error.token.type == "$END" else int(error.token.start_pos or 0)
-        behind = re.search(r"\S(?=\s*[A-Za-z]\w*\s*\Z)", text[part.start : at])
+        behind = re.search(r"\S(?=\s*(?<!\w)[A-Za-z]\w*\s*\Z)", text[part.start : at])
         if error.token.type == "COLON" and behind and _is_closed(text[part.start : at]):
             problems.add(part.start + behind.end(), "';' is missing")
             begin = re.compile(r"\s*").match(text, part.start + behind.end())
@@ -250,7 +250,7 @@ def _unexpected(text: str, part: Part, at: int, token: str, wanted: set[str]) ->
     here = "';'" if at == part.end else repr(token)
     if token == ":" and at < part.end:
         return "':' cannot stand here, did you mean '='?"
-    if token[:1] == "[" and re.search(r"[A-Za-z]\w*\s*\Z", text[part.start : at]):
+    if token[:1] == "[" and re.search(r"(?<!\w)[A-Za-z]\w*\s*\Z", text[part.start : at]):
         return "'=' is missing before '[', did you mean '=['?"
     names = [_SAID[name] for name in sorted(wanted) if name in _SAID and not (name == "EQUAL" and "KEY" in wanted)]
     if not names:

@@ -147,6 +147,15 @@ def test_reading_takes_time_by_the_length_of_a_text(text):
     assert time.process_time() - began < 1
 
 
+def test_a_word_without_end_takes_no_longer():
+    read(DIGITS)
+    began = time.process_time()
+    for text in ("{}", "a:layers b {}", "a:layers {} [1];"):
+        with pytest.raises(NotationError):
+            read(text.format("gammaogularpow" * 10_000))
+    assert time.process_time() - began < 3
+
+
 @pytest.mark.parametrize("text", [DIGITS, SQUARE, HEADS, LM])
 def test_the_examples_are_the_same_models_in_their_one_form(text):
     assert read(format(text)).graph == read(text).graph

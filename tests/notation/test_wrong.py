@@ -85,6 +85,7 @@ WRONG = [
     ("a:input uint8 shape=[8]; a:output shape=[8]; a:layers add(~256);", "is no uint8"),
     ("a:input shape=[1000000000]; a:output shape=[1000]; a:layers ~matmul(w);", "10,000,000,000 parameters"),
     (IN + "a:layers resample2d(scales=~2);", "scales must be"),
+    ("a:input shape=[9, 8]; a:output shape=[9, 8]; a:layers ~attend(q, k, 4);", "write names, and no number"),
     ("a:input shape=[3, 8, 8]; a:output shape=[3, 6, 6]; a:layers ~conv2d(f, kernel=[3]);", "2 numbers, got 1"),
     # what does not fit
     ("a:input shape=[8]; ~a:output shape=[9]; a:layers relu();", "shape [9]"),
