@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOT_HERE = ("big_images", "cifar10_cnn", "converted_keras", "digits_keras", "cancer_keras", "arithmetic_keras")
 """Apps whose data is not here, and plain Keras."""
-TEXTS = {name: name for name in ("digits", "digits_cnn", "iris", "mnist_cnn", "xor")} | {
+TEXTS = {"digits": "digits", "digits_cnn": "digits", "iris": "iris", "mnist_cnn": "mnist", "xor": "xor"} | {
     name: f"{name}.npz" for name in ("autoencoder", "unet", "lm")
 }
 """Texts of models, with their data."""

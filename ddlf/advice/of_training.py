@@ -25,7 +25,7 @@ RATES = {
 MOMENTUM = 4.0
 """Times the largest rate that rate and momentum together may come to: a momentum of 0.9 makes steps ten times as long."""
 TOY, TOYS = 20, 5
-"""Samples below which a problem is a toy, as XOR is, and times the usual rate with which it may be learnt."""
+"""Different samples below which a problem is a toy, as XOR with its repeated ones is, and times the usual rate with which it may be learnt."""
 LONG = 0.99
 """Momentum above which steps of hundreds of batches ago are still in it."""
 WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, "RMSprop": 0.01}
@@ -56,7 +56,7 @@ def _rate(facts: Facts) -> Iterator[Found]:
     if optimizer is None or optimizer.kind not in RATES or math.isnan(optimizer.rate):
         return
     low, high, usual = RATES[optimizer.kind]
-    high *= TOYS if facts.samples < TOY else 1
+    high *= TOYS if min(facts.samples, facts.rows.distinct or facts.samples) < TOY else 1
     effective = optimizer.rate / max(1 - optimizer.momentum, 1e-6)
     travelled = effective * facts.steps
     near = facts.samples >= ENOUGH and 0 < travelled < WAYS.get(optimizer.kind, 0.0) and not facts.from_files

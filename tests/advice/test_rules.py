@@ -49,6 +49,14 @@ def test_nothing_is_found_in_facts_that_are_well_and_in_facts_of_which_nothing_i
     assert look(RULES, Facts()) == ([], [])
 
 
+def test_the_four_samples_of_xor_bear_a_high_rate_however_often_they_are_repeated():
+    rates = [rule for rule in RULES if rule.id == "T01"]
+    high = optimizer(kind="Adam", rate=0.05)
+    repeated = replace(high, samples=256, rows=replace(high.rows, looked=256, distinct=4))
+    assert len(look(rates, high)[0]) == 1
+    assert look(rates, repeated) == ([], [])
+
+
 def test_a_loss_that_has_a_floor_and_a_frozen_backbone_need_not_be_learnt_by_heart():
     stuck = CASES["M21"][0]
     by_heart = [rule for rule in RULES if rule.id == "M21"]
