@@ -162,11 +162,13 @@ class _Fitting:
         """Inputs or labels of a part, as Keras takes them; None if there are none."""
         behind = f"_{part}" if part else ""
         names = [f"{end.block}{behind}" for end in ends]
-        both = {end.block for end in self.into} & {end.block for end in self.out}
+        others = self.out if letter == "x" else self.into
+        # Of a block that has an input and an output, an array of its name is what has no other name: one of several.
+        clear = not self._both() or (len(ends) > 1 and len(others) == 1)
         made: dict[str, Array] = {}
         if len(ends) == 1 and (array := self._named(letter, part)) is not None:
             made[ends[0].block] = self._fit(letter, f"{letter}{behind}", array, ends[0])
-        elif not both and any(name in self.arrays for name in names):
+        elif clear and any(name in self.arrays for name in names):
             if missing := [name for name in names if name not in self.arrays]:
                 raise self._error(
                     f"has no {' and no '.join(missing)}, beside {next(name for name in names if name in self.arrays)}",
@@ -178,6 +180,11 @@ class _Fitting:
         if not made:
             return None
         return next(iter(made.values())) if len(ends) == 1 else made
+
+    def _both(self) -> list[str]:
+        """Blocks that have an input and an output."""
+        out = {end.block for end in self.out}
+        return [end.block for end in self.into if end.block in out]
 
     def _own_inputs(self, x: Any, part: str) -> Any:
         """Of an autoencoder the inputs are the labels."""
@@ -195,6 +202,11 @@ class _Fitting:
 
     def _lacking(self) -> DatasetError:
         names = [end.block for end in self.into]
+        if len(names) > 1 and len(self.out) > 1 and (both := self._both()):
+            return self._error(
+                f"cannot say which array is meant: {both[0]!r} is the name of an input and of an output",
+                f"give the output a name of its own, such as {both[0]}:name score;",
+            )
         what = "x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
         there = ", ".join(sorted(self.arrays)[:12]) or "nothing"
         return self._error(

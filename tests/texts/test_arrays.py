@@ -85,6 +85,16 @@ def test_several_ends_are_found_by_the_names_of_their_blocks():
     assert {name: array.shape for name, array in heads["y_train"].items()} == {"digit": (8,), "parity": (8, 1)}
 
 
+def test_an_output_called_as_one_of_several_inputs_has_its_labels_in_y():
+    left, right, out = np.ones((10, 3)), np.ones((10, 2)), np.ones((10, 1))
+    text = TWO.replace(" right:name sum;", "")
+    found, _ = fitted(text, left_train=left, right_train=right, y_train=out)
+    assert found["x_train"]["right"].tolist() == right.tolist()
+    assert found["y_train"].tolist() == out.tolist()
+    with pytest.raises(DatasetError, match="'right' is the name of an input and of an output"):
+        fitted(text + "more:from left; more:output shape=[4];", left_train=left, right_train=right, y_train=out)
+
+
 def test_a_table_has_its_labels_in_the_last_column_or_beside_it():
     table = np.concatenate([X, Y[:, None]], axis=1)
     found, notes = fitted(data=table)
