@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ HOMES = {
     "metrics": ("metrics",),
 }
 """Where Keras has the classes that a key names."""
+BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
+"""Names of metrics that stand for that of the loss."""
 LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
     "MSE": lambda factors, last: keras.losses.MeanSquaredError(),
     "MAE": lambda factors, last: keras.losses.MeanAbsoluteError(),
@@ -151,10 +154,25 @@ def _metrics(value: Value | None, loss: str) -> list[Any]:
     if value is None:
         return usual_metrics(loss)
     return [
-        made(each, "metrics") if isinstance(each, Call) else each.value if isinstance(each, Text) else plain(each)
+        made(each, "metrics")
+        if isinstance(each, Call)
+        else _known(each.value if isinstance(each, Text) else plain(each))
         for each in values(value)
         if plain(each) is not None
     ]
+
+
+def _known(metric: Any) -> Any:
+    """The name of a metric, which Keras itself looks up in the first step of a training only."""
+    if metric not in BY_LOSS:
+        try:
+            keras.metrics.get(metric)
+        except ValueError:
+            known = [name for name in dir(keras.metrics) if not name.startswith("_")]
+            near = difflib.get_close_matches(str(metric), [*BY_LOSS, *known], 1)
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"there is no metric {metric!r}{meant}") from None
+    return metric
 
 
 def usual_metrics(loss: str) -> list[Any]:

@@ -127,7 +127,8 @@ class Notation:
         if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
             less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
             left = tuple(arg for arg in optimizer.args if arg.key not in less)
-            values["train", "optimizer"] = spelled(replace(optimizer, args=left))
+            if left != optimizer.args:  # else it stays the text's, with its place there
+                values["train", "optimizer"] = spelled(replace(optimizer, args=left))
         return Notation(self.parsed.text, self.file, values, self.decisions)
 
     def own(self, key: str) -> Value | None:

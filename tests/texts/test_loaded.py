@@ -270,6 +270,7 @@ def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
     ("key", "sentence"),
     [
         ("optimizer SGD(momentm=0.9)", "model.nnm:5:17: train:optimizer: Keras says: .*momentm"),
+        ("metrics [acuracy]", "model.nnm:5:15: train:metrics: .*no metric 'acuracy', did you mean 'accuracy'"),
         ("metrics [Acuracy()]", "model.nnm:5:15: train:metrics: Keras says: there is no Acuracy"),
         ("loss_weights [1, 2]", "model.nnm:5:20: train:loss_weights: Keras says: 2 numbers for 1 outputs"),
     ],
@@ -278,6 +279,13 @@ def test_what_keras_refuses_has_its_place(key, sentence):
     text = DIGITS + "\n" * (4 - DIGITS.count("\n")) + f"train:{key};"
     with pytest.raises(NotationError, match=sentence):
         settled(text).compiled()
+
+
+def test_a_command_that_says_nothing_of_the_optimizer_leaves_it_its_place():
+    found = Notation("\n" + DIGITS + "train:optimizer SGD(momentm=0.9);", "model.nnm").having(
+        {("train", "patience"): "3"}
+    )
+    assert found.place("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
 
 
 def test_values_of_a_command_win_over_the_text():
