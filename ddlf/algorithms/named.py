@@ -55,6 +55,10 @@ class Family(Generic[R]):
         """The names of all rules, in the order of the family."""
         return list(self._rules)
 
+    def meant(self, name: str) -> str:
+        """The end of a sentence that says which rule's name was meant; nothing if none is like it."""
+        return _guess(name, self._rules)
+
     def __str__(self) -> str:
         return ", ".join(self._spelled(name, self._defaults[name]) for name in self._rules)
 

@@ -70,6 +70,9 @@ def test_a_schedule_is_text_and_back():
     ("text", "sentence"),
     [
         ("cosin", "unknown schedule 'cosin', did you mean 'cosine'?"),
+        ("warmup:0.1,cosin", "unknown schedule 'cosin' in 'warmup:0.1,cosin', did you mean 'cosine'?"),
+        ("warmup:0.1,restart:4", "did you mean 'restarts'?"),
+        ("warmup:0.1,0.2", "no more parameters"),
         ("cosine,linear", "is not one course behind at most one warm-up"),
         ("cosine,warmup", "is not one course behind at most one warm-up"),
         ("warmup:0.6,cosine", "share must be from 0 to 0.5, got 0.6"),
