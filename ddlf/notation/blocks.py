@@ -119,6 +119,13 @@ class Blocks(dict[str, Block]):
         for statement in parsed.statements:
             self._add(statement)
         self.option_keys = {arg.key for block in self.values() for call in block.calls for arg in call.args}
+        self.called = {
+            arg.value.name
+            for block in self.values()
+            for call in block.calls
+            for arg in call.args
+            if arg.key == "name" and isinstance(arg.value, Word)
+        }
         self.free = {call.name for block in self.values() for call in block.calls if self.is_free(call.name)}
         for block in self.values():
             for call in block.calls:
@@ -134,6 +141,9 @@ class Blocks(dict[str, Block]):
         block = self.setdefault(name, Block(name, statement.at)) if name != TRAIN else Block(TRAIN, statement.at)
         known = self.train if name == TRAIN else block.statements
         if name != TRAIN and property_ not in PROPERTIES:
+            if meant := self.problems.near(name, [TRAIN]):
+                self.problems.add(statement.at, f"there is no block {name!r} that has {property_!r}{meant}")
+                return
             self.problems.add(
                 statement.property.at,
                 f"a block has no {property_!r}"

@@ -126,9 +126,10 @@ class Reads:
             return self.end_of(block.name, value.at)
         known += [each.name for each in self.blocks.values() if not each.is_macro]
         if value.name not in self.blocks.broken:
-            self.problems.add(
-                value.at, f"nothing above is called {value.name!r}{self.problems.near(value.name, known)}"
-            )
+            meant = self.problems.near(value.name, known)
+            # The layer of this name may be there, and be what is wrong itself, or be in a statement that could not be read.
+            follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not meant)
+            self.problems.add(value.at, f"nothing above is called {value.name!r}{meant}", derived=follows)
         return None
 
     def given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:

@@ -40,6 +40,7 @@ WRONG = [
     (IN + "a:layers relu(name=first), residual(to=~frist);", "'first'"),
     (IN + "b:from ~c; b:output shape=[8];", "no block"),
     ("trunk:input shape=[8]; b:from ~trunc; b:output shape=[8];", "'trunk'"),
+    (IN + "~trian:data digits;", "did you mean 'train'?"),
     (IN + "a:layers attend(q, k, v, mask=~casual);", "'causal'"),
     (IN + "a:layers relu(), add(skip), residual(to=~skip), tanh(name=skip);", "nothing above"),
     (IN + "a:layers relu(name=skip), add(~skip);", "'to=skip'"),
@@ -138,6 +139,17 @@ def test_an_error_has_the_right_place_and_says_what_is_meant(row):
         assert place in found, str(caught.value)
         assert row[1] in found[place]
         assert f"m.nnm:{place[0]}:{place[1]}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["dense(shap=[8], activation=relu, name=x)", "leakyRelu(alfa=1, name=x)", "relu(name=x"]
+)
+def test_a_layer_that_is_wrong_itself_is_not_said_to_be_missing(wrong):
+    with pytest.raises(NotationError) as caught:
+        read(
+            f"{IN}b:from a;\na:layers {wrong};\nc:from a; c:layers relu(), residual(to=x), residual(to=a); c:output shape=[8];{DENSE}"
+        )
+    assert "nothing above" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
