@@ -254,7 +254,7 @@ async def frozen(options: argparse.Namespace) -> Result:
                     back.append(statistics.median(record.bytes_back for record in records))
                     if named:
                         pairs = zip(app.model.weights, before, app.model.get_weights(), strict=True)
-                        same = [a.tobytes() == b.tobytes() for w, a, b in pairs if w.path.split("/")[0] in FROZEN]
+                        same = [a.tobytes() == b.tobytes() for w, a, b in pairs if w.path.split("/")[-2] in FROZEN]
                         kept.setdefault(way, []).append(len(same) == 2 * len(FROZEN) and all(same))
                 shares.setdefault(way, []).append(back[0] / back[1])
     values = 3 * (WIDE * WIDE + WIDE)

@@ -29,6 +29,9 @@ def test_a_defect_is_found_by_what_is_said_of_it(found, is_found, is_right, is_q
     assert (table.is_found(one), table.is_right(one), table.is_quick(one)) == (is_found, is_right, is_quick)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # a file that is left open is one of the defects
 def test_the_quick_level_alone_finds_most_defects(capsys):
     records = advice.main(["--quick"])
     assert sum(map(table.is_quick, records)) >= 0.6 * len(records)

