@@ -46,6 +46,10 @@ THREADS_END_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/neuron")
 """What a process that uses an accelerator has open; a fork of it could not use that."""
 
+NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+"""Keras imports pandas where there is one, and that Arrow, whose allocator has a thread of its own unless it is told otherwise: no process with one is
+forked. Without it freed memory goes back when something is allocated."""
+
 READY = "ready"
 
 Life = Callable[[], Any]
@@ -270,6 +274,7 @@ def warm_up(modules: list[str], requests: socket.socket, parent: int) -> Life:
 
     die_with_parent(parent)
     gc.disable()
+    os.environ.setdefault(*NO_THREAD)
     try:
         for name in modules:
             importlib.import_module(name)
