@@ -47,8 +47,8 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/d
 """What a process that uses an accelerator has open; a fork of it could not use that."""
 
 NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-"""Keras imports pandas where there is one, and that Arrow, whose allocator has a thread of its own unless it is told otherwise: no process with one is
-forked. Without it freed memory goes back when something is allocated."""
+"""Keras imports pandas where there is one, and that Arrow, whose allocator has a thread unless it is told otherwise: no process with one is forked.
+Without it freed memory goes back when something is allocated."""
 
 READY = "ready"
 
