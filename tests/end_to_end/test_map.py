@@ -111,7 +111,7 @@ async def test_no_item_has_two_results_and_none_runs_twice_that_may_not(tmp_path
     for x, result in enumerate(results):
         if isinstance(result, Exception):
             assert isinstance(result, ExecutorCrashed | WorkerLost)
-            assert result.may_have_run
+            assert result.may_have_run or not times[x]  # three executors ended before its turn
             assert result.item_index == x
             assert result.attempts == 3 if idempotent else times[x] <= 1
         else:
