@@ -126,9 +126,8 @@ class Crew:
             self._changed.clear()
             await self._changed.wait()
         self._check()
-        self._schedule.order(
-            [*self._workers]
-        )  # that of the cluster, whichever was first: slots go to the same workers in each run
+        # In the order of the cluster, whichever was first: slots go to the same workers in each run.
+        self._schedule.order([*self._workers])
         self._begun = True
         held_back, self._held_back = self._held_back, []
         for event in held_back:
