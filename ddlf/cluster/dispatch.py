@@ -119,7 +119,7 @@ class Dispatch:
         Raises:
             RequestFailed: As ``ProxyWorker.rpc``. One that was lost with its worker, and cannot have run or is idempotent, goes to another one.
         """
-        attempts = 0
+        attempts, may_have_run = 0, False
         self._open += 1
         try:
             while True:
@@ -130,11 +130,14 @@ class Dispatch:
                     self._note(place, lane, seconds)
                     return value
                 except LOSS as error:
+                    began = place.lane is not None and getattr(error, "may_have_run", False)
+                    may_have_run |= began  # in any attempt
+                    if isinstance(error, RequestFailed):
+                        error.may_have_run = may_have_run
                     if place.lane is None:  # nobody is left
                         raise
                     self._lost(place.lane, error)
-                    may_have_run = getattr(error, "may_have_run", False)
-                    attempts += may_have_run or place.lane.is_first(place)
+                    attempts += began or place.lane.is_first(place)
                     if attempts == MAX_ATTEMPTS or (may_have_run and not job.idempotent):
                         if isinstance(error, RequestFailed):
                             error.attempts = attempts

@@ -15,6 +15,7 @@ import pytest
 from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.mapping import UNSENT
+from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import (
     ConfigError,
     ConnectError,
@@ -395,6 +396,19 @@ async def test_an_item_that_ends_every_executor_ends_three(cluster):
     errors = await cluster.options(on_error="return").map(crash, [1, 2, 3])
     assert [type(error) for error in errors] == [ExecutorCrashed] * 3
     assert await cluster.map(double, range(10)) == [2 * x for x in range(10)]
+
+
+async def test_an_item_that_may_have_run_once_may_have_run_whatever_became_of_it_later(monkeypatch):
+    """Its last executor ended before its turn came."""
+    ran = iter([True, False, False])
+
+    async def crashed(worker, request, timeout_s=None):
+        raise ExecutorCrashed("the executor was ended", may_have_run=next(ran))
+
+    async with in_process_cluster(1) as cluster:
+        monkeypatch.setattr(ProxyWorker, "rpc", crashed)
+        (error,) = await cluster.options(idempotent=True, on_error="return").map(double, [1])
+    assert (error.attempts, error.may_have_run) == (3, True)
 
 
 async def test_a_worker_that_joins_in_the_middle_gets_items_at_once():
