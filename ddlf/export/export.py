@@ -60,9 +60,12 @@ def plan(
     Raises:
         ConfigError: One of them cannot be written.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}", hint="make it first, or name another with --out")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", hint="name a folder with --out")
+    there_is = folder if folder.exists() else folder.absolute().parent  # it is made when the first file is written
+    if not there_is.is_dir():
+        raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
+    if not os.access(there_is, os.W_OK | os.X_OK):
         raise ConfigError(f"the folder {folder} cannot be written to", hint="name another with --out")
     found = []
     for each in formats:
@@ -138,6 +141,7 @@ def _write(model: Path, wanted: Wanted, stem: str, steps: Steps, batch: int | No
     folder = wanted.paths[0].parent
     beside = folder / f".{stem}.{os.getpid()}"
     try:
+        folder.mkdir(exist_ok=True)
         beside.mkdir()
         done = steps.do(
             f"write-{wanted.format.name}",

@@ -36,7 +36,10 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(source, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused(source, tmp_path):
-    assert refused(source, [FORMATS["onnx"]], tmp_path / "no").startswith(f"there is no folder {tmp_path}/no; make it")
+    assert refused(source, [FORMATS["onnx"]], tmp_path / "no" / "no").startswith(
+        f"there is no folder {tmp_path}/no; make it"
+    )
+    assert plan(source, [FORMATS["onnx"]], tmp_path / "new")  # which is made when something is written
 
 
 def test_onnx_of_what_computes_in_16_bits_is_refused_and_other_formats_are_not(source, tmp_path):

@@ -45,6 +45,11 @@ def test_no_two_formats_write_the_same_file_nor_are_meant_by_the_same_word():
     assert len(set(words)) >= len(words) - 1  # torch is also a backend, and the name of its format
 
 
+def test_files_have_the_name_of_the_model():
+    assert FORMATS["saved_model"].files("heads") == ("heads.saved_model",)
+    assert FORMATS["stablehlo"].files("heads") == ("heads.mlirbc", "heads.jax")
+
+
 def test_all_that_is_imported_has_a_distribution():
     modules = {name for each in ALL for names in each.writers.values() for name in names}
     modules |= {name for each in ALL for runtime in each.runtimes for name in runtime.modules}

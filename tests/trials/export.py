@@ -1,6 +1,7 @@
 """Eight models in all formats, written by Keras on TensorFlow, JAX and torch, and run in each format's own runtime at batches of 1, 7 and 64.
 
-    python -m tests.trials.export [--models mlp,lstm] [--formats onnx,stablehlo] [--backends tensorflow,jax,torch] [--markdown]
+    python -m tests.trials.export [--models mlp,lstm] [--formats onnx,stablehlo] [--backends tensorflow,jax,torch] [--batches 1,7,64]
+                                  [--markdown]
 
 Needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``; what is not installed is left out, and said. Each format is written on each
 backend that can, and compared with Keras on the same one. Bar: 1e-5 of Keras, or a row that says who refuses and why.
@@ -9,10 +10,11 @@ backend that can, and compared with Keras on the same one. Bar: 1e-5 of Keras, o
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from ddlf.export.export import loadable, plan, write
 from ddlf.export.formats import ALL, BACKENDS, FORMATS, installed_backends
 from ddlf.export.source import find
 from ddlf.export.steps import Steps
-from ddlf.export.verify import TOLERANCE, Comparison, Row, compare
+from ddlf.export.verify import BATCHES, TOLERANCE, Comparison, Row, compare
 
 MLP = """mlp:input shape=[64]; mlp:output shape=[10];
 mlp:layers dense(shapes=[[48],[24]], activation=relu), dense(shape=[10], activation=softmax);
@@ -101,7 +103,7 @@ MODELS = ("mlp", *MADE)
 
 
 def make(folder: Path, names: list[str]) -> None:
-    """Save models, with weights as after some training: none is 0 or 1 as at the beginning. Runs in a process of its own."""
+    """Save models, with weights as after some training: none is 0 or 1 as at the beginning. Runs in a process of its own, on any backend."""
     import keras
     import numpy as np
 
@@ -118,7 +120,9 @@ def make(folder: Path, names: list[str]) -> None:
         model.save(folder / f"{name}.keras")
 
 
-def rows_of(path: Path, formats: list[str], backend: str, tell: Callable[[str], None]) -> list[Row]:
+def rows_of(
+    path: Path, formats: list[str], backend: str, tell: Callable[[str], None], batches: Sequence[int] = BATCHES
+) -> list[Row]:
     """Write a model in all formats that Keras writes on a backend, and compare them with Keras there."""
     source = find(path, None)
     wanted = []
@@ -131,7 +135,7 @@ def rows_of(path: Path, formats: list[str], backend: str, tell: Callable[[str], 
         steps = Steps(Path(work), None)
         with loadable(source, steps, "tensorflow") as model:
             written = write(model, wanted, source.stem, steps)
-            comparison = Comparison(model, steps, backend)
+            comparison = Comparison(model, steps, backend, batches=batches)
             backends = installed_backends() if backend == installed_backends()[0] else [backend]
             return compare(comparison, backends, written, lambda row: tell(told(path.stem, backend, row)))
 
@@ -175,6 +179,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--formats", default=",".join(each.name for each in ALL))
     parser.add_argument("--backends", default=",".join(installed_backends()))
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="samples of each that is run")
     parser.add_argument("--markdown", action="store_true", help="print a table at the end")
     options = parser.parse_args(argv)
     names, formats = options.models.split(","), options.formats.split(",")
@@ -187,11 +192,15 @@ def main(argv: list[str] | None = None) -> list[Row]:
         )
         made = [name for name in names if name != "mlp"]
         if made:
-            subprocess.run([sys.executable, "-c", code, str(folder), *made], check=True, capture_output=True)
+            environment = {**os.environ, "KERAS_BACKEND": options.backends.split(",")[0]}
+            subprocess.run(
+                [sys.executable, "-c", code, str(folder), *made], check=True, capture_output=True, env=environment
+            )
         for model in names:
             path = folder / ("mlp.nnm" if model == "mlp" else f"{model}.keras")
             for backend in options.backends.split(","):
-                found[model, backend] = rows_of(path, formats, backend, lambda line: print(line, flush=True))
+                batches = [int(size) for size in options.batches.split(",")]
+                found[model, backend] = rows_of(path, formats, backend, lambda line: print(line, flush=True), batches)
     if options.markdown:
         print(table(found))
     return [row for rows in found.values() for row in rows]
