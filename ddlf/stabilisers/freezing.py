@@ -147,11 +147,9 @@ class Unfreezing(Wrapper):
         before = [keras.ops.copy(v) for v, _ in others]  # the step is done in place
         self.inner_optimizer.apply(gradients, variables)
         for (variable, levels), old in zip(others, before, strict=True):
-            now = keras.ops.take(keras.ops.convert_to_tensor(levels, variable.dtype), stage)
-            new = keras.ops.convert_to_tensor(variable)
-            # What is frozen keeps its bits, and what is free has those of the inner optimizer.
-            part = keras.ops.where(now == 0, old, old + now * (new - old))
-            variable.assign(keras.ops.where(now == 1, new, part))
+            variable.assign(
+                keras.ops.switch(stage, [_part(level) for level in levels], old, keras.ops.convert_to_tensor(variable))
+            )
 
     def _stage(self) -> Any:
         made = self.inner_optimizer.iterations
@@ -170,3 +168,10 @@ class Unfreezing(Wrapper):
     def options(self) -> dict[str, Any]:
         """See ``Wrapper``."""
         return {"stages": self.stages, "steps": self.steps}
+
+
+def _part(level: float) -> Any:
+    """The way from the old weight to the new one: what is frozen keeps its bits, and what is free has those of the inner optimizer."""
+    if level in (0.0, 1.0):
+        return lambda old, new: new if level else old
+    return lambda old, new: old + keras.ops.cast(level, old.dtype) * (new - old)

@@ -6,15 +6,16 @@ import pytest
 
 from benchmarks import stable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
 @pytest.mark.parametrize("part", stable.PARTS)
 def test_each_part_says_what_was_found(part, capsys):
-    found = stable.main(stable.parser().parse_args(["--quick", "--parts", part]))[part]
+    short = ["--quick", "--sizes", "1e20", "--workers", "1"]
+    found = stable.main(stable.parser().parse_args([*short, "--parts", part]))[part]
     if part == "steps":
-        assert set(found["ratios"]) == set(stable.KINDS)
-        assert found["ratios"]["adam"] == 1
+        assert set(found["ratios"]) == set(stable.KINDS) - {"adam", "lion", "two outputs"}
+        assert all(0.1 < ratio < 10 for ratio in found["ratios"].values())
     elif part == "outliers":
         # Samples whose squares are no numbers any more: the one thing that holds whatever the seed.
         (((clipped, plain),), *_) = (found["pairs"][f"1e+20 {kind}"] for kind in (stable.ADAM, stable.SGD))

@@ -1,8 +1,12 @@
 """What every stabiliser promises: a slot is plain Keras, a run that was cut and moved ends with the same bits, files keep it, one trace."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import ddlf
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.held import HeldData
 from ddlf.roles.replica import Replica
@@ -223,3 +227,21 @@ async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_a
         parts = app(two_workers.options(workers=[worker]), Cut, **settings, **how)
         await parts.train_model()
     assert same_bits(parts, whole)
+
+
+def test_the_table_of_what_keras_has_and_what_was_added_names_what_there_is():
+    import keras
+
+    from ddlf import stabilisers
+
+    text = (Path(__file__).parents[2] / "docs/advice.md").read_text().partition("| Keras has it |")[2]
+    rows = [line.split("|")[1:3] for line in text.splitlines()[2:] if line.startswith("|")]
+    assert len(rows) > 10
+    theirs = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
+    settings = {"schedule", "clip", "callbacks", "rate_decay"}
+    assert settings <= set(dir(ddlf.IApp))
+    for kerass, ours in rows:
+        for name in re.findall(r"`(?:schedules\.)?([A-Z]\w+)`", kerass):
+            assert any(hasattr(module, name) for module in theirs), name
+        for name in set(re.findall(r"`([A-Za-z_]+)(?:`|=)", ours)) - settings - {"lrm"}:
+            assert hasattr(stabilisers, name), name
