@@ -32,6 +32,7 @@ class Language(IApp):
 
     Attributes:
         width: Units of each position.
+        blocks: Of attention and two dense layers.
         sequences: Training sequences; fewer if the text has fewer, and a multiple of what all slots read in a step.
         steps_in_all: Steps of each slot, for the schedule.
         rate: Highest learning rate of the schedule.
@@ -41,6 +42,7 @@ class Language(IApp):
     slots = SLOTS
     verbose = False
     width = 64
+    blocks = 2
     sequences = 8192
     steps_in_all = 1
     rate = 6e-3
@@ -64,7 +66,7 @@ class Language(IApp):
         # Made from the input: of a constant the layer would be none of the model's, and its weights would never be trained.
         places = layers.Embedding(LENGTH, self.width)(keras.ops.cumsum(keras.ops.ones_like(text), axis=1) - 1)
         x = layers.Embedding(VOCABULARY, self.width)(text) + places
-        for _ in range(2):
+        for _ in range(self.blocks):
             y = layers.LayerNormalization()(x)
             x = x + layers.MultiHeadAttention(4, self.width // 4)(y, y, use_causal_mask=True)
             y = layers.Dense(4 * self.width, activation="gelu")(layers.LayerNormalization()(x))
@@ -159,8 +161,9 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
 
 async def _app(cluster: Cluster, options: argparse.Namespace) -> Language:
     app = Language(cluster)
-    app.width, app.sequences, app.batch_size, app.rate = (
+    app.width, app.blocks, app.sequences, app.batch_size, app.rate = (
         options.width,
+        options.blocks,
         options.sequences,
         options.batch_size,
         options.rate,
@@ -176,6 +179,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=64, help="batches of each slot between two exchanges of a weight")
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--sequences", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=8, help="sequences, of each slot")
     parser.add_argument("--rate", type=float, default=6e-3, help="highest learning rate of the slots")

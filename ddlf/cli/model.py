@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ddlf.cli.model_files import opened
+from ddlf.cli.output import write_whole
 from ddlf.errors import ConfigError, NotationError
 from ddlf.notation.drawing import drawn
 from ddlf.notation.graph import Graph, Node, distances
@@ -50,21 +50,9 @@ def format(options: argparse.Namespace) -> int:
             print(f"{path} has another form; write it with: ddlf model format {path}")
             code = 1
         else:
-            _replace(path, after)
+            write_whole(path, after)
             print(f"wrote     {path}")
     return code
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.chmod(path.stat().st_mode)
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def show(options: argparse.Namespace) -> int:

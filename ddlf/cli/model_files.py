@@ -19,6 +19,15 @@ from ddlf.notation.diff import differences
 from ddlf.notation.model import Model, load, read
 
 KERAS, WEIGHTS = ".keras", ".safetensors"
+OTHERS = {
+    **dict.fromkeys((".h5", ".hdf5"), "an older format of Keras: load it in Python, and save it as .keras"),
+    **dict.fromkeys(
+        (".onnx", ".tflite", ".xml", ".pt2", ".pt", ".pth", ".mlirbc", ".pb"),
+        "a file of another program: `ddlf export` writes some",
+    ),
+    **dict.fromkeys((".npz", ".npy", ".csv", ".json", ".py", ".ipynb"), "no model"),
+}
+"""Endings of files that are surely no text."""
 
 
 def opened(path: Path, layers: Path | None = None) -> Model:
@@ -32,12 +41,20 @@ def opened(path: Path, layers: Path | None = None) -> Model:
         from ddlf.models.weights import load as load_weights
 
         return read(load_weights(path)[0], str(path))
+    _check_kind(path)
     if path.suffix != KERAS:
+        _check_layers(layers)
         return load(path)
     with native_output_to_log():
         from ddlf.models.describe import describe
 
         return read(describe(_loaded(path, layers)), str(path))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is of no kind that is read or made here."""
+    if why := OTHERS.get(path.suffix.lower()):
+        raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -51,6 +68,8 @@ def diff(options: argparse.Namespace) -> int:
 def convert(options: argparse.Namespace) -> int:
     """Make a file of another kind of a model; returns the exit code."""
     source, target = options.file, options.target
+    for path in (source, target):
+        _check_kind(path)
     if options.weights and (source.suffix in (KERAS, WEIGHTS) or target.suffix not in (KERAS, WEIGHTS)):
         raise ConfigError("--weights are those of a text that becomes a model with weights", hint="leave --weights out")
     kinds = [path.suffix if path.suffix in (KERAS, WEIGHTS) else "a text" for path in (source, target)]
@@ -136,13 +155,17 @@ def _loaded(path: Path, layers: Path | None) -> Any:
         ) from error
 
 
+def _check_layers(layers: Path | None) -> None:
+    """Refuse a file of layers that is not there, also where nothing needs them."""
+    if layers is not None and not layers.is_file():
+        raise ConfigError(f"{layers} cannot be read: there is no such file", hint="--layers names a Python file")
+
+
 def _register(layers: Path | None) -> None:
     """Run the user's file that registers layers of their own."""
-    if layers is None:
-        return
-    if not layers.is_file():
-        raise ConfigError(f"{layers} cannot be read: there is no such file", hint="--layers names a Python file")
-    runpy.run_path(str(layers), run_name=layers.stem)
+    _check_layers(layers)
+    if layers is not None:
+        runpy.run_path(str(layers), run_name=layers.stem)
 
 
 def _write(target: Path, write: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -115,3 +116,22 @@ def native_output_to_log() -> Iterator[None]:
         sys.stderr.close()
         sys.stderr = before
         log.close()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a user's file anew, as a whole or not at all, with the rights that it has.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    there = path.resolve()  # a link stays one
+    beside = there.with_name(f".{os.getpid()}.{there.name}")
+    try:
+        if not os.access(there, os.W_OK):  # its folder may allow what it does not
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        beside.write_bytes(content)
+        shutil.copymode(there, beside)
+        beside.replace(there)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -244,6 +244,8 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
+        if key in OF_SETTINGS and getattr(options, key, None) is not None:
+            raise ConfigError(f"{option(key)} and -p {key} say both what {key} is", hint="leave out one of both")
         is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
         yield key, text if is_path else _value(key, text, default), f"-p {key}"
 
@@ -251,6 +253,10 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
 def _near(target: type[IApp], key: str) -> str:
     """What was meant; else the attributes that the app itself has, not all settings there are."""
     from ddlf.app import IApp
+    from ddlf.texts.block import ALIASES
+
+    if key in ALIASES:
+        return f", did you mean {ALIASES[key]!r}?"
 
     def is_plain(value: Any) -> bool:
         return not (callable(value) or isinstance(value, property))
@@ -298,10 +304,14 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
 
 
 def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    given: set[str] = set()
     for pair in options.parameters:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"-p takes KEY=VALUE, got {pair!r}")
+        if key in given:
+            raise ConfigError(f"-p {key} is given twice", hint="leave out one of both")
+        given.add(key)
         yield key, text
 
 

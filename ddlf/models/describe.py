@@ -316,6 +316,8 @@ class _Functional:
         args, kwargs = unit.args, unit.kwargs
         if self.text.way.short:  # Keras gives a mask of its own accord
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
+        if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
+            kwargs = {}  # which Keras notes down when nothing is said
         one = [key_of(each) for each in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
             several = [key_of(each) for each in args[0]]

@@ -23,6 +23,7 @@ from ddlf.notation.operators import (
     WHOLE,
     WORDS,
     is_keras,
+    loss_meant,
 )
 from ddlf.notation.problems import Problems
 from ddlf.notation.syntax import MAX_DIGITS, Parsed
@@ -190,7 +191,7 @@ class Blocks(dict[str, Block]):
             self.problems.add(args[-1].at, f"{property_!r} has one value, without a key")
         elif property_ == "loss" and (not isinstance(value, Word) or value.name not in LOSSES):
             shown = value.name if isinstance(value, Word | Call) else "this"
-            meant = self.problems.near(shown, LOSSES) or f"; there are: {', '.join(LOSSES)}"
+            meant = self.problems.near(loss_meant(shown), LOSSES) or f"; there are: {', '.join(LOSSES)}"
             self.problems.add(value.at, f"there is no loss {shown!r}{meant}")
         elif property_ in ("delta", "gamma", "alpha") and not isinstance(value, Number):
             self.problems.add(value.at, f"{property_} must be a number")
@@ -282,7 +283,7 @@ class Blocks(dict[str, Block]):
                 )
             elif arg.key not in usual and (meant := self.problems.near(arg.key, usual)):
                 self.problems.add(arg.at, f"{call.name} has no argument {arg.key!r}{meant}")
-            elif arg.key in EVERYWHERE:
+            elif arg.key in EVERYWHERE or arg.key in keras_layers.COUNTS:
                 self.value(arg)
 
     def option(self, name: str, arg: Arg, more: Collection[str] = ()) -> bool:
@@ -310,7 +311,11 @@ class Blocks(dict[str, Block]):
             if not each_of:
                 self.problems.add(value.at, "shapes must be a list of shapes, such as [[128], [80]]")
             for each in each_of:
-                sizes(each, key, self.problems, empty=False)
+                if not isinstance(each, Items):
+                    meant = f", did you mean '[{each.written}]'?" if isinstance(each, Number) else ", such as [10]"
+                    self.problems.add(each.at, f"shapes has a list of sizes for each copy{meant}")
+                else:
+                    sizes(each, key, self.problems, empty=False)
         elif kind == SIZES:
             sizes(value, key, self.problems, free=key == "shape")
         elif kind == LIST:
@@ -328,7 +333,7 @@ class Blocks(dict[str, Block]):
             if not all(_suits(NUMBER, each) and 0 < each <= MAX_SIZE for each in factors):
                 self.problems.add(value.at, "scales must be a list of numbers above 0, such as [2, 2]")
         elif kind and not _suits(kind, plain(value)):
-            self.problems.add(value.at, f"{key} must be {kind}")
+            self.problems.add(value.at, f"{key} must be {'a whole number of 1 or more' if kind == 'a size' else kind}")
         elif key == "lrm" and plain(value) <= 0:
             self.problems.add(value.at, "lrm must be a number above 0")
         elif key == "p" and not 0 <= plain(value) < 1:

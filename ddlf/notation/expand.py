@@ -191,7 +191,9 @@ class _Expansion(Reads):
         if "shape" in own:
             self.problems.add(own["shape"].at, "'shape' and 'shapes' are given both")
             return None
-        if not isinstance(shapes.value, Items) or not shapes.value.values:
+        if not (isinstance(shapes.value, Items) and shapes.value.values) or not all(
+            isinstance(each, Items) for each in shapes.value.values
+        ):
             return None  # told already
         rest = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
         for each in shapes.value.values[:-1]:

@@ -15,6 +15,8 @@ from typing import Any
 Shape = tuple[int | None, ...]
 COMMON = ("dtype", "trainable", "input_shape", "batch_input_shape", "activity_regularizer")
 """Arguments that every layer of Keras takes."""
+COUNTS = ("units", "filters", "input_dim", "output_dim", "num_heads", "key_dim")
+"""Arguments that are sizes, whichever layer has them."""
 INNER = ("ops.numpy", "ops.nn", "ops.core", "ops.math", "ops.linalg", "ops.image", "applications.convnext")
 """Where Keras has operations without layers, such as ``x + y``: ``numpy>Add``."""
 

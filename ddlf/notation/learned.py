@@ -41,7 +41,7 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
             inner = [each for other in models[node.operator].nodes for each in other.parameters]
             made = [replace(each, name=f"{node.operator}.{each.name}") for each in inner]
             count += sum(each.count or 0 for each in made)
-        if node.operator == "attend" and sum(isinstance(each, str) for each in node.operands) in (1, 2):
+        if node.operator == "attend" and sum(isinstance(each, str) for each in node.operands) < 3:
             problems.add(
                 node.call, "attend learns all of its three parameters: write names, and no number", derived=True
             )

@@ -80,7 +80,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
         NotationError: It is too large, or no text.
     """
     if len(text) > MAX_BYTES:
-        _refuse(file, 1, 1, f"the text has {len(text):,} characters, and may have {MAX_BYTES:,}")
+        _refuse(file, 1, 1, f"the text is longer than {MAX_BYTES:,} bytes, the most that it may have")
     if isinstance(text, bytes):
         try:
             decoded = text.decode()
@@ -90,7 +90,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
                 file,
                 before.count("\n") + 1,
                 len(before) - before.rfind("\n"),
-                f"byte 0x{text[error.start]:02x} is no UTF-8",
+                f"byte 0x{text[error.start]:02x} is no UTF-8{_other_kind(text)}",
             )
             raise
     else:
@@ -98,6 +98,13 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
     text = decoded.removeprefix("\ufeff")
     problems = Problems(text, file)
     return text, parse(text, problems), problems
+
+
+def _other_kind(data: bytes) -> str:
+    """What a file is that is no text."""
+    if data.startswith(b"PK\x03\x04"):
+        return ": this is a zip file, as .keras and .npz are; of a model `ddlf model convert` makes a text"
+    return ": this is an HDF5 file; load it with Keras, and save it as .keras" if data.startswith(b"\x89HDF") else ""
 
 
 def _refuse(file: str, line: int, column: int, sentence: str) -> None:

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddlf.notation import keras_layers
+
 DTYPES = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "int4", "uint4")
 """The highest first."""
 LOSSES = ("MSE", "MAE", "HUL", "BCE", "CCE", "CCEL", "SCE", "HIL", "KLD", "FOL")
+LOSSES_OF_KERAS = {
+    "mean_squared_error": "MSE",
+    "meansquarederror": "MSE",
+    "mean_absolute_error": "MAE",
+    "meanabsoluteerror": "MAE",
+    "huber": "HUL",
+    "hinge": "HIL",
+    "kl_divergence": "KLD",
+    "kldivergence": "KLD",
+    "binary_crossentropy": "BCE",
+    "binarycrossentropy": "BCE",
+    "categorical_crossentropy": "CCE",
+    "categoricalcrossentropy": "CCE",
+    "sparse_categorical_crossentropy": "SCE",
+    "sparsecategoricalcrossentropy": "SCE",
+    "binary_focal_crossentropy": "FOL",
+    "categorical_focal_crossentropy": "FOL",
+}
+"""What they are there, with letters of one case."""
+
+
+def loss_meant(name: str) -> str:
+    """The loss that a name of Keras's stands for, or the name."""
+    return LOSSES_OF_KERAS.get(name.casefold(), name)
+
+
 EVERYWHERE = ("name", "shape", "shapes", "lrm")
 """Options that every layer takes."""
 PROPERTIES = ("input", "output", "from", "layers", "name", "loss", "delta", "gamma", "alpha", "model")
@@ -158,7 +186,7 @@ VALUES = (
     | dict.fromkeys(
         ("keepDimensions", "exclusive", "reversed", "upper", "bTranspose", "returnSequence", "resetAfter"), FLAG
     )
-    | dict.fromkeys(("heads", "groups"), "a size")
+    | dict.fromkeys(("heads", "groups", *keras_layers.COUNTS), "a size")
 )
 """What an option's value is; other ones take words."""
 WORDS = {

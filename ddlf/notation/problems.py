@@ -17,6 +17,16 @@ MAX_PROBLEMS = 100
 """Problems after which no more are looked for."""
 
 
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The word that was probably meant, or none: letters that changed places count for less than others, the first one for more."""
+    near = difflib.get_close_matches(word, known, 5, 0.6)
+
+    def far(one: str) -> tuple[bool, float, bool]:
+        return sorted(one) != sorted(word), -difflib.SequenceMatcher(None, one, word).ratio(), one[0] != word[0]
+
+    return sorted(near, key=far)[:1]
+
+
 class Problem(NamedTuple):
     """Something to repair, or to know: line and column in characters, from 1."""
 
@@ -68,7 +78,7 @@ class Problems:
         for name in known if len(self) < MAX_SHOWN else ():
             folded.setdefault(name.casefold(), name)
         meant = [word.casefold()] if word.casefold() in folded else []
-        meant = meant or difflib.get_close_matches(word.casefold()[:MAX_WORD], folded, 1, 0.6)
+        meant = meant or nearest(word.casefold()[:MAX_WORD], folded)
         return f", did you mean {folded[meant[0]]!r}?" if meant else ""
 
     def warnings(self) -> tuple[Problem, ...]:

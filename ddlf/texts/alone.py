@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddlf.errors import DatasetError
 from ddlf.settings import SETTINGS, Settings
 from ddlf.stabilisers.applied import stabilised
 from ddlf.stabilisers.place import followers
+from ddlf.texts.given import held_out
 
 if TYPE_CHECKING:
     from ddlf.texts.loaded import Notation
@@ -34,6 +36,14 @@ def train(
         value = notation.settings.get(name, getattr(Settings, name)) if given is None else given
         return SETTINGS[name].check(name, value)
 
+    if share := getattr(notation.own("validation"), "value", 0.0):
+        if beside is not None:
+            raise DatasetError(
+                f"{notation.place('validation')} would hold out some of the samples, and validation is given as well",
+                hint="leave one of both out",
+            )
+        (x, x_val), (y, y_val) = (held_out(each, max(round(1 / share), 2)) for each in (x, y))  # as a run does
+        beside = (x_val, y_val)
     if notation.made is None:
         keras.utils.set_random_seed(said("seed", seed))
     model = notation.be_compiled(x, y, validation=beside is not None)

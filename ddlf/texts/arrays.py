@@ -217,12 +217,11 @@ class _Fitting:
         )
 
     def _near(self, name: str) -> str:
-        near = difflib.get_close_matches(name.lower(), {each.lower(): each for each in self.arrays}, 1, 0.7)
-        return (
-            f", did you mean {name} by {next(each for each in self.arrays if each.lower() == near[0])!r}?"
-            if near
-            else ""
-        )
+        """What was probably meant by another array: none that has a meaning of its own."""
+        heads = ("x", "y", "w", *(end.block for end in (*self.into, *self.out)))
+        others = [each for each in self.arrays if each.rpartition("_")[0] not in heads]
+        near = difflib.get_close_matches(name.lower(), {each.lower(): each for each in others}, 1, 0.7)
+        return f", did you mean {name} by {next(one for one in others if one.lower() == near[0])!r}?" if near else ""
 
     # -- shapes and types ---------------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from typing import Any
 from ddlf.errors import ConfigError, NotationError
 from ddlf.notation.blocks import plain
 from ddlf.notation.model import Model, statements
-from ddlf.notation.operators import LOSSES
+from ddlf.notation.operators import LOSSES, loss_meant
 from ddlf.notation.problems import Problems
 from ddlf.notation.values import Arg, Call, Items, Number, Statement, Text, Value, Word
 from ddlf.settings import SETTINGS
+from ddlf.texts.keras_names import OPTIMIZERS, PENALTIES, check_arguments
 
 SETS = ("digits", "mnist", "cifar10", "iris")
 """Data sets that are ready."""
@@ -22,11 +23,6 @@ IN_BRACKETS = {"learning_rate": ("learning_rate",), "clipping": ("clipnorm", "cl
 """Keys that may stand in the brackets of an optimizer as well, and what they are called there."""
 NOT_WRITTEN = ("callbacks", "worker_callbacks")
 """Settings that are objects of a program."""
-OPTIMIZERS = (
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "LossScaleOptimizer", "Muon"),
-    *("Nadam", "RMSprop", "Rlion", "SGD", "ScheduleFreeAdamW"),
-)
-PENALTIES = ("L1", "L2", "L1L2", "OrthogonalRegularizer")
 SCALINGS = ("Normalization", "Rescaling")
 INITIAL = (
     *("by_activation", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform"),
@@ -74,6 +70,8 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
             if key in KEYS:
                 if wrong := KEYS[key](value):
                     problems.add(value.at, f"{key} must be {wrong}{_near(key, value, problems)}")
+                elif key in ("optimizer", "penalty", "scaling"):
+                    check_arguments(value, problems)
                 found.own[key] = value
             else:
                 _take_setting(key, name, value, found, problems)
@@ -185,6 +183,8 @@ def _take_setting(key: str, name: str, value: Value, found: Train, problems: Pro
 def _near(key: str, value: Value, problems: Problems) -> str:
     """What was meant, of names."""
     name = value.name if isinstance(value, Word | Call) else ""
+    if key == "loss":
+        name = loss_meant(name)
     return problems.near(name, NAMES[key]) if name and key in NAMES else ""
 
 
@@ -259,13 +259,15 @@ def _data(value: Value) -> str:
 
 KEYS: dict[str, Check] = {
     "data": _data,
-    "optimizer": _object("an optimizer of Keras: adam, or SGD(learning_rate=0.1, momentum=0.9)", OPTIMIZERS, word=True),
+    "optimizer": _object(
+        "an optimizer of Keras: adam, or SGD(learning_rate=0.1, momentum=0.9)", tuple(OPTIMIZERS), word=True
+    ),
     "learning_rate": _number("a number above 0", lambda value: value > 0, none=False),
     "loss": _word(f"one of {', '.join(LOSSES)}", LOSSES),
     "metrics": _metrics,
     "initial": _word(f"one of {', '.join(INITIAL)}", INITIAL),
     "scaling": _scaling,
-    "penalty": _object("none, or L1(l1=), L2(l2=), L1L2(l1=, l2=)", PENALTIES, none=True),
+    "penalty": _object("none, or L1(l1=), L2(l2=), L1L2(l1=, l2=)", tuple(PENALTIES), none=True),
     "clipping": _number("none, or the largest norm of all gradients together, above 0", lambda value: value > 0),
     "loss_weights": _loss_weights,
     "patience": _number(
@@ -279,11 +281,11 @@ KEYS: dict[str, Check] = {
 """Keys of the block's own, and what their values may be."""
 NAMES: dict[str, tuple[str, ...]] = {
     "data": SETS,
-    "optimizer": OPTIMIZERS,
+    "optimizer": tuple(OPTIMIZERS),
     "loss": LOSSES,
     "initial": INITIAL,
     "scaling": SCALINGS,
-    "penalty": PENALTIES,
+    "penalty": tuple(PENALTIES),
 }
 """What people may have meant."""
 

@@ -65,18 +65,14 @@ def facts(
         losses: Those that are written, by name of the output.
         ignore: Label of what is left out of the losses; None for nothing.
     """
-    graph, blocks = model.graph, blocks_of(model)
+    graph = model.graph
     nodes = inputs_of(graph)
     given = by_name(x, [node.name for node in nodes])
-    labels = by_name(y, [head.name for head in graph.heads])
     first = next(iter(given.values()), None)
     layers = tuple(node.operator for node in graph.nodes if node.operator != "input")
     return Facts(
         inputs=tuple(_input(graph, node, given.get(node.name)) for node in nodes),
-        outputs=tuple(
-            _output(graph, head, blocks, labels.get(head.name), (losses or {}).get(head.name, ""), ignore)
-            for head in graph.heads
-        ),
+        outputs=outputs_of(model, y, losses or {}, ignore),
         samples=0 if first is None else len(first),
         parameters=parameters,
         layers=layers,
@@ -85,6 +81,15 @@ def facts(
         drawn=model.draws,
         depth=_depth(graph),
         weighted=weighted,
+    )
+
+
+def outputs_of(model: Model, y: Any, losses: Mapping[str, str], ignore: float | None) -> tuple[Output, ...]:
+    """What there is to know of each output and its labels; see ``facts``."""
+    graph, blocks = model.graph, blocks_of(model)
+    labels = by_name(y, [head.name for head in graph.heads])
+    return tuple(
+        _output(graph, head, blocks, labels.get(head.name), losses.get(head.name, ""), ignore) for head in graph.heads
     )
 
 

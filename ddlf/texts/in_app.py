@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.data.parts import has
 from ddlf.errors import AppError
 from ddlf.events import Decided, Warned
 from ddlf.models.deciding import OF_RUNS
@@ -87,10 +88,10 @@ def ready(notation: Notation, app: Any) -> Any:
     before = notation.made
     if before is not None and before.compiled:
         return before
-    x, y, w, x_val = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train", "x_val"))
+    x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
     # Where a program loads the text itself, settings are the program's.
     given = not_open(app) if app.notation is not None else OF_RUNS
-    settled = notation.settled(x, y, validation=x_val is not None, weighted=w is not None, given=given)
+    settled = notation.settled(x, y, validation=has(app, "val"), weighted=w is not None, given=given)
     if app.notation is not None:
         take_decided(app, settled)
     model = settled.compiled()

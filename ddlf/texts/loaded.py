@@ -6,13 +6,13 @@ Keras is imported when the model is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddlf.errors import AppError, NotationError
-from ddlf.models.deciding import Decision, Facts, decide, mismatch
+from ddlf.errors import AppError, DatasetError, NotationError
+from ddlf.models.deciding import Decision, Output, decide, mismatch
 from ddlf.notation.graph import Head
 from ddlf.notation.model import read, statements
 from ddlf.notation.printer import changed, spelled
@@ -20,7 +20,8 @@ from ddlf.notation.problems import Problems
 from ddlf.notation.values import Call, Text, Value
 from ddlf.texts import shipped
 from ddlf.texts.block import IN_BRACKETS, check_train, clips, has_own_rates, ignored_of, is_none, read_key
-from ddlf.texts.found import blocks_of, facts, inputs_of, last_activation
+from ddlf.texts.found import by_name, facts, inputs_of, last_activation, outputs_of
+from ddlf.texts.given import by_names, check_rows, check_shapes
 from ddlf.texts.shipped import WEIGHTS, place_of, text_of
 
 
@@ -36,7 +37,7 @@ def load_notation(path: str | Path) -> Notation:
     Raises:
         NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
     """
-    if Path(path).suffix != WEIGHTS or shipped.ask is not None:
+    if not str(path).endswith(WEIGHTS) or shipped.ask is not None:
         return Notation(text_of(path), str(path))
     from ddlf.models.weights import load
 
@@ -85,6 +86,7 @@ class Notation:
         self._made: Any = None
         self.places: dict[str, int] = {}
         self._trained: Any = None  # what was compiled, if it is around the model
+        self._by_text = False  # whether it was compiled by the text, and not by a program
         self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
@@ -173,7 +175,14 @@ class Notation:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     def settled(
-        self, x: Any, y: Any, *, validation: bool, weighted: bool = False, given: Collection[str] = ()
+        self,
+        x: Any,
+        y: Any,
+        *,
+        validation: bool,
+        weighted: bool = False,
+        given: Collection[str] = (),
+        trains: bool = True,
     ) -> Notation:
         """The same with all decided that is open.
 
@@ -183,21 +192,29 @@ class Notation:
             validation: Whether there is validation data.
             weighted: Whether samples have weights.
             given: Settings of a run that are not to be decided.
+            trains: Whether it is to be trained, and not only tested.
 
         A model of Keras that is there already is kept, and what would make it another one is not decided.
 
         Raises:
             AppError: Model and labels do not go together, or nothing can be decided.
+            DatasetError: Samples have another shape than an input.
+            NotationError: A key has no effect without validation data.
         """
+        if trains and not validation and self.patience is not None:
+            raise NotationError(
+                f"{self.place('patience')} has no effect without validation data",
+                hint="write train:validation 0.2, or give x_val and y_val; else leave patience out",
+            )
+        check_shapes(by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
         if self.tensors is not None:
             _ = self.keras
-        blocks = blocks_of(self.parsed)
         found = facts(
             *(self.parsed, x, y),
             parameters=self.parsed.graph.parameters or 0,
             validation=validation,
             weighted=weighted,
-            losses={head.name: self.loss_of(head, blocks)[0] for head in self.parsed.graph.heads},
+            losses=self._losses(),
             ignore=ignored_of(self._all_own()),
         )
         kept = ["scaling", "initial"] if self._made is not None else []
@@ -212,26 +229,26 @@ class Notation:
             self.values | {(each.block, each.key): each.value for each in decisions},
             self.decisions + decisions,
         )
-        settled._check(found)
+        settled._check(found.outputs)
         if self._made is not None:
             settled._made, self._made.notation, settled.places = self._made, settled, self.places
         return settled
 
-    def _check(self, found: Facts) -> None:
+    def _check(self, outputs: Sequence[Output]) -> None:
         """Refuse losses that cannot compare labels with outputs."""
-        blocks = blocks_of(self.parsed)
-        for head, output in zip(self.parsed.graph.heads, found.outputs, strict=True):
-            loss, _ = self.loss_of(head, blocks)
+        for head, output in zip(self.parsed.graph.heads, outputs, strict=True):
+            loss, _ = self.loss_of(head)
             if output.labels is not None and (why := mismatch(output, loss)):
                 raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {why}")
 
-    def loss_of(self, head: Head, blocks: Mapping[str, str]) -> tuple[str, dict[str, float]]:
+    def _losses(self) -> dict[str, str]:
+        return {each.name: self.loss_of(each)[0] for each in self.parsed.graph.heads}
+
+    def loss_of(self, head: Head) -> tuple[str, dict[str, float]]:
         """Name of an output's loss, and its factors."""
-        block = blocks.get(head.name, head.name)
-        factors = dict(head.factors) | {
-            key: float(self.values[block, key]) for key in ("delta", "gamma", "alpha") if (block, key) in self.values
-        }
-        return head.loss or self.values.get((block, "loss"), "") or self.loss, factors
+        said = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
+        factors = dict(head.factors) | {key: float(value) for key, value in said.items() if value is not None}
+        return head.loss or self.values.get((head.block, "loss"), "") or self.loss, factors
 
     # -- the model of Keras -------------------------------------------------------------------------------------------
 
@@ -263,9 +280,10 @@ class Notation:
         """
         from ddlf.texts.compiled import compile
 
-        model, blocks, graph = self.keras, blocks_of(self.parsed), self.parsed.graph
-        heads = [(head, *self.loss_of(head, blocks), last_activation(graph, head.node)) for head in graph.heads]
+        model, graph = self.keras, self.parsed.graph
+        heads = [(head, *self.loss_of(head), last_activation(graph, head.node)) for head in graph.heads]
         found = compile(model, heads, self._all_own(), self.place)
+        self._by_text = True
         if found is not model:
             self._trained, found.notation = found, self
         return found
@@ -301,8 +319,9 @@ class Notation:
 
         Raises:
             NotationError: A name is no input's.
+            DatasetError: An array is none that the input takes.
         """
-        return self.keras.predict(self._named(inputs, self.inputs, "input"), verbose=0)
+        return self.keras.predict(self._taken(inputs)[0], verbose=0)
 
     def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
         """Loss and metrics by name.
@@ -313,10 +332,11 @@ class Notation:
 
         Raises:
             NotationError: A name is no input's or output's.
+            DatasetError: An array is none that the input or output takes.
             AppError: Labels do not go with an output.
         """
-        x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
-        model = self.be_compiled(x, y, validation=False)
+        x, y = self._taken(inputs, outputs)
+        model = self.be_compiled(x, y, validation=False, trains=False)
         return {name: float(value) for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items()}
 
     def train(
@@ -341,35 +361,39 @@ class Notation:
 
         Returns:
             A list for loss and each metric, with a value for each epoch.
+
+        Raises:
+            NotationError: As ``test``.
+            DatasetError: Likewise.
+            AppError: Labels do not go with an output, or what the text says has no effect on these arrays.
         """
         from ddlf.texts.alone import train
 
-        x, y = self._named(inputs, self.inputs, "input"), self._named(outputs, self.outputs, "output")
+        x, y = self._taken(inputs, outputs)
         beside = None
         if validation is not None:
-            named = zip(validation, (self.inputs, self.outputs), ("input", "output"), strict=True)
-            beside = tuple(self._named(*each) for each in named)
+            if not (isinstance(validation, tuple | list) and len(validation) == 2):
+                raise DatasetError(
+                    "validation is no pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
+                )
+            beside = self._taken(*validation)
         return train(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
 
-    def be_compiled(self, x: Any, y: Any, *, validation: bool) -> Any:
+    def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
         """The model that is trained, compiled; decides what is open when that is done for the first time."""
         if self._trained is None and (self._made is None or not self._made.compiled):
-            settled = self.settled(x, y, validation=validation)
+            settled = self.settled(x, y, validation=validation, trains=trains)
             settled.compiled()
             vars(self).update(vars(settled))
         return self._made if self._trained is None else self._trained
 
-    def _named(self, data: Any, names: Mapping[str, Any], what: str) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        problems = Problems("", self.file)
-        for name in data:
-            if name not in names:
-                meant = (
-                    problems.near(str(name), names)
-                    or f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
-                )
-                raise NotationError(f"{self.file} has no {what} {name!r}{meant}")
-        if missing := [name for name in names if name not in data]:
-            raise NotationError(f"{self.file}: nothing is given for the {what} {missing[0]!r}")
-        return next(iter(data.values())) if len(names) == 1 else dict(data)
+    def _taken(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
+        """Inputs, and outputs if they are given, as Keras takes them."""
+        texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
+        x = by_names(inputs, self.inputs, "input", self.file, texts)
+        y = by_names(outputs[0], self.outputs, "output", self.file) if outputs else {}
+        check_shapes(x, self.inputs, self.file)
+        check_rows(x, y)
+        if y and self._by_text:
+            self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_own())))
+        return tuple(next(iter(each.values())) if len(each) == 1 else each for each in (x, y))  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,13 @@ def text_of(path: Path | str) -> bytes:
     """
     from ddlf.notation.model import read_bytes
 
+    if not isinstance(path, str | os.PathLike):
+        raise NotationError(f"the path of a text is no {type(path).__name__}", hint="name a file: digits.nnm")
+    if isinstance(path, str) and ("\n" in path or ";" in path) and not Path(path[:200]).exists():
+        raise NotationError(
+            "a text is given where the path of one is meant",
+            hint="write it to a file, or read it as such: ddlf.notation.model.read(text)",
+        )
     if ask is not None:
         found = ask(str(path))
         if isinstance(found, bytes):

@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks import language
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
 def test_fragments_of_four_bits_are_a_small_part_of_an_exchange_of_all_weights():
     name = "streaming, int4"
     options = language.arguments().parse_args(
-        ["--epochs", "2", "--sequences", "256", "--width", "32", "--steps", "8", "--only", name]
+        ["--epochs", "2", "--sequences", "256", "--width", "32", "--blocks", "1", "--steps", "8", "--only", name]
     )
     found = asyncio.run(language.main(options))
     whole, few = found["averaged in each step"], found[name]

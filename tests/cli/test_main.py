@@ -521,3 +521,18 @@ def test_a_reader_of_status_that_closes_early_causes_no_traceback(standing):
     )
     os.close(writing)
     assert (ended.stderr, ended.returncode) == ("", 141)
+
+
+def test_advice_is_about_the_settings_that_a_run_would_have(capfd, tmp_path, monkeypatch):
+    def here(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return ended.value.code
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text("import ddlf\n\n\nclass App(ddlf.IApp):\n    pass\n")
+    (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:9000]\nrun: {slots: 2, partition: dirichlet}\n")
+    assert here("advise", "app.py") == 2
+    assert "cluster.yaml:2:17: unknown key 'partition'" in capfd.readouterr().err
+    assert here("advise", "app.py", "--explain", "L02") == 2
+    assert "app.py has no effect with --explain" in capfd.readouterr().err

@@ -2,13 +2,15 @@
 
 import re
 
-import keras
 import numpy as np
 import pytest
 
 from ddlf.cli import main
 from ddlf.notation.model import read
+from tests.later import Later
 from tests.notation.texts import DIGITS, HEADS
+
+keras = Later("keras")
 
 
 def ddlf(capsys, *arguments):
@@ -60,6 +62,9 @@ def test_weights_of_a_text_that_was_changed_are_refused(digits, tmp_path, capsys
         (["none.safetensors", "b.nnm"], "cannot be read"),
         (["{}", "{}.keras", "--layers", "none.py"], "--layers names a Python file"),
         (["none.keras", "b.nnm", "--weights", "c.safetensors"], "leave --weights out"),
+        (["none.keras", "b.h5"], "b.h5 is an older format of Keras"),
+        (["none.keras", "b.onnx"], "b.onnx is a file of another program: `ddlf export`"),
+        (["a.npz", "b.keras"], "a.npz is no model"),
     ],
 )
 def test_what_cannot_be_converted_has_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
@@ -67,6 +72,15 @@ def test_what_cannot_be_converted_has_a_sentence(arguments, sentence, digits, tm
     said, code = ddlf(capsys, "convert", *(each.format(digits) for each in arguments))
     assert code == 2
     assert sentence in said
+
+
+def test_what_is_no_model_and_layers_that_are_not_there_are_refused_also_where_nothing_needs_them(digits, capsys):
+    for arguments, sentence in (
+        (("show", digits, "--layers", "none.py"), "--layers names"),
+        (("diff", digits, "a.npz"), "no model"),
+    ):
+        said, code = ddlf(capsys, *arguments)
+        assert (code, sentence in said) == (2, True), said
 
 
 def test_what_no_text_can_say_and_what_is_no_model_is_refused(tmp_path, capsys):

@@ -154,6 +154,15 @@ def test_options_win_over_attributes_and_are_read_as_their_type():
     assert (Settings.rate, Settings.batch_size) == (0.1, IApp.batch_size)
 
 
+def test_what_is_said_twice_is_refused():
+    with pytest.raises(ConfigError, match="-p rate is given twice"):
+        prepare_app(Settings, None, options("rate=1", "rate=2"))
+    twice = options("schedule=cosine")
+    twice.schedule = "linear"
+    with pytest.raises(ConfigError, match="--schedule and -p schedule say both what schedule is; leave out one"):
+        prepare_app(Settings, None, twice)
+
+
 def test_an_app_whose_constructor_wants_more_than_the_cluster_is_told_so_in_a_sentence():
     class Wants(IApp):
         def __init__(self, cluster, rate):
@@ -178,6 +187,7 @@ def test_an_app_whose_constructor_wants_more_than_the_cluster_is_told_so_in_a_se
         ("layers=many", "-p layers=many: expected an int"),
         ("layers=1.5", "-p layers=1.5: expected an int"),
         ("fast=1", "-p fast=1: expected a bool"),
+        ("epochs=3", "-p epochs: Settings has no attribute 'epochs', did you mean 'master_epochs'?"),
     ],
 )
 def test_a_parameter_that_cannot_be_is_refused(parameter, sentence):

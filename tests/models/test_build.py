@@ -1,15 +1,16 @@
 """Models of Keras from texts: the golden ones, their names, shapes, weights and training; what Keras refuses has its place."""
 
-import keras
 import numpy as np
 import pytest
 
 from ddlf.cli import main
 from ddlf.errors import NotationError
-from ddlf.models.build import build
 from ddlf.notation.model import read
+from tests.later import Later
 from tests.notation.texts import DIGITS, HEADS, LM, SQUARE, one
 from tests.processes import python
+
+keras, build = Later("keras"), Later("ddlf.models.build", "build")
 
 
 def made(text):
@@ -133,7 +134,7 @@ def test_types_are_those_of_the_text():
 @pytest.mark.parametrize(
     ("layers", "place", "sentence"),
     [
-        ("Dense(units=0)", "2:10", "Dense: Keras says:"),
+        ("Dropout(rate=3)", "2:10", "Dropout: Keras says:"),
         ("relu(), Dense(unitz=3, units=8)", "2:30", "no argument"),
         ("Conv2D(filters=8, kernel_size=3)", "2:10", "Keras says:"),
         ("relu(), Dense(units=3)", "1:20", "what arrives has [3]"),

@@ -1,14 +1,15 @@
 """Weights in one file with the text: bit for bit back, and what is wrong with a file in a sentence each."""
 
-import keras
 import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.models import weights
-from ddlf.models.build import build
 from ddlf.notation.model import read
+from tests.later import Later
 from tests.notation.texts import DIGITS, one
+
+keras, build = Later("keras"), Later("ddlf.models.build", "build")
 
 BATCH = one("Dense(units=8), BatchNormalization(), Dense(units=8, dtype=bfloat16)", more="")
 

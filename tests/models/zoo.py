@@ -3,9 +3,11 @@
 import contextlib
 import importlib
 
-import keras
 import numpy as np
-from keras import layers, ops
+
+from tests.later import Later
+
+keras, layers, ops = Later("keras"), Later("keras.layers"), Later("keras.ops")
 
 APPLICATIONS = {
     "MobileNet": (32, 32, 3),
@@ -45,29 +47,6 @@ def app(name):
         with contextlib.suppress(StopIteration):
             run.send(None)
     return made.model
-
-
-@keras.saving.register_keras_serializable("zoo")
-class Scaled(layers.Layer):
-    """Times what it learned, plus what it is told."""
-
-    def __init__(self, by=1.0, more=None, **kwargs):
-        super().__init__(**kwargs)
-        self.by, self.more = by, more or {}
-
-    def build(self, shape):
-        self.factor = self.add_weight(shape=(shape[-1],), initializer="random_normal", name="factor")
-
-    def call(self, x):
-        return x * self.factor + self.by
-
-    def get_config(self):
-        return super().get_config() | {"by": self.by, "more": self.more}
-
-
-@keras.saving.register_keras_serializable("zoo")
-def swish(x):
-    return x * ops.sigmoid(x)
 
 
 def shared():
@@ -130,6 +109,8 @@ def operations():
 
 def own():
     """A registered layer and function, objects as arguments, and what is told to single layers."""
+    from tests.models.registered import Scaled, swish
+
     x = keras.Input((8,))
     y = Scaled(2.5, more={"depth": 2, "kinds": ["a", "b c"]})(x)
     y = layers.Dense(

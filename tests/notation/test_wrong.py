@@ -19,6 +19,12 @@ WRONG = [
     (IN + "a:layers ~dens(shape=[8], activation=relu);\n" + DENSE, "'dense'"),
     (IN + "a:layers ~dense(shape=[8]);", "'Dense'"),
     (IN + "a:layers ~Dens(units=8);", "'Dense'"),
+    (IN + "a:layers ~ad(b);", "'add'"),
+    (IN + "a:layers ~rleu();", "'relu'"),
+    (IN + "a:layers Dense(units=~eight);", "units must be a whole number of 1 or more"),
+    (IN + 'a:layers LSTM(units=~"8");', "units must be a whole number of 1 or more"),
+    ("a:input shape=[4, 8]; a:output shape=[4, 8];\na:layers ~attend(1, 2, 3);", "write names, and no number"),
+    (IN + "a:loss ~categorical_crossentropy;", "'CCE'"),
     (IN + "a:layers ~Conv2d(filters=8);", "'Conv2D'"),
     (IN + "a:layers Dense(~unit=8);", "'units'"),
     (IN + "a:layers Dense(units=8, ~activaton=relu);", "'activation'"),
@@ -116,6 +122,11 @@ WRONG = [
     (IN + "a:layers relu(); ~a:layers tanh();", "first at line 2"),
     (IN + "a:layers dense(shape=[8], ~shape=[8], activation=relu);\n" + DENSE, "given twice"),
     (IN + "a:layers relu(name=x), tanh(~name=x);", "given twice"),
+    (IN + "a:layers dense(shapes=[~[]], activation=relu);\n" + DENSE, "without a size"),
+    (IN + "a:layers t~\N{CYRILLIC SMALL LETTER A}nh();", "did you mean 'a'?"),
+    ("~a:input shape=[8]; a:layers relu();", "no block has an output"),
+    ("~# only a comment", "no block with an input"),
+    ("a:input shape=" + 20 * "[" + "~" + 99_980 * "[", "nested deeper than 20"),
     (IN + "a:layers b(); b:layers c(); c:layers ~b();", "calls itself"),
     ("a:from b; a:output shape=[8]; b:from ~a; c:input shape=[8]; c:output shape=[8];", "own end"),
     ("~a:input shape=[8]; a:layers relu();", "no block has an output"),
@@ -168,3 +179,12 @@ def test_a_layer_that_is_wrong_itself_is_not_said_to_be_missing(wrong):
 def test_what_is_too_much_is_refused_before_it_costs_anything(text, sentence):
     with pytest.raises(NotationError, match=sentence):
         read(text)
+
+
+def test_a_shape_that_is_no_list_is_told_once():
+    text = "a:input shape=[8]; a:output shape=[8]; a:layers dense(shapes=[[8], 8], activation=relu);\n" + DENSE
+    with pytest.raises(NotationError) as error:
+        read(text)
+    assert [each.sentence for each in error.value.problems] == [
+        "shapes has a list of sizes for each copy, did you mean '[8]'?"
+    ]

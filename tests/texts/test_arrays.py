@@ -133,6 +133,7 @@ BAD = [
     (DIGITS, dict(x_train=X, y_train=np.ones((10, 10))), "rows in y_train that are no classes"),
     (DIGITS, dict(x_train=X, y_train=Y[:9]), "another number of samples in each array: x_train 10, y_train 9"),
     (DIGITS, dict(x_train=X), "has no y_train"),
+    (DIGITS, dict(y_train=Y, y_test=Y), "has no x_train; it has y_test, y_train"),
     (DIGITS, dict(X_train=X, y_train=Y), "has no x_train, did you mean x_train by 'X_train'?; it has X_train, y_train"),
     (DIGITS, dict(a=X, b=Y), "has no x_train; it has a, b"),
     (DIGITS, dict(x=X, y=Y, x_train=X, y_train=Y), "x and x_train"),

@@ -1,5 +1,7 @@
 """The block ``train``: what it may say, and what is wrong with it, at its line and column."""
 
+import inspect
+
 import pytest
 
 from ddlf.errors import ConfigError, NotationError
@@ -8,6 +10,7 @@ from ddlf.notation.problems import Problems
 from ddlf.notation.values import Call, Word
 from ddlf.settings import SETTINGS
 from ddlf.texts.block import KEYS, NOT_WRITTEN, read_key, read_train
+from ddlf.texts.keras_names import OPTIMIZERS, PENALTIES, SCHEDULES
 from tests.notation.texts import DIGITS
 
 
@@ -60,6 +63,13 @@ WRONG = [
     ("~optimzer adam", "train has no key 'optimzer', did you mean 'optimizer'?"),
     ("~batchsize 3", "did you mean 'batch_size'?"),
     ("optimizer ~adamm", "did you mean 'Adam'?"),
+    ("optimizer ~adma", "did you mean 'Adam'?"),
+    ("optimizer SGD(~learning_rte=0.1)", "SGD has no argument 'learning_rte', did you mean 'learning_rate'?"),
+    ("optimizer SGD(learning_rate=CosineDecay(~decay_step=3))", "did you mean 'decay_steps'?"),
+    ("optimizer SGD(learning_rate=~CosinDecay(decay_steps=3))", "did you mean 'CosineDecay'?"),
+    ("penalty L2(~l1=0.1)", "L2 has no argument 'l1'; it has l2"),
+    ("scaling [none, Rescaling(~scal=2)]", "Rescaling has no argument 'scal', did you mean 'scale'?"),
+    ("loss ~mean_squared_error", "did you mean 'MSE'?"),
     ("optimizer ~Sequential()", "optimizer must be an optimizer of Keras"),
     ("learning_rate ~0", "a number above 0"),
     ("learning_rate ~fast", "a number above 0"),
@@ -113,3 +123,20 @@ def test_all_own_keys_are_told_of_when_none_is_near():
     with pytest.raises(NotationError) as error:
         block("zzzzz 3")
     assert all(key in str(error.value) for key in KEYS)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *SCHEDULES, *PENALTIES])
+def test_arguments_are_those_of_keras(name):
+    import keras
+
+    from ddlf.stabilisers.rlion import Rlion
+
+    homes = (keras.optimizers, keras.optimizers.schedules, keras.regularizers)
+    kind = Rlion if name == "Rlion" else next(getattr(home, name) for home in homes if hasattr(home, name))
+    there = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    named = {one.name for one in there if one.kind is not one.VAR_KEYWORD}
+    known = {**OPTIMIZERS, **SCHEDULES, **PENALTIES}[name]
+    assert named <= set(known)
+    assert set(known) == named or len(named) < len(
+        there
+    )  # Rlion and another one have the rest as Keras's optimizers have

@@ -2,19 +2,20 @@
 
 import pickle
 
-import keras
 import numpy as np
 import pytest
 
 import ddlf
-from ddlf.errors import AppError, ConfigError, NotationError
-from ddlf.models.build import build
+from ddlf.errors import AppError, ConfigError, DatasetError, NotationError
 from ddlf.models.weights import save
 from ddlf.notation.model import read
 from ddlf.notation.values import Word
 from ddlf.texts.loaded import Notation
+from tests.later import Later
 from tests.notation.texts import DIGITS, HEADS, one
 from tests.processes import python
+
+keras, build = Later("keras"), Later("ddlf.models.build", "build")
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 64)).astype("float32")
@@ -47,7 +48,7 @@ def test_what_is_written_stays_whatever_the_data_is():
         OPEN
         + "train:loss CCE; train:optimizer SGD(learning_rate=0.5); train:scaling none; train:patience 3; train:clipping 2; train:metrics none;"
     )
-    found = settled(text, X * 100, np.eye(10)[Y])
+    found = settled(text, X * 100, np.eye(10)[Y], validation=True)
     model = found.compiled()
     assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights", "schedule", "class_weight"}
     assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
@@ -253,6 +254,92 @@ def test_a_name_that_is_none_is_told(call, sentence):
         call(Notation(HEADS))
 
 
+PAIR = (
+    "z:input shape=[3]; z:layers relu(name=held); a:input shape=[3]; a:layers mul(2), sub(to=held); a:output shape=[3];"
+)
+NO_ROW = "has samples of shape \\[64\\], and those that are given have"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (X[:, :5], Y, f"the input 'digits' {NO_ROW} \\[5\\]; change"),
+        (X[0], Y, f"{NO_ROW} \\[\\]; give a row for each sample"),
+        (X.reshape(-1, 8, 8), Y, f"{NO_ROW} \\[8, 8\\]"),
+        (X[:0], Y[:0], "the input 'digits' has no samples"),
+        (X, Y[:4], "the input 'digits' has 40 samples, the output 'digits' 4;"),
+        (None, Y, "the input 'digits' is None"),
+        (X, None, "the output 'digits' is None"),
+        (X.astype(str), Y, "the input 'digits' is made of text, not of numbers"),
+        (X.astype(object), Y, "made of Python objects"),
+        ([[1.0, 2.0], [1.0]], Y, "rows of different lengths"),
+        (1.5, Y, "is a single number"),
+        (X, Y.astype(str), "the output 'digits' is made of text"),
+        (X, Y + 5, "'digits' has the loss SCE: classes are 0 to 9, and labels go from 5 to 14"),
+        (X, Y - 5, "labels go from -5 to 4"),
+        (X, Y + 0.5, "labels go from 0.5 to 9.5"),
+        (X, np.eye(10)[Y], "write CCE for rows of 0 and 1"),
+    ],
+)
+def test_arrays_that_a_model_cannot_take_are_refused_before_keras_gets_them_also_when_it_is_compiled(x, y, sentence):
+    for model in (Notation(DIGITS), COMPILED):
+        with pytest.raises((DatasetError, AppError), match=sentence):
+            model.test(x, y)
+        with pytest.raises((DatasetError, AppError), match=sentence):
+            model.train(x, y)
+
+
+COMPILED = Notation(DIGITS)
+COMPILED._by_text = True
+
+
+def test_an_app_whose_data_has_another_shape_than_its_text_is_told_so():
+    with pytest.raises(DatasetError, match=f"{NO_ROW} \\[8, 8\\]; change"):
+        settled(DIGITS, X.reshape(-1, 8, 8))
+
+
+def test_a_list_is_in_the_order_of_the_text_and_one_sample_has_an_axis_of_its_own():
+    one, ten = np.full((2, 3), 1.0), np.full((2, 3), 10.0)
+    pair = Notation(PAIR)
+    np.testing.assert_array_equal(pair.run([one, ten]), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run({"a": ten, "z": one}), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run([[[1, 1, 1]], [[10, 10, 10]]]), np.full((1, 3), 19.0))
+    with pytest.raises(NotationError, match="has 2 inputs; give a dict by their names: z, a"):
+        pair.run(one)
+    with pytest.raises(DatasetError, match="the input 'z' has 2 samples, the input 'a' 1;"):
+        pair.run([one, ten[:1]])
+
+
+def test_patience_without_validation_data_has_no_effect_and_is_refused():
+    text = DIGITS + "\ntrain:patience 3;"
+    with pytest.raises(NotationError, match=r"model.nnm:\d+:16: train:patience has no effect without validation data"):
+        Notation(text).train(X, Y)
+    assert Notation(text).settled(X, Y, validation=True).patience == 3
+
+
+@pytest.mark.slow  # it trains
+def test_training_alone_holds_out_what_a_run_would():
+    loaded = Notation(DIGITS + "train:validation 0.25; train:patience 2;")
+    history = loaded.train(X, Y, epochs=1)
+    there = np.arange(40) % 4 == 0
+    assert loaded.test(X[there], Y[there])["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
+    with pytest.raises(DatasetError, match="train:validation would hold out some of the samples, and validation is"):
+        loaded.train(X, Y, validation=(X, Y))
+
+
+def test_what_is_no_path_of_a_text_is_refused(tmp_path):
+    for wrong, sentence in (
+        (None, "no NoneType"),
+        (DIGITS, "a text is given where the path"),
+        ("no.nnm", "No such file"),
+    ):
+        with pytest.raises(NotationError, match=sentence):
+            ddlf.load_notation(wrong)
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04\x84\xff")
+    with pytest.raises(NotationError, match="no UTF-8: this is a zip file, as"):
+        ddlf.load_notation(tmp_path / "model.keras")
+
+
 @pytest.mark.parametrize(
     ("text", "y", "sentence"),
     [
@@ -269,7 +356,7 @@ def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
 @pytest.mark.parametrize(
     ("key", "sentence"),
     [
-        ("optimizer SGD(momentm=0.9)", "model.nnm:5:17: train:optimizer: Keras says: .*momentm"),
+        ("optimizer SGD(momentum=9)", "model.nnm:5:17: train:optimizer: Keras says: .*momentum"),
         ("metrics [acuracy]", "model.nnm:5:15: train:metrics: .*no metric 'acuracy', did you mean 'accuracy'"),
         ("metrics [Acuracy()]", "model.nnm:5:15: train:metrics: Keras says: there is no Acuracy"),
         ("loss_weights [1, 2]", "model.nnm:5:20: train:loss_weights: Keras says: 2 numbers for 1 outputs"),
@@ -282,7 +369,7 @@ def test_what_keras_refuses_has_its_place(key, sentence):
 
 
 def test_a_command_that_says_nothing_of_the_optimizer_leaves_it_its_place():
-    found = Notation("\n" + DIGITS + "train:optimizer SGD(momentm=0.9);", "model.nnm").having(
+    found = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
         {("train", "patience"): "3"}
     )
     assert found.place("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")

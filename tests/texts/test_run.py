@@ -13,8 +13,8 @@ from ddlf.cluster.sources import Sources
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.text_app import app_of
 from ddlf.texts import shipped
+from tests.commands import several
 from tests.notation.texts import DIGITS
-from tests.processes import command
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TEXT = DIGITS + "train:data digits; train:optimizer SGD(learning_rate=0.1); train:epochs 2; train:batch 16;"
@@ -117,27 +117,12 @@ async def test_a_changed_text_is_named_when_a_run_goes_on(two_workers, text):
 
 
 @pytest.mark.slow
-async def test_the_command_runs_a_text_without_python(text):
+async def test_the_command_runs_a_text_without_python(text, standing_template):
     folder = text.parent
-    ended = command(
-        "ddlf.cli.main",
-        "run",
-        text.name,
-        "--local",
-        "2",
-        "--out",
-        "runs",
-        "--save",
-        "out.safetensors",
-        "-p",
-        "learning_rate=0.2",
-        "--ui",
-        "plain",
-        cwd=folder,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "decided   train:scaling none: inputs lie between -0.5 and 0.5 (scaling-fine)" in ended.stdout
-    assert "test      accuracy" in ended.stdout
+    words = ["ddlf", "run", text.name, "--local", "2", "--out", "runs", "--save", "out.safetensors"]
+    (said,) = several([[*words, "-p", "learning_rate=0.2", "--ui", "plain"]], folder, standing_template)
+    assert "decided   train:scaling none: inputs lie between -0.5 and 0.5 (scaling-fine)" in said
+    assert "test      accuracy" in said
     assert ddlf.load_notation(folder / "out.safetensors").text.count("train:") > 8
     (kept,) = (folder / "runs").glob("*/model.nnm")
     assert "train:learning_rate 0.2;" in kept.read_text()
