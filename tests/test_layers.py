@@ -123,6 +123,23 @@ def test_what_measures_and_what_tries_to_break_have_names_of_their_own():
     assert len(names) == len(set(names))
 
 
+def test_no_module_of_tests_imports_keras_at_its_top():
+    """All processes that run tests import all modules, and most need no Keras."""
+    kinds = "keras|tensorflow|jax"
+    heavy = [path for path in FILES if re.search(rf"^(?:import|from) (?:{kinds})\b", path.read_text(), re.MULTILINE)]
+    names = [re.escape(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in heavy]
+    line = re.compile(rf"^(?:import|from) (?:{'|'.join([kinds, *names])})\b", re.MULTILINE)
+
+    def has_it(text):  # also in none of the texts of programs that it has
+        return line.search(text) and any(
+            isinstance(node, ast.Import | ast.ImportFrom) and line.match(ast.unparse(node))
+            for node in ast.parse(text).body
+        )
+
+    assert len(names) > 10
+    assert [path for path in (ROOT / "tests").rglob("test_*.py") if has_it(path.read_text())] == []
+
+
 def test_no_file_is_longer_than_can_be_read_at_once():
     long = {str(path.relative_to(ROOT)) for path in FILES if len(path.read_text().splitlines()) > MAX_LINES}
     assert not long, "divide it"

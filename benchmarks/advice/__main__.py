@@ -92,7 +92,9 @@ def _quickly(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
     """What the quick level finds in each defect; whether that hurts is taken from nothing, so that all count."""
     from benchmarks.advice.trial import quickly
 
-    yield from (quickly(one, folder) for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules))
+    number, parts = options.part or (0, 1)
+    meant = [one for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules)]
+    yield from (quickly(one, folder) for one in meant[number::parts])
 
 
 def _is_meant(options: argparse.Namespace, *names: str) -> bool:

@@ -58,7 +58,7 @@ CLUSTERS = (
         "tumours",
         "C03",
         "    batch_size = 16\n",
-        "    batch_size = 16\n" + INIT.format("self.log = open('/dev/null')"),
+        "    batch_size = 16\n" + INIT.format("self.log = open('log.txt', 'w')"),
         nature=CLUSTER,
     ),
     of(
@@ -125,6 +125,18 @@ CLUSTERS = (
         'layers.Dense(20_000, activation="relu")',
         NARROW,
         "layers.Dropout(0.3)",
+        nature=CLUSTER,
+    ),
+    of(
+        "a network that takes longer to send than to train",
+        "digits_mlp",
+        "C12",
+        "slice(0, 1400)",
+        "slice(0, 150)",
+        WIDE,
+        'layers.Dense(2000, activation="relu")',
+        NARROW,
+        'layers.Dense(2000, activation="relu")',
         nature=CLUSTER,
     ),
 )

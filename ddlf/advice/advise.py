@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddlf.advice.again import packed, seen_again
-from ddlf.advice.batch import seen_in_a_batch
+from ddlf.advice.batch import seconds_of_a_step, seen_in_a_batch
 from ddlf.advice.changes import Edit, edits_of
-from ddlf.advice.collect import build, facts_of, load, sources_of, twin
+from ddlf.advice.collect import build, facts_of, load, sources_of, take_in, twin
 from ddlf.advice.doubt import doubted
 from ddlf.advice.facts import Facts
 from ddlf.advice.in_text import text_of
 from ddlf.advice.limits import doing
 from ddlf.advice.near import near
+from ddlf.advice.own_train import trained_by_own
+from ddlf.advice.related import related
 from ddlf.advice.rule import LEVELS, Failed, Finding, Level, look, named
 from ddlf.advice.rules import RULES
 from ddlf.advice.source import Ignore, Place, Sources
-from ddlf.errors import AppError, DatasetError
+from ddlf.chosen import read
+from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.events import Advised
 from ddlf.roles import have_keras
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
 
+DEVICES = ("list_physical_devices", "is_gpu_available")
+"""What code calls that asks which devices there are."""
 log = logging.getLogger(__name__)
 
+ASKED: tuple[Level, ...] = ("quick", "batch", "cluster")
+"""Levels that can be asked for."""
 MOST_TOLD = 3
 """Findings of which a run tells by itself."""
 TOLD_BY_RUNS = frozenset({"D01", "T09"})
 """What a run says in any case."""
+SEEN_BY_RUNS = frozenset({"C06", "C07"})
+"""Rules of several machines that a run asks as well, for it knows how many slots it has, and nothing has to be done for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,15 @@ class Answer:
     unneeded: tuple[Ignore, ...] = ()
     left: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """What ``ddlf advise`` prints."""
+        from ddlf.advice.told import lines
+
+        return "\n".join(lines(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a cell in a notebook
+        printer.text(str(self))
+
 
 async def advise(
     app: Any, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
@@ -85,13 +103,18 @@ async def advise(
         cluster: Who looks for wrong labels at level ``"cluster"``, which takes five trainings; by default the app's, and nobody if it has none.
 
     Raises:
-        AppError: The app lacks something without which there is nothing to look at.
+        AppError: The app lacks something without which there is nothing to look at, or its test cannot be evaluated.
+        ConfigError: A setting cannot be used.
     """
     from ddlf.data.parts import check_data
+    from ddlf.roles.evaluable import check_test
 
+    if level not in ASKED:
+        raise ConfigError(f"there is no level {level!r} of advice", hint=f"there are: {', '.join(ASKED)}")
     app = twin(app)
     app.verbose = False
     await app._check_written()
+    read(app, app.mode, {})
     if level != "quick":  # steps are made on a model of its own
         vars(app).pop("model", None)
     sources = sources_of(app)
@@ -103,44 +126,82 @@ async def advise(
     try:
         check_data(app)
     except (AppError, DatasetError):
-        answer = answered(facts_of(app, workers=workers), sources, ignores, ("quick",))
-        if not any(one.finding.severity == "E" for one in answer.advice):
+        if (answer := _errors(app, workers, sources, ignores)) is None:
             raise
         return answer
     await have_keras()
     with doing("create_model"):
         await build(app)
     sources.text = text_of(app)  # with the places of the layers that were made
+    try:
+        check_test(app)
+    except AppError:
+        if (answer := _errors(app, workers, sources, ignores)) is None:
+            raise
+        return answer
     if pickled is not None:
-        seen |= await seen_again(app, pickled)
+        seen |= await seen_again(app, pickled, sources.calls(DEVICES))
+    taken = level != "quick" and take_in(app)
     facts = facts_of(app, workers=workers, seen=seen)
     if level != "quick":
         alike = near(getattr(app, "x_train", None), getattr(app, "x_test", None))
-        facts = replace(facts, seen={**seen, "near": alike, **seen_in_a_batch(app, facts)})
+        told = _related(app, facts)
+        if "train" in facts.own:  # with the optimizer that is the app's: what follows puts others in its place
+            seen["own_train"] = trained_by_own(app)
+        seen |= {"near": alike, "related": told, **seen_in_a_batch(app, facts)}
+        if level == "cluster":
+            seen["step_s"] = seconds_of_a_step(app, app.batch_size)
+        facts = replace(facts, seen=seen)
     levels = LEVELS[: LEVELS.index(level) + 1]
     left: tuple[str, ...] = ()
-    if pickled is not None and (cluster := cluster or app.cluster) is not None:
+    differs = "data" in seen  # then what number a label has on a worker says nothing of it here
+    if pickled is not None and not differs and (cluster := cluster or app.cluster) is not None:
         doubts = await doubted(cluster, pickled, facts)
         left = doubts.pop("left", ())
         facts = replace(facts, seen={**facts.seen, **doubts})
-    return replace(answered(facts, sources, ignores, levels), left=left)
+    answer = replace(answered(facts, sources, ignores, levels), left=left)
+    return replace(answer, advice=tuple(replace(one, edits=()) for one in answer.advice)) if taken else answer
+
+
+def _related(app: Any, facts: Facts) -> dict[str, Any]:
+    """Whether labels have to do with their samples, where a loss of Keras's compares them."""
+    tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
+    if len(facts.heads) != 1 or facts.heads[0].loss in ("", "own") or facts.own & {"step", "train"}:
+        return {}
+    data = {name: getattr(app, name, None) for name in ("x_train", "y_train", "x_test", "y_test")}
+    x = facts.array("x_train")
+    return related(data, are_tokens=x is not None and x.whole and x.sample in tokens)
+
+
+def _errors(app: Any, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Answer | None:
+    """What the quick level says of an app that cannot run; None if nothing of it says why."""
+    answer = answered(facts_of(app, workers=workers), sources, ignores, ("quick",))
+    return answer if any(one.finding.severity == "E" for one in answer.advice) else None
 
 
 def known_ignores(sources: Sources) -> list[Ignore]:
     """The user's comments by which findings are not wanted.
 
     Raises:
-        ConfigError: One names a rule that there is not.
+        ConfigError: One names no rule, or one that there is not.
     """
     found = sources.ignores()
     for one in found:
+        if not one.id:
+            raise ConfigError(
+                f"{one.place.path}:{one.place.line}: the comment names no rule, so it ignores nothing",
+                hint="write what is meant in brackets: # ddlf: ignore[L02] reason",
+            )
         named(RULES, one.id, f"{one.place.path}:{one.place.line}")
     return found
 
 
-def answered(facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: Iterable[str]) -> Answer:
-    """Ask the rules of some levels, and leave out what is not wanted."""
-    asked = [rule for rule in RULES if rule.level in set(levels)]
+def answered(
+    facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
+) -> Answer:
+    """Ask the rules of some levels, and some more by their ids, and leave out what is not wanted."""
+    wanted = set(levels)
+    asked = [rule for rule in RULES if rule.level in wanted or rule.id in more]
     findings, failed = look(asked, facts)
     used: set[Ignore] = set()
     advice: list[Advice] = []
@@ -213,4 +274,5 @@ def _told(one: Advice, more: int) -> Advised:
 
 def _quickly(app: Any) -> Answer:
     sources = sources_of(app)
-    return answered(facts_of(app), sources, sources.ignores(), ("quick",))
+    facts = facts_of(app)
+    return answered(facts, sources, sources.ignores(), ("quick",), SEEN_BY_RUNS if facts.slots > 1 else ())

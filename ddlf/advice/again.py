@@ -1,6 +1,7 @@
 """A second process that loads an app's data and makes its model, as each worker does: ``python -m ddlf.advice.again``. What it sees differ is told.
 
-The app travels as it does to workers, pickled. The second process has another hash seed, and has imported and set nothing.
+The app travels as it does to workers, pickled. The second process has another hash seed, has imported and set nothing, and takes its machine for
+another one: of another name, address and number of processors.
 """
 
 from __future__ import annotations
@@ -37,15 +38,28 @@ def packed(app: Any, seen: dict[str, Any]) -> bytes | None:
         return None
 
 
-async def seen_again(app: Any, pickled: bytes) -> dict[str, Any]:
+async def seen_again(app: Any, pickled: bytes, asks_for_devices: bool = False) -> dict[str, Any]:
     """What a second process has seen that this one has not, as sentences by what they are about.
 
     Args:
         app: With data and model, as this process has them.
         pickled: The app before that.
+        asks_for_devices: Whether its code asks which devices there are: then a third one is told that there is a graphics card.
     """
     mine = _facts(app)
-    command = [sys.executable, "-m", "ddlf.advice.again", sys.path[0]]
+    found = await _asked(mine, pickled)
+    if asks_for_devices and not {"failed", "data", "model"} & set(found):
+        with_card = await _asked(mine, pickled, "card")
+        found |= {
+            name: tuple(one.replace("a second process", "a process with a graphics card") for one in with_card[name])
+            for name in ("data", "model")
+            if name in with_card
+        }
+    return found
+
+
+async def _asked(mine: dict[str, Any], pickled: bytes, *more: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "ddlf.advice.again", sys.path[0], *more]
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -88,7 +102,7 @@ def differing(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
             what = f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
             found["model"] = (f"a second process has {what}",)
     if files := theirs["files"]:
-        found["files"] = (f"load_dataset reads {', '.join(files[:MOST_FILES])}",)
+        found["files"] = (f"load_dataset and create_model read {', '.join(files[:MOST_FILES])}",)
     return found
 
 
@@ -121,6 +135,36 @@ def is_of_this_machine(path: str, script: str) -> bool:
     return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
 
 
+def _on_another_machine() -> None:
+    """Have this process take its machine for another one."""
+    import platform
+    import socket
+    import uuid
+
+    name, processors = "another-machine", (os.cpu_count() or 1) + 1
+    socket.gethostname = socket.getfqdn = lambda *of: name
+    platform.node = lambda: name
+    uuid.getnode = lambda: 0x0242AC110002
+    os.cpu_count = lambda: processors
+    os.environ["HOSTNAME"] = name
+    if hasattr(os, "uname"):
+        own = os.uname()
+        os.uname = lambda: os.uname_result((own.sysname, name, *own[2:]))
+
+
+def _with_a_card() -> None:
+    """Have TensorFlow say that there is a graphics card, to those who ask by its name."""
+    import tensorflow as tf
+
+    real, card = tf.config.list_physical_devices, tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    tf.config.list_physical_devices = tf.config.experimental.list_physical_devices = lambda kind=None: (
+        [card] if kind == "GPU" else real(kind)
+    )
+    tf.test.is_gpu_available = lambda *of, **more: True
+    tf.config.experimental.set_memory_growth = lambda *of: None
+    tf.config.set_visible_devices = lambda *of: None
+
+
 def _main() -> None:
     """Load and build what standard input holds, and print the facts of it."""
     script, out = sys.argv[1], os.dup(1)
@@ -138,13 +182,17 @@ def _main() -> None:
     from ddlf.advice.collect import build, load
     from ddlf.data.parts import check_data
 
+    _on_another_machine()
+    if sys.argv[2:]:
+        with contextlib.suppress(ImportError):
+            _with_a_card()
     try:
         app = unpickle(sys.stdin.buffer.read())
         listening = True
         asyncio.run(load(app))
-        listening = False
         check_data(app)
         asyncio.run(build(app))
+        listening = False
         answer = _facts(app) | {"files": [path for path in opened if is_of_this_machine(path, script)]}
     except (Exception, DDLFError) as error:
         answer = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}

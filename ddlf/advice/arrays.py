@@ -23,6 +23,11 @@ SHOWN = 5
 MOST_CLASSES = 100_000
 MOST_FEATURES = 20_000
 ON_A_LINE = 0.999999
+OVERLAPPING = 1_000
+"""Windows that are looked for in training."""
+LEAST_STEPS = 4
+IN_ORDER, MOST_IN_ORDER = 3, 500
+"""Classes from which on it is no chance that they lie one behind the other along a feature, and features that are asked."""
 MOSTLY = 0.9
 """A feature with one value in so many samples has no scale of its own: a word that is rarely there, the corner of a picture."""
 
@@ -118,6 +123,9 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
         facts["scales"] = (float(spread[own].min()), float(spread[own].max())) if own.any() else (0.0, 0.0)
     if array.dtype.kind in "iu" and is_table and array.shape[1] > 1:
         facts["padded"] = float(((some[:, -1] == 0) & (some != 0).any(axis=1)).mean())
+        if (tokens := some[some != 0]).size:
+            values, counts = np.unique(tokens, return_counts=True)
+            facts["commonest"] = int(values[counts.argmax()]), float(counts.max() / tokens.size)
     return facts
 
 
@@ -183,6 +191,12 @@ def compared(data: dict[str, Any]) -> Rows:
         if (shared := _shared(x, first, part, _arrays(data.get(f"x_{part}"), f"x_{part}"), most)) is not None
     )
     facts["leaks"] = tuple(_leaks(x, y))
+    facts["overlapping"] = tuple(
+        (part, *found)
+        for part in ("val", "test")
+        if (found := _overlapping(x, _arrays(data.get(f"x_{part}"), f"x_{part}"))) is not None
+    )
+    facts["copied"] = len(x) == len(y) == 1 and x[0][1].shape == y[0][1].shape and np.array_equal(x[0][1], y[0][1])
     return Rows(**facts)
 
 
@@ -224,6 +238,28 @@ def _shared(
     return Shared(part=part, count=len(pairs), of=len(numbers), pairs=tuple(pairs[:SHOWN]))
 
 
+def _overlapping(
+    x: list[tuple[str, np.ndarray[Any, Any]]], other: list[tuple[str, np.ndarray[Any, Any]]]
+) -> tuple[int, int] | None:
+    """How many windows of another part go on from one of training, or lead to one: all steps but one are the same."""
+    if len(x) != 1 or len(other) != 1:
+        return None
+    mine, theirs = x[0][1], other[0][1]
+    fit = (
+        mine.ndim in (2, 3)
+        and mine.dtype.kind == "f"
+        and mine.shape[1:] == theirs.shape[1:]
+        and mine.dtype == theirs.dtype
+    )
+    if not fit or mine.shape[1] < LEAST_STEPS or mine.nbytes > COMPARED_BYTES // 4 or not len(theirs):
+        return None
+    some = theirs[chosen(len(theirs), OVERLAPPING)]
+    begins, ends = ({one.tobytes() for one in part} for part in (mine[:, :-1], mine[:, 1:]))
+    moves = [one for one in some if (one[1:] != one[:-1]).any()]  # what stands still fits everywhere
+    count = sum(one[1:].tobytes() in begins or one[:-1].tobytes() in ends for one in moves)
+    return count, len(some)
+
+
 def _leaks(
     x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> Iterator[tuple[str, int]]:
@@ -246,6 +282,10 @@ def _leaks(
         if len(values) > 0.2 * len(flat):  # numbers, not classes: a feature that is the same but for unit and origin
             yield from ((name, column) for column in _along(rows, np.asarray(wanted, np.float64)))
             continue
+        if len(values) >= IN_ORDER and rows.shape[1] <= MOST_IN_ORDER:
+            yield from (
+                (name, column) for column in range(rows.shape[1]) if _in_order(rows[:, column], flat, len(values))
+            )
         # A copy of the label has one value for each of them: looked at over samples, so that most columns are out at once.
         maybe = np.ones(rows.shape[1], bool)
         for number in range(min(len(values), 50)):
@@ -255,6 +295,12 @@ def _leaks(
             kinds, inverse = np.unique(rows[:, column], return_inverse=True)
             if len(kinds) == len(values) and len(set(zip(inverse.tolist(), flat.tolist(), strict=True))) == len(kinds):
                 yield name, int(column)
+
+
+def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes: int) -> bool:
+    """Whether each class has a range of its own in a column of many values, as where classes were made of it."""
+    order = np.argsort(column, kind="stable")
+    return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
 
 
 def _along(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,14 @@ LADDER = ((0.001, 60), (0.01, 100), (0.1, 100))
 """Learning rates of Adam with which a batch is tried to be learnt, and steps of each."""
 ENOUGH = 0.7
 """Share of the first loss below which learning has begun."""
+TIMED = 6
+"""Steps that are timed, if there are samples for as many."""
+OWN_STEPS = 3
+MOST_SAID = 300
+OF_GRAPHS = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[")
+"""How lines begin that say where in a graph something failed."""
+NO_SLOPE = "No gradients provided for any variable"
+"""What Keras says of a loss without a gradient."""
 SECONDS = 15.0
 """After which steps are given up, and nothing is said of them."""
 RANDOM = (
@@ -55,7 +64,7 @@ def seen_in_a_batch(app: Any, facts: Facts) -> dict[str, Any]:
         return {}
     seen: dict[str, Any] = {}
     start = model.get_weights()
-    for look in (_outputs, _activations, _gradients, _learnt):
+    for look in (_outputs, _activations, _gradients, _learnt, _stepped):
         try:
             model.set_weights(start)
             with warnings.catch_warnings():
@@ -63,16 +72,42 @@ def seen_in_a_batch(app: Any, facts: Facts) -> dict[str, Any]:
                 seen |= look(model, rows, facts)
         except Exception as error:  # what the user's own layers do not like says nothing of them
             log.info("%s was not looked at: %s", look.__name__, error)
+            if NO_SLOPE in str(error):
+                seen["slopes"] = False
+            elif "fails" not in seen and (why := _first_error(model, rows)):
+                seen["fails"] = why
     return seen
 
 
-def _rows(app: Any) -> tuple[Any, ...] | None:
+def seconds_of_a_step(app: Any, batch_size: int) -> float | None:
+    """What a step takes here, once it is compiled. None where it cannot be tried.
+
+    Args:
+        app: With data, and a model that may be changed.
+        batch_size: Samples in it.
+    """
+    rows = _rows(app, TIMED * batch_size)
+    if rows is None:
+        return None
+    x, y, weight = (*rows, None, None)[:3]
+    try:
+        for _ in range(2):  # the first time it is compiled
+            begin = time.perf_counter()
+            app.model.fit(x, y, batch_size, sample_weight=weight, verbose=0)
+    except Exception as error:  # as above
+        log.info("no step was timed: %s", error)
+        return None
+    count = len(next(array for _, array in leaves(x)))
+    return (time.perf_counter() - begin) / math.ceil(count / batch_size)
+
+
+def _rows(app: Any, most: int = ROWS) -> tuple[Any, ...] | None:
     """Some samples as ``fit`` takes them, from all over the data; None of files."""
     if place_of(app, "train") is not None:
         return None
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
-    numbers = chosen(count, ROWS)
+    numbers = chosen(count, most)
     return tuple(tree_map(lambda array: array[numbers].astype(keras_type(array)), tuples(part)) for part in data)
 
 
@@ -283,6 +318,42 @@ def _learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
         if weight.trainable and not np.any(gradient)
     ]
     return seen
+
+
+def _first_error(model: Any, rows: tuple[Any, ...]) -> str:
+    """What a first step raises, or a test, in a line; empty if they go well."""
+    some = tuple(_first(part, BY_HEART) for part in rows)
+    model.train_function = model.test_function = None  # those that were made are of other arguments
+    try:
+        _fitted(model, some)
+        model.evaluate(*some[:2], batch_size=BY_HEART, verbose=0)
+    except Exception as error:
+        return "" if NO_SLOPE in str(error) else _plain(error)
+    return ""
+
+
+def _fitted(model: Any, some: tuple[Any, ...], steps: int = 1) -> None:
+    """Steps on one batch, which a step of the user's own gets as in a run: ``train_on_batch`` would add a None to it."""
+    x, y, w = (*some, None, None)[:3]
+    model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
+
+
+def _plain(error: Exception) -> str:
+    """The first words of what Keras or TensorFlow says, without colours and where in a graph it was."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if len(line) > 1 and not line.startswith(OF_GRAPHS)]
+    return " ".join(said)[:MOST_SAID] or type(error).__name__
+
+
+def _stepped(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+    """Weights that stay the same in some steps of the user's own, while others move."""
+    if type(model).train_step is _plain_step():
+        return {}
+    before = {one.path: np.array(one.value) for one in model.trainable_variables}
+    _fitted(model, tuple(_first(part, BY_HEART) for part in rows), OWN_STEPS)
+    still = [one.path for one in model.trainable_variables if np.array_equal(before[one.path], np.array(one.value))]
+    return {"unmoved": still} if 0 < len(still) < len(before) else {}
 
 
 def _ignored(model: Any, x: Any) -> list[str]:

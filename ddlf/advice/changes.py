@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from ddlf.advice.facts import Facts
 from ddlf.advice.rule import Change
 from ddlf.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
+from ddlf.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ def diff(edits: Iterable[Edit]) -> str:
     """Edits as ``patch -p0`` takes them in this folder; of two that overlap the first."""
     parts = []
     for path, text in changed(edits).items():
-        before = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        before = _lines(path.read_bytes().decode())
         name = os.path.relpath(path) if not os.path.relpath(path).startswith("..") else str(path)
-        parts += _marked(difflib.unified_diff(before, text.splitlines(keepends=True), name, name))
+        parts += _marked(difflib.unified_diff(before, _lines(text), name, name))
     return "".join(parts)
 
 
@@ -57,8 +59,18 @@ def _marked(lines: Iterable[str]) -> list[str]:
     return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
 
 
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; what else Python takes for one, as a form feed, is a letter here as it is for ``patch``."""
+    return re.findall("[^\n]*\n|[^\n]+", text)
+
+
+def places(text: str) -> list[int]:
+    """Where each letter that an edit counts is in a file as it lies there: with its mark of UTF-8, and two letters at the end of a line."""
+    return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
+
+
 def changed(edits: Iterable[Edit]) -> dict[Path, str]:
-    """The text of each file with its edits; of two that overlap the first."""
+    """The text of each file with its edits and with the ends of lines that it has; of two that overlap the first."""
     by_file: dict[Path, list[Edit]] = {}
     for edit in dict.fromkeys(edits):
         taken = by_file.setdefault(edit.path, [])
@@ -66,9 +78,10 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
             taken.append(edit)
     result = {}
     for path, taken in by_file.items():
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode()
+        at, end = places(text), "\r\n" if "\r\n" in text else "\n"
         for edit in sorted(taken, key=lambda one: one.begin, reverse=True):
-            text = text[: edit.begin] + edit.text + text[edit.end :]
+            text = text[: at[edit.begin]] + edit.text.replace("\n", end) + text[at[edit.end] :]
         result[path] = text
     return result
 
@@ -87,15 +100,15 @@ def _edits(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
             )
             return _replaced((found[0], named[0]), change.to) if found and named else []
         case "rate":
-            return _number(_in_optimizer(sources, "learning_rate"), sources, change.to)
+            return _optimizer(sources, "learning_rate", change.to)
         case "optimizer":
-            return _number(_in_optimizer(sources, change.name), sources, change.to)
+            return _optimizer(sources, change.name, change.to)
         case "argument":
             return _argument(change, sources, facts)
         case "remove":
             return _removed(change, sources, facts)
         case "setting":
-            return _setting(change, sources)
+            return _setting(change, sources, facts)
         case "data":
             return _at_the_end(change, sources)
     return []
@@ -122,7 +135,7 @@ def _written(value: Any) -> str:
 
 def span(file: File, node: ast.AST) -> tuple[int, int]:
     """First and last character of a node, in the whole text."""
-    lines = file.text.splitlines(keepends=True)
+    lines = _lines(file.text)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
@@ -133,17 +146,33 @@ def span(file: File, node: ast.AST) -> tuple[int, int]:
     return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
 
-def _in_optimizer(sources: Sources, name: str) -> tuple[File, ast.expr] | None:
+def _indent(file: File, node: ast.stmt) -> str:
+    """What stands before a statement: blanks, or tabs."""
+    return _lines(file.text)[node.lineno - 1][: node.col_offset]
+
+
+def _optimizer(sources: Sources, name: str, value: Any) -> list[Edit]:
+    """Another number for an argument of the optimizer; one that has its default is added, but for the learning rate."""
     found = sources.compiled("optimizer")
     if found is None:
-        return None
+        return []
     file, node = found
     if isinstance(node, ast.Name) and (given := sources.value(node.id)) is not None:
         file, node = given
     if not isinstance(node, ast.Call):
-        return None
-    value = argument(node, ("learning_rate",), name)
-    return None if value is None else (file, value)
+        return []
+    if (written := argument(node, ("learning_rate",), name)) is not None:
+        return _number((file, written), sources, value)
+    return [] if name == "learning_rate" else _added(file, node, name, value)
+
+
+def _added(file: File, call: ast.Call, name: str, value: Any) -> list[Edit]:
+    """An argument behind the others of a call; nothing where ``**`` may have it already."""
+    if any(one.arg is None for one in call.keywords):
+        return []
+    last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
+    begin = last if last is not None else span(file, call)[1] - 1
+    return [Edit(file.path, begin, begin, f"{'' if last is None else ', '}{name}={_written(value)}")]
 
 
 def _number(found: tuple[File, ast.expr] | None, sources: Sources, value: Any) -> list[Edit]:
@@ -171,12 +200,9 @@ def _argument(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     positions = POSITIONS.get(layer.kind, ())
     if (node := argument(call, positions, change.name)) is not None:
         return _replaced((file, node), change.to)
-    if change.name == "trainable" or layer.kind in ("Softmax", "ReLU") or any(one.arg is None for one in call.keywords):
+    if change.name == "trainable" or layer.kind in ("Softmax", "ReLU"):
         return []
-    last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
-    comma = "" if last is None else ", "
-    begin = last if last is not None else span(file, call)[1] - 1
-    return [Edit(file.path, begin, begin, f"{comma}{change.name}={_written(change.to)}")]
+    return _added(file, call, change.name, change.to)
 
 
 def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
@@ -214,9 +240,9 @@ def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     return [Edit(file.path, begin, end, "")]
 
 
-def _setting(change: Change, sources: Sources) -> list[Edit]:
+def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     own = sources.class_()
-    if own is None:
+    if own is None or _is_said_elsewhere(change.of, sources, facts):
         return []
     file, node = own
     if sources.setting(change.of) is not None:
@@ -225,13 +251,23 @@ def _setting(change: Change, sources: Sources) -> list[Edit]:
     body = node.body
     docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     after = span(file, body[0])[1] if docstring else None
-    indent = " " * body[0].col_offset
+    indent = _indent(file, body[0])
     if after is None:
         begin = file.text.rfind("\n", 0, span(file, body[0])[0]) + 1
         if isinstance(body[0], FUNCTIONS) and body[0].decorator_list:
             return []
         return [Edit(file.path, begin, begin, f"{indent}{change.of} = {_written(change.to)}\n")]
     return [Edit(file.path, after, after, f"\n\n{indent}{change.of} = {_written(change.to)}")]
+
+
+def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
+    """Whether a setting has another value than the class gives it: what wins over it, as cluster.yaml, is not changed by changing the class."""
+    if name not in facts.settings:
+        return False
+    given = sources.value(name) if sources.setting(name) is not None else None
+    if given is None:
+        return bool(facts.settings[name] != getattr(Settings, name, None))
+    return isinstance(given[1], ast.Constant) and bool(facts.settings[name] != given[1].value)
 
 
 def _at_the_end(change: Change, sources: Sources) -> list[Edit]:
@@ -242,7 +278,7 @@ def _at_the_end(change: Change, sources: Sources) -> list[Edit]:
     last = node.body[-1]
     if last.lineno == node.lineno:  # all in one line
         return []
-    indent = " " * last.col_offset
+    indent = _indent(file, last)
     if isinstance(last, ast.Return):
         begin = file.text.rfind("\n", 0, span(file, last)[0]) + 1
         return [Edit(file.path, begin, begin, "".join(f"{indent}{line}\n" for line in change.to))]

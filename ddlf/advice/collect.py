@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ddlf import machine
 from ddlf.advice.arrays import compared, described
-from ddlf.advice.compiled import heads_of, is_own, optimizer_of
+from ddlf.advice.compiled import has_own_step, heads_of, is_own, optimizer_of
 from ddlf.advice.facts import Facts
 from ddlf.advice.in_text import text_of
 from ddlf.advice.network import layers_of
 from ddlf.advice.source import Sources
 from ddlf.chosen import read
-from ddlf.data.parts import NAMES, place_of
-from ddlf.data.trees import first_array, leaves
-from ddlf.errors import DDLFError
+from ddlf.data.parts import NAMES, has_own_train, place_of
+from ddlf.data.trees import first_array, grown, leaves
+from ddlf.errors import AppError, DDLFError
 from ddlf.iworker import awaited
 from ddlf.roles import have_keras
 from ddlf.roles.build import fresh_names, ready_model
-from ddlf.roles.callbacks import warnings, warnings_of_master
+from ddlf.roles.callbacks import check, warnings, warnings_of_master
 from ddlf.wire.code import own_modules
 
 SETTINGS = (
@@ -33,8 +36,15 @@ SETTINGS = (
     "slots",
     "optimizer_state",
     "class_weight",
+    "codec",
+    "exchange",
 )
 """Settings that rules look at."""
+
+
+PARTS = ("train", "val", "test")
+TAKEN_IN = 1 << 26
+"""Bytes up to which data that is not in memory is read whole."""
 
 
 def twin(app: Any) -> Any:
@@ -51,6 +61,32 @@ async def load(app: Any) -> None:
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
         await awaited(app.load_dataset())
         parts.take_made(app)
+
+
+def take_in(app: Any) -> bool:
+    """Have small data sets of files, of a ``PyDataset`` or of a pipeline as arrays, so that they are looked at as those; returns whether it has.
+
+    Args:
+        app: The adviser's own; of the user's nothing changes.
+    """
+    places = {part: place for part in PARTS if (place := place_of(app, part)) is not None}
+    if "train" not in places or any(
+        getattr(place, "endless", False) or not all(place.here()) or _size(place) > TAKEN_IN
+        for place in places.values()
+    ):
+        return False
+    for part, place in places.items():
+        columns = {name: place[name] for name in place}
+        for letter in "xyw":
+            setattr(app, f"{letter}_{part}", grown(columns, letter))
+        setattr(app, f"{part}_data", None)
+    return True
+
+
+def _size(place: Any) -> int:
+    """Bytes of a data set."""
+    one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in place.columns.values())
+    return int(place.manifest.samples) * int(one)
 
 
 async def build(app: Any) -> None:
@@ -96,7 +132,7 @@ def facts_of(app: Any, *, workers: int | None = None, seen: Mapping[str, Any] | 
         optimizer=optimizer_of(model) if model is not None else None,
         settings=_settings(app),
         workers=workers if workers is not None else getattr(app.cluster, "N", None),
-        callbacks=tuple(warnings_of_master(app, app.mode)),
+        callbacks=(*warnings_of_master(app, app.mode), *_refused(app, model)),
         worker_callbacks=tuple(warnings(app.worker_callbacks)),
         own=_own(app, model),
         from_files=place is not None,
@@ -126,18 +162,25 @@ def _settings(app: Any) -> dict[str, Any]:
     except DDLFError:  # a run will say so
         values = {name: getattr(app, name) for name in SETTINGS}
     found = {name: values[name] for name in SETTINGS}
+    found["codec"] = type(values["codec"]).__name__
     found["callbacks"] = tuple(type(one).__name__ for one in app.callbacks)
     return found
 
 
+def _refused(app: Any, model: Any) -> tuple[str, ...]:
+    """Why a run will not begin with these callbacks."""
+    try:
+        if model is not None:
+            check(app)
+    except AppError as error:
+        return (f"{error.message}, so that no run begins" + (f": {error.hint}" if error.hint else ""),)
+    return ()
+
+
 def _own(app: Any, model: Any) -> frozenset[str]:
-    found = (
-        {"train"}
-        if any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
-        else set()
-    )
-    if model is not None and is_own(model):
-        found.add("loss")
+    found = {"train"} if has_own_train(app) else set()
+    if model is not None:
+        found |= {name for name, own in (("loss", is_own(model)), ("step", has_own_step(model))) if own}
     return frozenset(found)
 
 

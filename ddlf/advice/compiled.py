@@ -77,7 +77,7 @@ def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
                 layer=last,
                 shape=shape_of(tensor),
                 activation=activation,
-                loss="own" if _own_step(model) and loss else loss,
+                loss="own" if has_own_step(model) and loss else loss,
                 logits=logits,
                 metrics=tuple(_names(metrics.get(key))),
                 target=targets.get(key) or "",
@@ -86,7 +86,8 @@ def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
     return tuple(found)
 
 
-def _own_step(model: Any) -> bool:
+def has_own_step(model: Any) -> bool:
+    """Whether a step is the user's own, or the loss that Keras's step takes."""
     import keras
 
     return (
@@ -96,7 +97,7 @@ def _own_step(model: Any) -> bool:
 
 def is_own(model: Any) -> bool:
     """Whether it has a step or a loss of the user's own."""
-    return _own_step(model) or (callable(loss := getattr(model, "loss", None)) and _loss(loss)[0] == "own")
+    return has_own_step(model) or (callable(loss := getattr(model, "loss", None)) and _loss(loss)[0] == "own")
 
 
 def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ class Array:
         scales: Least and largest standard deviation of features that are not constant and not mostly one value; 0, 0 if there is none.
         loudest: Root of the mean square of the feature that has the largest.
         padded: Share of samples that end with zeros, of rows of whole numbers.
+        commonest: What is there most often, and its share of what is not 0, of rows of whole numbers; None of others.
         labels: What labels say; None of what is no label.
     """
 
@@ -45,6 +47,7 @@ class Array:
     scales: tuple[float, float] = (1.0, 1.0)
     loudest: float = 1.0
     padded: float = 0.0
+    commonest: tuple[int, float] | None = None
     labels: Labels | None = None
 
     @property
@@ -56,6 +59,12 @@ class Array:
     def has_numbers(self) -> bool:
         """Whether it holds numbers, rather than text or objects."""
         return self.dtype.startswith(("float", "int", "uint", "bool", "bfloat", "complex"))
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether it is an array of NumPy at all: of what is none the class stands in place of a type."""
+        others = ("object", "<", ">", "|", "=", "datetime64", "timedelta64", "void", "StringDType")
+        return self.has_numbers or self.dtype.startswith(others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,8 @@ class Rows:
         pairs: Some of these pairs.
         shared: Samples that other parts have, too.
         leaks: Features that say the label: name of the array, and number of the feature.
+        overlapping: Windows of other parts that are windows of training one step on or back: part, how many, of how many.
+        copied: Whether labels are the inputs.
     """
 
     looked: int = 0
@@ -113,6 +124,8 @@ class Rows:
     pairs: tuple[tuple[int, int], ...] = ()
     shared: tuple[Shared, ...] = ()
     leaks: tuple[tuple[str, int], ...] = ()
+    overlapping: tuple[tuple[str, int, int], ...] = ()
+    copied: bool = False
 
     @property
     def repeats_by_nature(self) -> bool:
@@ -140,6 +153,7 @@ class Layer:
         spread: Standard deviation of what makes its kernel, if that was given as a number.
         penalty: The largest factor of L1 or L2; 0 for none.
         precision: Type that it computes in.
+        untouched: Whether it is frozen with a kernel as its initializer draws it, and biases of 0.
     """
 
     name: str
@@ -157,6 +171,7 @@ class Layer:
     spread: float | None = None
     penalty: float = 0.0
     precision: str = "float32"
+    untouched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +248,7 @@ class Facts:
         workers: How many there are; None if that is not known.
         callbacks: What is wrong with callbacks, as sentences; those of the master.
         worker_callbacks: The same of those on workers.
-        own: What the user has written in the place of Keras's or DDLF's own: ``"train"``, ``"train_step"``, ``"loss"``.
+        own: What the user has written in the place of Keras's or DDLF's own: ``"train"``, ``"step"``, ``"loss"``.
         from_files: Whether training data is read from files.
         memory: Of this machine, in bytes; None if that is not known.
         seen: What other levels have seen, by name: what a batch has shown, what a second process has made.
@@ -275,7 +290,14 @@ class Facts:
     @property
     def steps(self) -> int:
         """Batches that one process makes in the run."""
-        return self.steps_an_epoch * int(self.settings.get("master_epochs", 1))
+        return self.steps_of(1)
+
+    def steps_of(self, slots: int) -> int:
+        """Batches that a slot makes in the run, of so many."""
+        epochs = int(self.settings.get("master_epochs", 1)) * int(self.settings.get("worker_epochs", 1))
+        return epochs * max(
+            1, math.ceil(math.ceil(self.samples / slots) / max(1, int(self.settings.get("batch_size", 32))))
+        )
 
     @property
     def steps_an_epoch(self) -> int:

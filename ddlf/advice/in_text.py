@@ -77,7 +77,7 @@ class Written:
             if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
                 continue
             alone = not line[: found.start()].strip()
-            for id in found[1].split(","):
+            for id in (found[1] or "").split(","):
                 lines = frozenset({number, number + 1} if alone else {number})
                 yield Ignore(Place(self.path, number), id.strip(), found[2].strip(), lines)
 

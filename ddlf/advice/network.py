@@ -37,6 +37,13 @@ LINEAR = frozenset(
     }
     | {"SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D"}
 )
+SCALING = {
+    f"{name}{ends.title()}": (scale, mode, ends)
+    for name, scale, mode in (("Glorot", 1.0, "avg"), ("He", 2.0, "in"), ("Lecun", 1.0, "in"))
+    for ends in ("uniform", "normal")
+}
+"""Initializers that go by the size of a kernel: variance times it, which size, and what is drawn from."""
+ENOUGH_VALUES = 100
 MOST_LAYERS = 5_000
 
 
@@ -119,6 +126,7 @@ def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> L
         spread=spread,
         penalty=_penalty(config),
         precision=str(getattr(operation, "compute_dtype", "float32")),
+        untouched=_untouched(operation, kernel, config.get("kernel_initializer")),
     )
 
 
@@ -186,6 +194,28 @@ def _equal(kernel: Any) -> float | None:
     except Exception:  # nothing that has values yet
         return None
     return float(whole.flat[0]) if whole.min() == whole.max() else None
+
+
+def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
+    """Whether a frozen layer has a kernel as its initializer draws it: no larger, of that deviation, and with biases of 0."""
+    scaling = SCALING.get(given.get("class_name", "")) if isinstance(given, Mapping) else None
+    if scaling is None or kernel is None or kernel.trainable or math.prod(kernel.shape) < ENOUGH_VALUES:
+        return False
+    try:
+        import keras
+
+        values, bias = keras.ops.convert_to_numpy(kernel.value), getattr(operation, "bias", None)
+        if bias is not None and keras.ops.convert_to_numpy(bias.value).any():
+            return False
+    except Exception:  # nothing that has values yet
+        return False
+    places = math.prod(kernel.shape[:-2])
+    ins, outs = kernel.shape[-2] * places, kernel.shape[-1] * places
+    scale, mode, ends = scaling
+    std = math.sqrt(scale / ((ins + outs) / 2 if mode == "avg" else ins))
+    largest = std * (math.sqrt(3) if ends == "uniform" else 2 / 0.8796)
+    near = 4 / math.sqrt(values.size)
+    return bool(abs(values).max() <= largest * 1.0001 and abs(float(values.std()) / std - 1) < near)
 
 
 def shape_of(tensor: Any) -> tuple[int | None, ...]:

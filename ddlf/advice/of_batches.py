@@ -39,6 +39,11 @@ def _nan(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _fails(facts: Facts) -> Iterator[Found]:
+    if why := facts.seen.get("fails"):
+        yield Found(f"the first batch fails: {why.rstrip('.')}", ("method", "create_model"))
+
+
 def _endless(facts: Facts) -> Iterator[Found]:
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if least < -ENDLESS * max(1.0, abs(first)):
@@ -54,7 +59,11 @@ def _has_a_floor(facts: Facts) -> bool:
 
 
 def _by_heart(facts: Facts) -> Iterator[Found]:
-    if _has_a_floor(facts):
+    if (
+        _has_a_floor(facts)
+        or any(array.bad for array in facts.arrays if array.part == "train")
+        or facts.seen.get("nan")
+    ):
         return
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if first > 0 and not least < LEARNT * first and not math.isnan(least):
@@ -84,6 +93,22 @@ def _future(facts: Facts) -> Iterator[Found]:
 
 
 def _still(facts: Facts) -> Iterator[Found]:
+    if any(array.bad for array in facts.arrays if array.part == "train") or facts.seen.get("nan"):
+        return
+    if unmoved := facts.seen.get("unmoved"):
+        yield Found(
+            f"in some steps of the model's own {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
+            f"while others move: {', '.join(unmoved[:3])}" + (", ..." if len(unmoved) > 3 else ""),
+            ("method", "create_model"),
+            fix="take gradients of all trainable variables, and apply them to all",
+        )
+    if facts.seen.get("slopes") is False:
+        yield Found(
+            "the loss has no gradient for any weight",
+            ("loss", ""),
+            fix="look for comparisons, argmax, round, casts and NumPy in the loss: none of them has a slope",
+        )
+        return
     still = list(facts.seen.get("still", ()))
     # A bias alone may cancel out, as where two outputs of one encoder are subtracted.
     still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
@@ -215,6 +240,16 @@ BATCH = (
         why="What is NaN once stays so, and with it all that is computed of it.",
         fix="Look at what goes into that layer: a logarithm or a root of 0, a division by 0, float16.",
         source=AUTOTRAINER,
+    ),
+    Rule(
+        id="M34",
+        severity="E",
+        level="batch",
+        title="the first step fails",
+        look=_fails,
+        why="So does the run, which on a cluster is after all machines have loaded their data.",
+        fix="Look at the shapes and types of what goes into the layer, the loss or the metric that is named.",
+        source=RECIPE,
     ),
     Rule(
         id="M21",

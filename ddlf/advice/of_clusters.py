@@ -15,6 +15,8 @@ FEW_BATCHES = 10
 SMALL_BATCH = 16
 LARGE = 1_000_000
 """Parameters from which on what an optimizer keeps is worth a word."""
+LINK = 125e6
+"""Bytes a second on a wire of 1 Gbit/s, which most machines have."""
 
 
 def _slots(facts: Facts) -> int:
@@ -25,11 +27,11 @@ def _one_process(facts: Facts) -> Iterator[Found]:
     optimizer, slots = facts.optimizer, _slots(facts)
     if optimizer is None or optimizer.steps is None or slots < 2:
         return
-    own = facts.steps / slots
+    own = facts.steps_of(slots)
     if optimizer.steps > LONGER * own and optimizer.steps <= (1 + NEAR) * facts.steps + 1:
         counted = ", as many as one process would make" if optimizer.steps >= (1 - NEAR) * facts.steps - 1 else ""
         yield Found(
-            f"{optimizer.schedule} ends after {optimizer.steps:,} steps{counted}, and each of {slots} slots makes {own:,.0f}",
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps{counted}, and each of {slots} slots makes {own:,}",
             ("optimizer", "schedule"),
         )
 
@@ -90,6 +92,28 @@ def _heavy(facts: Facts) -> Iterator[Found]:
             f"{4 * parameters / 1e6:,.0f} MB",
             ("setting", "optimizer_state"),
         )
+
+
+def _does_not_pay(facts: Facts) -> Iterator[Found]:
+    step_s, slots, settings = facts.seen.get("step_s"), _slots(facts), facts.settings
+    usual = {"mode": "sync", "exchange": "star", "codec": "Float32"}
+    if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
+        return
+    steps = settings.get("worker_steps") or settings["worker_epochs"] * facts.steps_an_epoch / slots
+    keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
+    size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # there, and back with what the optimizer keeps
+    computes, moves = steps * step_s, slots * size / LINK
+    if computes + moves > slots * computes:
+        yield Found(
+            f"in a round {slots} slots compute for {computes:.2g} s, and {slots * size / 1e6:,.0f} MB go to them and back, which takes "
+            f"{moves:.2g} s on a wire of 1 Gbit/s: one process alone takes {slots * computes:.2g} s",
+            ("method", "create_model"),
+        )
+
+
+def _own_train(facts: Facts) -> Iterator[Found]:
+    if sentence := facts.seen.get("own_train"):
+        yield Found(sentence, ("method", "train"))
 
 
 def _seen(name: str, at: tuple[str, str]):  # type: ignore[no-untyped-def]
@@ -209,5 +233,25 @@ CLUSTER = (
         why="What the optimizer keeps of a slot comes back with each update, and goes along when the slot moves.",
         fix="Take optimizer_state='stays', which leaves it on its worker, or SGD with momentum.",
         source="docs/reference/settings.md, optimizer_state",
+    ),
+    Rule(
+        id="C12",
+        severity="W",
+        level="cluster",
+        title="workers that are slower than one machine",
+        look=_does_not_pay,
+        why="What workers save in computing is lost again in moving weights.",
+        fix="Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.",
+        source="measured: docs/performance.md",
+    ),
+    Rule(
+        id="C13",
+        severity="E",
+        level="batch",
+        title="an own train that does not do what is asked",
+        look=_own_train,
+        why="What a slot learns is lost, or undone: it begins with model.set_weights(weights), and gives weights before minus weights after.",
+        fix="Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.",
+        source="docs/guide.md, a loop of your own",
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ddlf.advice.facts import Array, Facts
 from ddlf.advice.of_samples import classes, first, is_of_classes, plural
 from ddlf.advice.rule import Change, Found, Rule
+from ddlf.data.parts import ONE_BY_ONE
 
 UNSCALED = 20.0
 """Root of the mean square of a feature from which on a model without a normalizing layer learns badly: pixels up to 255 have 100."""
@@ -15,6 +16,10 @@ APART = 100.0
 MAJORITY = 0.9
 LARGE_TARGETS = 100.0
 MANY_FEATURES = 5_000
+FAR = 20.0
+"""Targets up to which any usual run comes."""
+ADAPTIVE = ("Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Lion")
+BOUNDED_BY_1 = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "softmax")
 NOTHING = 0.005
 """Root of the mean square of the loudest feature below which inputs are lost among biases and first weights."""
 OTHER = 4.0
@@ -50,10 +55,14 @@ def _some(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers)) or "none that was looked at"
 
 
+NO_ARRAY = f"Turn it into an array of numbers in load_dataset; {ONE_BY_ONE}."
+
+
 def _no_numbers(facts: Facts) -> Iterator[Found]:
     for array in facts.arrays:
         if not array.has_numbers:
-            yield Found(f"{array.name} holds {array.dtype}, not numbers", ("data", array.name))
+            what = f"holds {array.dtype}, not numbers" if array.is_numpy else f"is a {array.dtype}, not an array"
+            yield Found(f"{array.name} {what}", ("data", array.name), fix="" if array.is_numpy else NO_ARRAY)
 
 
 def _goes_into_products(facts: Facts, array: Array) -> bool:
@@ -73,7 +82,7 @@ def _unscaled(facts: Facts) -> Iterator[Found]:
         elif whole:
             lines = tuple(f'self.{name} = self.{name}.astype("float32") / 255' for name in names)
         else:
-            lines = _standardized(names)
+            lines = _standardized(names, array)
         yield Found(
             f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
             "and no layer of the model brings them to a usual scale",
@@ -91,7 +100,7 @@ def _nearly_nothing(facts: Facts) -> Iterator[Found]:
                 f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
                 "and no layer of the model brings them to a usual scale",
                 ("data", array.name),
-                changes=(Change("data", _standardized(names)),) if "[" not in array.name else (),
+                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
             )
 
 
@@ -127,9 +136,11 @@ def _few_samples(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _standardized(names: list[str]) -> tuple[str, ...]:
+def _standardized(names: list[str], array: Array) -> tuple[str, ...]:
+    """Lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1."""
+    axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
     scaled = [f'self.{name} = ((self.{name} - mean) / spread).astype("float32")' for name in names]
-    return ("mean, spread = self.x_train.mean(axis=0), self.x_train.std(axis=0) + 1e-7", *scaled)
+    return (f"mean, spread = self.x_train.mean(axis={axis}), self.x_train.std(axis={axis}) + 1e-7", *scaled)
 
 
 def _is_apart(array: Array) -> bool:
@@ -145,7 +156,7 @@ def _apart(facts: Facts) -> Iterator[Found]:
                 f"features of {array.name} differ {high / low:,.0f} times in scale: standard deviations from {low:.3g} to {high:.3g}, "
                 "and no layer of the model normalizes them",
                 ("data", array.name),
-                changes=(Change("data", _standardized(names)),) if "[" not in array.name else (),
+                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
             )
 
 
@@ -178,11 +189,37 @@ def _one_class(facts: Facts) -> Iterator[Found]:
 
 
 def _large_targets(facts: Facts) -> Iterator[Found]:
+    yield from _out_of_steps(facts)
     for head in facts.heads:
         array = facts.array(head.target)
         if array is not None and head.loss in ("mse", "own_mse") and array.std > LARGE_TARGETS:
             yield Found(
                 f"{array.name} has a standard deviation of {array.std:.4g}, so {head.loss.upper()} begins at about {array.std**2:.3g} or more",
+                ("data", array.name),
+            )
+
+
+def _out_of_steps(facts: Facts) -> Iterator[Found]:
+    """Targets further off than the last layer can come in all steps: with Adam and its like no weight moves by more than the rate in one."""
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.kind not in ADAPTIVE or not optimizer.rate > 0 or facts.from_files:
+        return
+    travel = optimizer.rate * facts.steps
+    for head in facts.heads:
+        array, layer = facts.array(head.target), facts.layer(head.layer)
+        if array is None or layer is None or head.loss not in ("mse", "mae", "huber") or head.activation != "linear":
+            continue
+        before = next((one for name in layer.reads if (one := facts.layer(name)) is not None), None)
+        if layer.kind != "Dense" or before is None or (head.loss == "mse" and array.std > LARGE_TARGETS):
+            continue
+        reach = travel * (layer.fan_in + 1)
+        if before.activation not in BOUNDED_BY_1:
+            reach *= 1 + travel
+        far = max(array.low, -array.high, array.std)
+        if far > max(FAR, reach):
+            yield Found(
+                f"{array.name} reaches from {array.low:g} to {array.high:g}, and in {facts.steps:,} steps with {optimizer.kind} at "
+                f"{optimizer.rate:g} the output comes to about {reach:.3g}",
                 ("data", array.name),
             )
 
@@ -279,10 +316,10 @@ DATA = (
     Rule(
         id="D12",
         severity="W",
-        title="large targets with squared errors",
+        title="large targets",
         look=_large_targets,
-        why="Squared errors of large numbers make gradients that overshoot; a usual learning rate ends in NaN.",
-        fix="Divide targets by their standard deviation, or learn their logarithm.",
+        why="Squared errors of large numbers make gradients that overshoot, to NaN at last; with the bounded steps of Adam it takes very many.",
+        fix="Subtract the mean of the targets and divide by their standard deviation, or learn their logarithm.",
         source="WebNNM, 2026",
     ),
     Rule(

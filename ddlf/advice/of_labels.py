@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddlf.advice.facts import Facts
-from ddlf.advice.of_outputs import DISTANCES, KERAS, UMLAUT, said, targets
+from ddlf.advice.of_outputs import DISTANCES, KERAS, UMLAUT, are_classes, said, targets
 from ddlf.advice.rule import Change, Found, Rule
 
 OF_CLASSES = (
@@ -47,7 +47,12 @@ def _out_of_range(facts: Facts) -> Iterator[Found]:
             lines = ()
             if len(pair) == 2 and "[" not in array.name:
                 lines = tuple(f'self.{name} = (self.{name} == {pair[1]}).astype("float32")' for name in names)
-            elif array.low >= 0 and 1 < array.high <= 255 and "[" not in array.name:
+            elif (
+                array.low >= 0
+                and 1 < array.high <= 255
+                and "[" not in array.name
+                and not are_classes(head, array, labels)
+            ):
                 lines = tuple(f'self.{name} = self.{name}.astype("float32") / {array.high:g}' for name in names)
             yield Found(
                 f"{array.name} has values from {array.low:g} to {array.high:g}, and the loss takes those from 0 to 1",
@@ -86,9 +91,16 @@ def _broadcast(facts: Facts) -> Iterator[Found]:
         stretched = all(1 in (a, b) or a == b for a, b in zip(reversed(target), reversed(output), strict=False))
         # With axes that one side lacks, samples are compared with samples.
         how = "is stretched to the other" if stretched else "does not fit the other"
+        changes: tuple[Change, ...] = ()
+        if are_classes(head, array, labels):
+            changes = (Change("loss", "sparse_categorical_crossentropy", head.loss),)
+            if head.activation != "softmax":
+                changes += (Change("argument", "softmax", head.layer, "activation"),)
         yield Found(
             f"a sample of {array.name} has the shape {array.sample}, {said(head, facts)} {head.shape}: one {how}",
-            ("data", array.name),
+            ("loss", head.name) if changes else ("data", array.name),
+            changes=changes,
+            fix="numbers of classes are for sparse_categorical_crossentropy" if changes else "",
         )
 
 
@@ -210,6 +222,31 @@ def _accuracy_of_numbers(facts: Facts) -> Iterator[Found]:
             )
 
 
+def _other_metric(facts: Facts) -> Iterator[Found]:
+    for head, array, labels in targets(facts):
+        for name in head.metrics:
+            plain = name.replace("_", "").lower()
+            if plain == "binaryaccuracy" and head.loss in ("cce", "sce") and head.units > 2:
+                what = f"asks each of {head.units} classes for itself: to say no to all is right {1 - 1 / head.units:.0%} of the time"
+            elif plain in ("categoricalaccuracy", "sparsecategoricalaccuracy") and head.units == 1:
+                what = "takes the largest of several, and the output has 1 unit: it is the same whatever that says"
+            elif plain in ("categoricalaccuracy", "precision", "recall", "auc", "f1score") and head.loss == "sce":
+                what = f"takes rows of {head.units}, and {array.name} has numbers of classes"
+            elif plain == "sparsecategoricalaccuracy" and head.loss == "cce" and labels.kind == "one_hot":
+                what = f"takes numbers of classes, and {array.name} has rows of {head.units}"
+            else:
+                continue
+            yield Found(
+                f"the metric {name!r} {what}", ("metric", head.name), changes=(Change("metric", "accuracy", name),)
+            )
+
+
+def _copied(facts: Facts) -> Iterator[Found]:
+    for head, array, _ in targets(facts):
+        if facts.rows.copied and head.loss in ("sce", "cce") and array.sample and array.high > 1:
+            yield Found(f"{array.name} is x_train itself, and the model is to tell classes", ("data", array.name))
+
+
 def _long_rows(facts: Facts) -> Iterator[Found]:
     for head, array, labels in targets(facts):
         if head.loss == "cce" and labels.kind == "one_hot" and head.units >= MANY_CLASSES:
@@ -291,6 +328,24 @@ LABELS = (
         why="Outputs hardly ever equal a real number, so that the metric stays at 0 and says nothing.",
         fix="Measure the mean absolute error, or R2Score.",
         source=UMLAUT,
+    ),
+    Rule(
+        id="L17",
+        severity="W",
+        title="a metric that does not fit labels and output",
+        look=_other_metric,
+        why="It is high or low by itself, or ends the first step: nobody sees by it how good the model is.",
+        fix="Write 'accuracy', with which Keras takes the one that fits.",
+        source=f"{UMLAUT}; Keras, Model.compile",
+    ),
+    Rule(
+        id="L18",
+        severity="W",
+        title="labels that are the inputs",
+        look=_copied,
+        why="To pass on what comes in is enough: a language model, of which this is usual, learns nothing of what comes next.",
+        fix="Move the labels by one place: x[:, :-1] and x[:, 1:].",
+        source="Karpathy, A Recipe for Training Neural Networks, 2019",
     ),
     Rule(
         id="L14",

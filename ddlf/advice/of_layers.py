@@ -16,6 +16,9 @@ PENALTY = 0.1
 SPREADS = (0.02, 5.0)
 """Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
 PADDED = 0.3
+LEFT, TURNED = 0.2, 0.3
+"""Share of the first moving mean that may be left at the end, and the momentum from which on it was meant the other way round."""
+ONE_TOKEN = 0.4
 UMLAUT = "Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538"
 NEURALINT = "Nikanjam et al., NeuraLint, arXiv:2105.08095"
 
@@ -109,6 +112,50 @@ def _unmasked(facts: Facts) -> Iterator[Found]:
                 )
 
 
+def _frozen_as_drawn(facts: Facts) -> Iterator[Found]:
+    found = [one for one in facts.layers if one.untouched]
+    if found and any(one.trained for one in facts.layers):
+        yield Found(
+            f"{found[0].name!r}"
+            + (f" and {len(found) - 1} more are" if len(found) > 1 else " is")
+            + " frozen, with weights as they were drawn: no training was before",
+            ("layer", found[0].name),
+        )
+
+
+def _slow_norm(facts: Facts) -> Iterator[Found]:
+    steps = facts.steps_of(facts.slots)
+    for layer in facts.layers:
+        momentum = layer.config.get("momentum")
+        if layer.kind != "BatchNormalization" or not layer.trained or not isinstance(momentum, int | float):
+            continue
+        left = momentum**steps
+        if momentum <= TURNED:
+            what = "of each batch most counts, so that what is used outside of training is that of the last one"
+        elif left > LEFT and facts.samples and not facts.from_files:
+            what = f"after the {steps:,} steps of this run {left:.0%} of its mean and variance is what they began with"
+        else:
+            continue
+        yield Found(
+            f"{layer.name!r} has a momentum of {momentum:g}: {what}",
+            ("layer", layer.name),
+            changes=(Change("argument", 0.9, layer.name, "momentum"),),
+        )
+        return
+
+
+def _unknown_words(facts: Facts) -> Iterator[Found]:
+    embedded = {one.before for one in facts.layers if one.kind == "Embedding"}
+    for array in facts.of("x", "train"):
+        if array.commonest is not None and array.sample in embedded and array.high > 2:
+            token, share = array.commonest
+            if share > ONE_TOKEN:
+                yield Found(
+                    f"{share:.0%} of {array.name}, but for zeros, are the token {token}",
+                    ("data", array.name),
+                )
+
+
 def _much_dropped(facts: Facts) -> Iterator[Found]:
     for layer in facts.layers:
         rate = layer.config.get("rate")
@@ -149,7 +196,7 @@ def _start(facts: Facts) -> Iterator[Found]:
 
 def _other_shape(facts: Facts) -> Iterator[Found]:
     arrays = list(facts.of("x", "train"))
-    if len(arrays) != 1 or len(facts.inputs) != 1:
+    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:  # these give it what they like
         return
     (array,), (_, wanted, _) = arrays, facts.inputs[0]
     given = array.sample
@@ -204,6 +251,33 @@ LAYERS = (
         why="A recurrent layer goes on over the padding, and forgets there what it has read.",
         fix="Give Embedding mask_zero=True.",
         source="Dwarampudi and Reddy, Effects of padding on LSTMs and CNNs, arXiv:1903.07288",
+    ),
+    Rule(
+        id="D25",
+        severity="W",
+        title="one token nearly everywhere",
+        look=_unknown_words,
+        why="Where most words are the token of unknown ones the text says hardly anything: the vocabulary is too small, or is that of another text.",
+        fix="Count words in the training texts, and give the vocabulary room for nearly all of them.",
+        source="Humbatova et al., arXiv:1910.11015: wrong preprocessing",
+    ),
+    Rule(
+        id="M32",
+        severity="I",
+        title="frozen layers that were never trained",
+        look=_frozen_as_drawn,
+        why="What comes out of them is a mixture by chance, which cannot get better.",
+        fix="Load their weights before they are frozen, or set trainable=True.",
+        source="Humbatova et al., arXiv:1910.11015; Keras, guide on transfer learning",
+    ),
+    Rule(
+        id="M33",
+        severity="I",
+        title="moving statistics that do not follow, or too fast",
+        look=_slow_norm,
+        why="Outside of training the moving mean and variance are used: where they are not those of the data, a good model measures badly.",
+        fix="Take a momentum of 0.9 to 0.99 in the sense of Keras, where that is the share of what was before (0.1 of PyTorch is 0.9).",
+        source="Keras, BatchNormalization",
     ),
     Rule(
         id="M14",

@@ -22,6 +22,10 @@ KEEPS_LINES = frozenset(
     }
 )
 """Behind which what is linear is linear still."""
+POOLING = frozenset(
+    {f"{pool}Pooling{n}D" for pool in ("Max", "Average", "GlobalMax", "GlobalAverage") for n in (1, 2, 3)}
+    | {f"UpSampling{n}D" for n in (1, 2, 3)}
+)
 DEEP = 20
 """Layers with weights one behind the other from which on nothing learns without norms or skips; VGG19 has 19."""
 WIDE = 8
@@ -51,6 +55,11 @@ def _longest(facts: Facts, counts: Callable[[Layer], bool], breaks: Callable[[La
 
 
 def _linear(facts: Facts) -> Iterator[Found]:
+    pairs = list(_pairs(facts))
+    yield from pairs or _all_linear(facts)
+
+
+def _pairs(facts: Facts) -> Iterator[Found]:
     for layer in facts.layers:
         if layer.kind not in ("Dense", "Conv1D", "Conv2D") or not layer.trained:
             continue
@@ -75,6 +84,23 @@ def _linear(facts: Facts) -> Iterator[Found]:
             f"between {before.name!r} and {layer.name!r} there is no activation: together they are one {layer.kind}",
             ("layer", before.name),
             changes=(Change("argument", "relu", before.name, "activation"),),
+        )
+
+
+def _all_linear(facts: Facts) -> Iterator[Found]:
+    """No activation in the whole model, over pooling, skips and norms, of which the rule of pairs says nothing."""
+    last = {head.layer for head in facts.heads}
+    inner = [one for one in facts.layers if one.name not in last]
+    known = WEIGHTED | KEEPS_LINES | JOINING - {"Multiply"} | POOLING
+    weighted = [one for one in inner if one.kind in WEIGHTED and one.trained]
+    if not last or any(one.kind not in known or one.activation not in ("", "linear") for one in inner):
+        return
+    if len(weighted) >= 2 and any((one.shape[-1:] or (0,))[0] != 1 for one in weighted):
+        yield Found(
+            f"none of the {len(weighted)} layers with weights before the output has an activation, from {weighted[0].name!r} to "
+            f"{weighted[-1].name!r}",
+            ("layer", weighted[0].name),
+            changes=tuple(Change("argument", "relu", one.name, "activation") for one in weighted),
         )
 
 
@@ -103,7 +129,8 @@ def _saturating(facts: Facts) -> Iterator[Found]:
             yield Found(
                 f"{len(row)} times {activation} one behind the other, from {row[0]!r} to {row[-1]!r}",
                 ("layer", row[0]),
-                changes=tuple(Change("argument", "relu", name, "activation") for name in row),
+                changes=tuple(Change("argument", "relu", name, "activation") for name in row if len(row) <= DEEP),
+                fix="" if len(row) <= DEEP else "take fewer layers, or relu with normalization and skips",
             )
             return
 
@@ -140,7 +167,7 @@ def _dropout_at_the_end(facts: Facts) -> Iterator[Found]:
 
 
 def _inner_softmax(facts: Facts) -> Iterator[Found]:
-    for layer in hidden(facts):
+    for layer in [*hidden(facts), *(one for one in facts.layers if one.kind in ("Softmax", "Activation"))]:
         readers = facts.readers(layer.name)
         straight = len(readers) == 1 and readers[0].kind in (
             "Dense",
@@ -149,11 +176,11 @@ def _inner_softmax(facts: Facts) -> Iterator[Found]:
             "Conv2D",
             "Flatten",
         )
-        if layer.kind in ("Dense", "Conv2D") and layer.activation == "softmax" and straight:
+        if layer.activation == "softmax" and straight and all(one.reads == (layer.name,) for one in readers):
             yield Found(
                 f"{layer.name!r} is a softmax, and {readers[0].name!r} goes on from it",
                 ("layer", layer.name),
-                changes=(Change("argument", "relu", layer.name, "activation"),),
+                changes=(Change("argument", "relu", layer.name, "activation"),) if layer.kind != "Softmax" else (),
             )
 
 

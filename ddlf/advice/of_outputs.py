@@ -51,6 +51,12 @@ def targets(facts: Facts) -> Iterator[tuple[Head, Array, Labels]]:
             yield head, array, array.labels or Labels()
 
 
+def are_classes(head: Head, array: Array, labels: Labels) -> bool:
+    """Whether labels are numbers of classes of which the output has a unit each."""
+    fits = array.sample in ((), (1,)) and len(head.shape) == 1 and head.units > 2
+    return fits and labels.kind == "numbers" and array.low >= 0 and array.high < head.units
+
+
 def said(head: Head, facts: Facts) -> str:
     return f"the output {head.name!r}" if len(facts.heads) > 1 else "the output"
 
@@ -117,7 +123,7 @@ def _logits(facts: Facts) -> Iterator[Found]:
 
 
 def _out_of_reach(facts: Facts) -> Iterator[Found]:
-    for head, array, _ in targets(facts):
+    for head, array, labels in targets(facts):
         if head.loss not in DISTANCES or head.activation not in BOUNDED:
             continue
         low, high = BOUNDED[head.activation]
@@ -127,7 +133,9 @@ def _out_of_reach(facts: Facts) -> Iterator[Found]:
             yield Found(
                 f"{said(head, facts)} is a {head.activation}, {reach}, and {array.name} reaches from {array.low:g} to {array.high:g}",
                 ("layer", head.layer),
-                changes=(Change("argument", "linear", head.layer, "activation"),),
+                changes=()  # of classes it is the loss that is wrong, as L04 says
+                if are_classes(head, array, labels)
+                else (Change("argument", "linear", head.layer, "activation"),),
             )
         elif (
             (
@@ -160,6 +168,21 @@ def _each_alone(facts: Facts) -> Iterator[Found]:
                     if many
                     else Change("argument", "softmax", head.layer, "activation"),
                 ),
+            )
+
+
+def _other_axis(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        layer = facts.layer(head.layer)
+        if layer is None or layer.kind != "Softmax" or head.loss not in ONE_OF_MANY:
+            continue
+        axis = layer.config.get("axis", -1)
+        if isinstance(axis, int) and axis not in (-1, len(layer.shape)):
+            over = "samples of a batch" if axis == 0 else f"axis {axis}"
+            yield Found(
+                f"{said(head, facts)} is a softmax over {over}, and the loss takes shares over the last, of {head.units} classes",
+                ("layer", layer.name),
+                changes=(Change("argument", -1, layer.name, "axis"),),
             )
 
 
@@ -199,6 +222,15 @@ OUTPUTS = (
         why="What the activation cannot give is never learnt: the output goes to its end and stays there, where gradients are 0.",
         fix="Take a linear output, or scale targets to what the output can be.",
         source=f"{UMLAUT}; {KERAS}",
+    ),
+    Rule(
+        id="L19",
+        severity="E",
+        title="softmax over another axis",
+        look=_other_axis,
+        why="Places or samples compete with each other, and what is said of one place is no share of its classes.",
+        fix="Leave the axis out: the last one is that of the classes.",
+        source=KERAS,
     ),
     Rule(
         id="L09",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ddlf.advice.facts import Array, Facts
@@ -12,6 +13,10 @@ SHARED_SHARE, SHARED_COUNT = 0.01, 2
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
 """Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
+OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
+"""Share of a part's windows that may go on from one of training: those at a cut do, and no more."""
+RELATED, SURELY = 4.0, 15.0
+"""Deviations from labels that are exchanged below which nothing is told of labels, and above which much is."""
 OFTENER = 3.0
 """Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
 
@@ -86,7 +91,9 @@ def _contradicting(facts: Facts) -> Iterator[Found]:
 
 def _leaks(facts: Facts) -> Iterator[Found]:
     for name, feature in facts.rows.leaks:
-        yield Found(f"feature {feature} of {name} is the label itself, in other numbers", ("data", name))
+        yield Found(
+            f"feature {feature} of {name} is the label itself, in other numbers or cut into ranges", ("data", name)
+        )
 
 
 def _sorted(facts: Facts) -> Iterator[Found]:
@@ -96,6 +103,35 @@ def _sorted(facts: Facts) -> Iterator[Found]:
                 f"{array.name} is sorted: {plural(len(classes(array)), 'class')} one behind the other",
                 ("data", array.name),
             )
+
+
+def _overlapping(facts: Facts) -> Iterator[Found]:
+    for part, count, of in facts.rows.overlapping:
+        if count >= LEAST_OVERLAPPING and count > OVERLAPPING * of:
+            yield Found(
+                f"{count:,} of {of:,} windows of x_{part} that were looked at are one of x_train moved by a step, with all others of their steps",
+                ("data", f"x_{part}"),
+            )
+
+
+def _unrelated(facts: Facts) -> Iterator[Found]:
+    found = facts.seen.get("related") or {}
+    train, asked = found.get("train", (math.inf, 0))
+    test, others = found.get("test", (math.inf, 0))
+    what = "neighbours, frequencies and straight lines tell {0} of {1} samples no better than labels that are exchanged by chance"
+    if train < RELATED:
+        tokens = all(one.whole and one.dtype.startswith(("int", "uint")) for one in facts.of("x", "train"))
+        yield Found(
+            what.format("y_train", f"{asked:,}"),
+            ("data", "y_train"),
+            severity="I" if tokens else None,  # what words say together none of these may see
+        )
+    elif train > SURELY and test < RELATED:
+        yield Found(
+            f"of x_train {what.format('y_test', f'{others:,}')}, and do tell y_train",
+            ("data", "y_test"),
+            fix="look whether x_test and y_test were shuffled apart, or their classes have other numbers than in training",
+        )
 
 
 def classes(array: Array) -> set[int]:
@@ -205,6 +241,25 @@ SAMPLES = (
         why="What is not in training cannot be learnt, and what is not in the test is not measured.",
         fix="Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).",
         source="UMLAUT, doi:10.1145/3411764.3445538",
+    ),
+    Rule(
+        id="D23",
+        severity="W",
+        title="windows of the test that overlap those of training",
+        look=_overlapping,
+        why="Windows that were shuffled before the split have nearly all their steps in training: what was seen is counted as foretold.",
+        fix="Cut the series in time first, and make windows of each part.",
+        source="Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496",
+    ),
+    Rule(
+        id="D24",
+        severity="W",
+        level="batch",
+        title="labels that have nothing to do with their samples",
+        look=_unrelated,
+        why="Where samples or labels were shuffled alone, or an index is off, there is nothing to learn but each sample by heart.",
+        fix="Look at some samples with their labels; shuffle both by one permutation, or not at all.",
+        source="Humbatova et al., arXiv:1910.11015; Ojala and Garriga, Permutation Tests for Studying Classifier Performance, JMLR 2010",
     ),
     Rule(
         id="D18",

@@ -59,7 +59,12 @@ def _rate(facts: Facts) -> Iterator[Found]:
     high *= TOYS if min(facts.samples, facts.rows.distinct or facts.samples) < TOY else 1
     effective = optimizer.rate / max(1 - optimizer.momentum, 1e-6)
     travelled = effective * facts.steps
-    near = facts.samples >= ENOUGH and 0 < travelled < WAYS.get(optimizer.kind, 0.0) and not facts.from_files
+    near = (
+        facts.samples >= ENOUGH
+        and 0 < travelled < WAYS.get(optimizer.kind, 0.0)
+        and optimizer.rate < usual  # else it is the steps that are few
+        and not facts.from_files
+    )
     if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not near:
         return
     usually = low <= optimizer.rate <= high
@@ -67,14 +72,18 @@ def _rate(facts: Facts) -> Iterator[Found]:
     what = f"the learning rate of {optimizer.kind} is {optimizer.rate:g}"
     if usually:
         what += f", with a momentum of {optimizer.momentum:g}" if far == "high" else f" in {facts.steps:,} steps"
-    change = Change("rate", usual)
+    changes: tuple[Change, ...] = (Change("rate", usual),)
     if usually and optimizer.momentum > LONG:
-        change = Change("optimizer", 0.9, name="momentum")
+        changes = (Change("optimizer", 0.9, name="momentum"),)
+    elif (
+        optimizer.kind == "SGD" and not optimizer.momentum
+    ):  # in as few steps as these plain steps of the usual length do not arrive
+        changes += (Change("optimizer", 0.9, name="momentum"),)
     yield Found(
-        f"{what}, which is {far}: {0.9 if change.name else usual:g} is usual"
+        f"{what}, which is {far}: {changes[0].to:g} is usual"
         + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
         ("optimizer", "rate"),
-        changes=(change,) if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
+        changes=changes if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
         severity="E" if optimizer.rate <= 0 else "I" if usually and far == "low" else None,
     )
 
@@ -147,7 +156,7 @@ def _ends_early(facts: Facts) -> Iterator[Found]:
         and optimizer.steps * facts.slots * 4 < facts.steps
     ):
         yield Found(
-            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and a slot makes {facts.steps // facts.slots:,} in this run",
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
             ("optimizer", "schedule"),
         )
 

@@ -26,7 +26,7 @@ POSITIONS = {
     "GRU": ("units", "activation"),
 }
 """Arguments of layers that are given by their place."""
-IGNORE = re.compile(r"#\s*ddlf:\s*ignore\[([^\]]*)\]\s*(.*)")
+IGNORE = re.compile(r"#\s*ddlf:\s*ignore\b(?:\[([^\]]*)\])?\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.text = path.read_text(encoding="utf-8")
+        self.text = path.read_text(encoding="utf-8-sig")
         self.tree = ast.parse(self.text)
         self.calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
@@ -95,7 +95,7 @@ class File:
             line = token.start[0]
             alone = not token.line[: token.start[1]].strip()
             lines = frozenset({line, line + 1} if alone else {line})
-            for id in found[1].split(","):
+            for id in (found[1] or "").split(","):
                 whole = bool(lines & classes)
                 yield Ignore(Place(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
 
@@ -122,6 +122,11 @@ class Sources:
         """All comments by which findings are not wanted."""
         found = [one for file in self.files for one in file.ignores()]
         return [*found, *self.text.ignores()] if self.text is not None else found
+
+    def calls(self, of: Iterable[str]) -> bool:
+        """Whether any of these functions is called anywhere."""
+        wanted = set(of)
+        return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
     def place(self, at: tuple[str, str], facts: Facts) -> Place | None:
         """Where something is written; where that is not found, the method or the class that it is of."""

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.advice.advise import Advice, Answer
-from ddlf.advice.changes import diff
+from ddlf.advice.changes import Edit, diff, places
 from ddlf.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.version import __version__
 
 SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
 
 
-def lines(answer: Answer, rules: int) -> Iterator[str]:
+def lines(answer: Answer, rules: int | None = None) -> Iterator[str]:
     """What people read.
 
     Args:
         answer: What came of asking.
-        rules: How many were asked.
+        rules: How many were asked, if that is to be said.
     """
     for one in answer.advice:
         finding, rule = one.finding, one.finding.rule
@@ -42,7 +42,8 @@ def lines(answer: Answer, rules: int) -> Iterator[str]:
         f"{counts[key]} {name}{'s' * (counts[key] != 1)}" for key, name in SEVERITIES.items() if counts[key]
     )
     ignored = f"; {answer.ignored} ignored by comments" if answer.ignored else ""
-    yield f"advice    {said or 'nothing found'}, by {rules} rules{ignored}"
+    by = "" if rules is None else f", by {rules} rules"
+    yield f"advice    {said or 'nothing found'}{by}{ignored}"
 
 
 def _where(one: Advice) -> str:
@@ -132,7 +133,7 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
                 "artifactLocation": {"uri": Path(_short(edit.path)).as_posix()},
                 "replacements": [
                     {
-                        "deletedRegion": {"charOffset": edit.begin, "charLength": edit.end - edit.begin},
+                        "deletedRegion": _region(edit),
                         "insertedContent": {"text": edit.text},
                     }
                 ],
@@ -141,6 +142,12 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
         ]
         result["fixes"] = [{"description": {"text": one.finding.fix}, "artifactChanges": changes}]
     return result
+
+
+def _region(edit: Edit) -> dict[str, int]:
+    """The letters that go, counted as the file has them."""
+    at = places(edit.path.read_bytes().decode())
+    return {"charOffset": at[edit.begin], "charLength": at[edit.end] - at[edit.begin]}
 
 
 def explained(rule: Rule) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddlf.app import IApp
 from ddlf.cli.options import add_options
-from ddlf.cli.output import show_error
+from ddlf.cli.output import show_error, write_whole
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import execute
 from ddlf.cli.stopping import Stop
@@ -26,12 +26,16 @@ FAIL_ON = {"error": "E", "warning": "EW", "note": "EWI", "never": ""}
 def advise(options: argparse.Namespace) -> int:
     """Say what is found, and return the exit code: 1 if something is as bad as ``--fail-on`` says."""
     if options.explain is not None:
+        if options.app is not None:
+            raise ConfigError(
+                f"{options.app} has no effect with --explain, which is about a rule", hint="leave one of both out"
+            )
         return _explain(options.explain)
     if options.app is None:
         raise ConfigError("there is no app to look at", hint="name its file: ddlf advise app.py")
     of_run = Parser()
     add_options(of_run)
-    settings = of_run.parse_args(["--local", str(options.workers or 2), "--out", "none", "--ui", "none"])
+    settings = of_run.parse_args(["--out", "none", "--ui", "none"])  # as a run has them: ./cluster.yaml counts
     for name, value in vars(options).items():
         setattr(settings, name, value)
 
@@ -101,7 +105,7 @@ async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
         print("\n".join(lines(answer, asked)))
     if options.fix:
         for path, text in changed(edits).items():
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text.encode())
             print(f"wrote     {path}", file=sys.stderr)
     bad = FAIL_ON[options.fail_on]
     return int(any(one.finding.severity in bad for one in answer.advice))

@@ -16,6 +16,8 @@ from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 from ddlf.storage.opened import DataSet
 
+ONE_BY_ONE = "set what gives batches as self.train_data, in the place of x_train and y_train"
+"""What to do with a PyDataset and the like."""
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
 """Attributes of an app that hold arrays: inputs, labels and sample weights of each part."""
@@ -201,11 +203,20 @@ def _check_place(app: Any, part: str, place: Any) -> None:
         raise AppError(f"{place} has a column w, but no y", hint="weights of samples need labels")
 
 
+def is_given_one_by_one(data: Any) -> bool:
+    """Whether something gives batches, as a PyDataset, a generator or a pipeline, and is no array that another library has."""
+    return not (hasattr(data, "__array__") or hasattr(data, "shape")) and (
+        hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+    )
+
+
 def _check_array(name: str, array: Any) -> None:
     if not isinstance(array, np.ndarray):
         raise DatasetError(
             f"{name} must be a NumPy array, or a list, tuple or dict of them, got a {type(array).__name__}",
-            hint="convert it in load_dataset, for instance with numpy.asarray",
+            hint=ONE_BY_ONE
+            if is_given_one_by_one(array)
+            else "convert it in load_dataset, for instance with numpy.asarray",
         )
     if isinstance(array, np.ma.MaskedArray):
         raise DatasetError(
@@ -239,9 +250,14 @@ def take_made(app: Any) -> None:
             setattr(app, name, found)
 
 
+def has_own_train(app: Any) -> bool:
+    """Whether the user has written ``train``, which then decides what is learnt and how."""
+    return any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
+
+
 def look_alikes(app: Any) -> list[str]:
     """A sentence for each attribute that has no effect but looks as if it were to have one; an own ``train`` may use any."""
-    if any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app"):
+    if has_own_train(app):
         return []
     unused = [
         f"nothing reads the column {column} of {name}: x, y and w are read"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import batches, has, meant, place_of, rows
+from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
 from ddlf.stabilisers.applied import stabilised
@@ -58,6 +58,11 @@ def ready_model(app: Any) -> Any:
             f"the model {model.name!r} is not compiled",
             hint="end create_model with self.model.compile(optimizer, loss)",
         )
+    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test is evaluated by its loss
+        raise AppError(
+            f"the model {model.name!r} is compiled without a loss",
+            hint='say what it is to learn: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
+        )
     place = place_of(app, "train")
     lacks = getattr(app, "y_train", None) is None if place is None else not any(name[0] == "y" for name in place)
     if lacks and has(app, "train") and _needs_labels(model):
@@ -92,12 +97,26 @@ def first_rows(app: Any, part: str) -> tuple[Any, ...]:
 
 
 def _needs_labels(model: Any) -> bool:
+    return getattr(model, "loss", None) is not None and not _has_own_step(model)
+
+
+def _has_own_step(model: Any) -> bool:
     import keras
 
-    own = (
+    return (
         type(model).train_step is not keras.Model.train_step or type(model).compute_loss is not keras.Model.compute_loss
     )
-    return getattr(model, "loss", None) is not None and not own
+
+
+def _lacks_a_loss(model: Any) -> bool:
+    """Whether Keras would find nothing to compute in the first step. A layer or model that is not Keras's may add a loss when it is called."""
+    if getattr(model, "loss", None) is not None or _has_own_step(model) or model.losses:
+        return False
+    parts = list(model._flatten_layers())
+    return all(
+        type(one).__module__.startswith("keras.") and getattr(one, "activity_regularizer", None) is None
+        for one in parts
+    )
 
 
 def is_built(model: Any) -> bool:

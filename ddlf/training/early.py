@@ -75,6 +75,11 @@ def check_together(settings: Mapping[str, Any]) -> None:
             "balance='speed' in asynchronous training says how many steps a round has, and without worker_steps it is of whole epochs",
             hint="set worker_steps, the steps of the fastest slot, or leave balance at 'equal'",
         )
+    if settings["schedule"] is not None and str(settings["rate_decay"]) != "never":
+        raise ConfigError(
+            f"schedule={str(settings['schedule'])!r} and rate_decay={str(settings['rate_decay'])!r} both say how the learning rate goes",
+            hint="leave one of them out",
+        )
     converge = settings["converge"]
     if converge.metric.startswith("test_") and not settings["evaluate_every"]:
         raise ConfigError(

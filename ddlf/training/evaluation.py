@@ -11,15 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ddlf.data.parts import check_part, has, place_of, samples_of
-from ddlf.data.trees import grown, leaves
+from ddlf.data.parts import has, place_of, samples_of
+from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
 from ddlf.iworker import awaited
 from ddlf.phases import Phase
 from ddlf.roles.build import fresh_names, ready_model
+from ddlf.roles.evaluable import check_test, wrong_with_test
 from ddlf.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.stabilisers.chain import bare
 from ddlf.training.rounds import Elsewhere
@@ -52,58 +51,11 @@ def check_test_data(app: Any) -> None:
     Raises:
         AppError: Names what is missing or does not fit.
     """
-    wrong = _wrong_with_test_data(app)
+    wrong = wrong_with_test(app)
     if wrong and app.evaluate_every:
         raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
     if wrong and (hasattr(app, "x_test") or place_of(app, "test") is not None):
         app._tell(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
-
-
-def _wrong_with_test_data(app: Any) -> str:
-    try:
-        if place_of(app, "test") is not None:
-            check_part(app, "test")
-    except DDLFError as error:
-        return error.message
-    if not has(app, "test"):
-        return "there is no x_test"
-    arrays = {f"{kind}_{part}": _shapes(app, kind, part) for part in ("train", "test") for kind in ("x", "y")}
-    present = [name for name, shapes in arrays.items() if shapes]
-    arrays = {name: arrays[name] for name in present}
-    for kind in ("x", "y"):
-        if f"{kind}_test" not in present and (kind == "x" or "y_train" in present):
-            return f"there is no {kind}_test"
-    lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}
-    if len(set.union(*lengths.values())) > 1:
-        return " and ".join(f"{name} has {_either(sizes)} rows" for name, sizes in lengths.items())
-    for kind in ("x", "y"):
-        train, test = arrays.get(f"{kind}_train"), arrays.get(f"{kind}_test")
-        if train and test and len(train) != len(test):
-            return f"{kind}_test is of {len(test)} arrays, {kind}_train of {len(train)}"
-    inputs: Any = getattr(app.model, "inputs", None) or ()
-    wanted = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
-    found = next(iter(arrays["x_test"]))[1:]
-    if len(wanted) == len(found) and any(a not in (None, b) for a, b in zip(wanted, found, strict=True)):
-        return f"samples of x_test are of shape {found}, the model's input is of {wanted}"
-    return ""
-
-
-def _shapes(app: Any, kind: str, part: str) -> list[tuple[int, ...]]:
-    """The shape of each array of inputs (``"x"``) or labels (``"y"``); empty when there are none."""
-    if (place := place_of(app, part)) is not None:
-        columns, samples = place.columns, place.manifest.samples
-        return [
-            (samples, *columns[name].shape) for _, name in leaves(grown({name: name for name in columns}, kind)) if name
-        ]
-    if getattr(app, f"{kind}_{part}", None) is None:
-        return []
-    import keras
-
-    return [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, f"{kind}_{part}"))]
-
-
-def _either(sizes: set[int]) -> str:
-    return " or ".join(str(size) for size in sorted(sizes))
 
 
 async def measured(
@@ -154,14 +106,19 @@ async def evaluated(app: Any) -> dict[str, float]:
     """Evaluate the app's model, as it is, on its test data.
 
     Raises:
-        AppError: There is none.
+        AppError: There is none, or none that the model takes.
     """
     if not has(app, "test"):
         raise AppError(
             "there is no test data to evaluate on",
             hint="set self.x_test and self.y_test, or self.test_data, in load_dataset",
         )
-    metrics = await measured(evaluate, app, None)
+    try:
+        metrics = await measured(evaluate, app, None)
+    except Exception as error:
+        if not isinstance(error, DDLFError):
+            check_test(app)
+        raise
     app._tell(Evaluated(metrics=metrics))
     return metrics
 

@@ -22,7 +22,7 @@ from ddlf.algorithms.reading import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.chosen import read
 from ddlf.data.parts import batches as data_of
-from ddlf.data.parts import content, contents, place_of, rows
+from ddlf.data.parts import content, contents, has_own_train, place_of, rows
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
 from ddlf.roles import have_keras
@@ -256,7 +256,7 @@ class Both:
             return (
                 f"{name}.train trains on other samples than self.indices had, or in more epochs than it was asked for"
             )
-        if any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app"):
+        if has_own_train(app):
             return f"{name}.train is your own, and does something else than fit"
         if keeps_a_seed(app.model):
             return "a layer or the loss draws from tf.random, whose seed is compiled in: use keras.random with a seed generator"

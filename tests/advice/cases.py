@@ -13,6 +13,16 @@ SETTINGS = {
     "class_weight": None,
     "callbacks": (),
 }
+ROUNDS = {
+    "settings": {
+        **SETTINGS,
+        "mode": "sync",
+        "exchange": "star",
+        "codec": "Float32",
+        "worker_epochs": 1,
+        "worker_steps": None,
+    }
+}
 X = Array(name="x_train", shape=(1000, 20))
 ONE_HOT = Labels(kind="one_hot", counts={0: 250, 1: 250, 2: 250, 3: 250}, sums=(1.0, 1.0))
 NUMBERS = Labels(kind="numbers", counts={0: 250, 1: 250, 2: 250, 3: 250})
@@ -147,6 +157,16 @@ def pictures(*convolutions):
     return replace(layers(*rows, pooled), inputs=(("input", (64, 64, 3), "float32"),))
 
 
+def softmax_over(axis):
+    """An output of 6 places with 4 classes each."""
+    last = replace(layer("Softmax", config={"axis": axis}, shape=(6, 4), activation="softmax"), name="output")
+    return replace(head(shape=(6, 4), metrics=()), layers=(HIDDEN, last))
+
+
+def momentum(value):
+    return replace(NORM, config={"axis": -1, "momentum": value})
+
+
 POOL = layer("MaxPooling2D", before=(8, 8, 8))
 UNEVEN = replace(ONE_HOT, counts={0: 900, 1: 100})
 TOKENS = replace(X, shape=(1000, 20), whole=True, low=0, high=999, dtype="int32")
@@ -191,6 +211,12 @@ CASES = {
     "D20": (x(low=0, high=0), x(low=0, high=1)),
     "D21": (x(low=0, high=0.004, loudest=0.003), x(loudest=0.05)),
     "D22": (replace(y(labels=replace(ONE_HOT, counts={0: 8, 1: 8, 2: 7, 3: 7})), samples=30), replace(y(), samples=120)),
+    "D23": (rows(overlapping=(("test", 150, 200),)), rows(overlapping=(("test", 12, 200),))),
+    "D24": (seen(related={"train": (1.2, 600)}), seen(related={"train": (21.0, 600), "test": (9.0, 200)})),
+    "D25": (
+        data(replace(TOKENS, commonest=(1, 0.7)), Y, layers=(EMBEDDING,)),
+        data(replace(TOKENS, commonest=(1, 0.2)), Y, layers=(EMBEDDING,)),
+    ),
     "L01": (head(shape=(1,)), head(shape=(1,), activation="sigmoid", loss="bce")),
     "L02": (head(activation="linear"), head(activation="linear", logits=True)),
     "L03": (head(replace(CLASSES, low=1, high=4), loss="sce"), head(CLASSES, loss="sce")),
@@ -216,6 +242,12 @@ CASES = {
         head(replace(CLASSES, high=1), shape=(1,), activation="sigmoid", loss="bce"),
     ),
     "L16": (seen(first=-1.0, least=-5000.0), seen(first=-1.0, least=-40.0)),
+    "L17": (head(metrics=("binary_accuracy",)), head(metrics=("categorical_accuracy",))),
+    "L18": (
+        replace(head(replace(CLASSES, shape=(1000, 20)), loss="sce", shape=(20, 4)), rows=replace(FACTS.rows, copied=True)),
+        replace(head(REAL, loss="mse", activation="linear", metrics=()), rows=replace(FACTS.rows, copied=True)),
+    ),
+    "L19": (softmax_over(1), softmax_over(-1)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
@@ -265,6 +297,9 @@ CASES = {
     "M29": (seen(ignored=["x_train['b']"]), seen(ignored=[])),
     "M30": (seen(random=True), seen(random=False)),
     "M31": (layers(dense(width=1)), layers(dense(width=2))),
+    "M32": (hidden(untouched=True, trained=0), hidden(trained=0)),
+    "M33": (layers(dense(), momentum(0.9999)), layers(dense(), momentum(0.98))),
+    "M34": (seen(fails="ValueError: 3 is no 4"), FACTS),
     "T01": (optimizer(rate=3.0), optimizer(rate=0.01)),
     "T02": (HALF, replace(HALF, optimizer=replace(Optimizer(), scales_loss=True))),
     "T03": (replace(FACTS, layers=(HIDDEN, replace(LAST, precision="float16"))), HALF),
@@ -285,7 +320,7 @@ CASES = {
     "C01": (replace(FACTS, seen={"data": ("x_train has other values in a second process",)}), FACTS),
     "C02": (replace(FACTS, seen={"model": ("dense/kernel has other shapes in a second process",)}), FACTS),
     "C03": (replace(FACTS, seen={"travel": ("it holds a lock",)}), FACTS),
-    "C04": (replace(FACTS, seen={"files": ("load_dataset reads /home/me/x.npz",)}), FACTS),
+    "C04": (replace(FACTS, seen={"files": ("load_dataset and create_model read /home/me/x.npz",)}), FACTS),
     "C05": (replace(FACTS, seen={"failed": ("create_model raised NameError",)}), FACTS),
     "C06": (replace(optimizer(steps=320, **SCHEDULE), workers=2), replace(optimizer(steps=160, **SCHEDULE), workers=2)),
     "C07": (
@@ -296,6 +331,11 @@ CASES = {
     "C09": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 8}), layers(dense(), NORM)),
     "C10": (replace(FACTS, worker_callbacks=("EarlyStopping sees one worker's part only",)), FACTS),
     "C11": (hidden(parameters=9_000_000), replace(hidden(parameters=9_000_000), optimizer=Optimizer(kind="SGD", rate=0.01, keeps=1))),
+    "C12": (
+        replace(hidden(trained=30_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
+        replace(hidden(trained=3_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
+    ),
+    "C13": (seen(own_train="train goes on from other weights"), seen(own_train="")),
     "R01": (records(1.0, 0.8, float("nan")), records(1.0, 0.8, 0.7)),
     "R02": (records(1.0, 0.5, 0.9, 1.4, 2.0), records(1.0, 0.5, 0.55, 0.6, 0.65)),
     "R03": (records(*[1.0, 2.0] * 6), records(*[1.0, 1.01] * 6)),

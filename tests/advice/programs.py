@@ -161,6 +161,10 @@ RANDOM_ROWS = (
     "x, y = x[:], np.eye(4, dtype='float32')[random.integers(0, 4, 1500)]; self.x_val, self.y_val = x[1200:], y[1200:]; "
     "x[:1200], y[:1200] = np.tile(x[:{0}], (1200 // {0}, 1)), np.tile(y[:{0}], (1200 // {0}, 1))"
 )
+LARGE_FOR_ITS_DATA = {
+    "data": "x, y = x[:100], rows[:100]",
+    "hidden": 'layers.Dense(2000, activation="relu"), layers.Dense(2000, activation="relu")',
+}
 TWO_SLOTS = {"settings": '    slots = 2\n    mode = "async"\n'}
 SLOW = """
     class Slow(keras.callbacks.Callback):
@@ -182,6 +186,15 @@ SLOW = """
                 threading.Event().wait(12 * (time.monotonic() - self.began))
 
     worker_callbacks = [Slow()]
+"""
+SERIES = {**REAL, "shape": "(20, 1)", "hidden": "layers.LSTM(8)", "last": "layers.Dense(1)"}
+WINDOWS = "s = random.normal(size=1521).cumsum(); x, y = np.stack([s[i : i + 20] for i in range(1500)])[..., None] / 30, s[20:1520] / 30; "
+OWN_TRAIN = """
+    def train(self, weights, worker_epochs, batch_size):
+        {0}
+        for _ in range(worker_epochs):
+            self.model.train_on_batch(self.x_train[self.indices], self.y_train[self.indices])
+        return [before - after for before, after in zip(weights, self.model.get_weights(), strict=True)]
 """
 PROGRAMS = {
     "D01": data("y = rows; x[7, 3] = np.nan", "y = rows; x[7, 3] = 9"),
@@ -238,6 +251,18 @@ PROGRAMS = {
     "D20": data("x, y = x * 0, rows", "x, y = (x > 1) * 1.0, rows"),
     "D21": data("x, y = x / 255 / 255, rows", "x, y = x / 20, rows"),
     "D22": of({"made": FEW.format(30)}, {"made": FEW.format(60)}),
+    "D23": of(
+        {**SERIES, "data": WINDOWS + "order = random.permutation(1500); x, y = x[order], y[order]"},
+        {**SERIES, "data": WINDOWS + "pass"},
+    ),
+    "D24": data("random.shuffle(x); y = rows", "order = random.permutation(1500); x, y = x[order], rows[order]"),
+    "D25": of(
+        {
+            **TOKENS,
+            "data": "x, y = np.where(random.random((1500, 20)) < 0.7, 1, random.integers(2, 50, (1500, 20))), rows",
+        },
+        TOKENS,
+    ),
     "L01": of(
         {**UNIT, "last": 'layers.Dense(1, activation="softmax")', "loss": '"binary_crossentropy"'},
         {**UNIT, "loss": '"binary_crossentropy"'},
@@ -294,6 +319,15 @@ PROGRAMS = {
     "L16": of(
         {**REAL, "loss": "lambda y, p: -keras.ops.mean((y - p) ** 2)"},
         {**REAL, "loss": "lambda y, p: -keras.ops.mean(keras.ops.tanh(y * p))"},
+    ),
+    "L17": of({"metrics": '"binary_accuracy"'}, {"metrics": '"categorical_accuracy"'}),
+    "L18": of(
+        {**LANGUAGE, "data": LANGUAGE["data"] + "; y = x", "hidden": MIXING.format("causal")},
+        {**LANGUAGE, "hidden": MIXING.format("causal")},
+    ),
+    "L19": of(
+        {**LANGUAGE, "hidden": MIXING.format("causal"), "last": "layers.Dense(50), layers.Softmax(axis=1)"},
+        {**LANGUAGE, "hidden": MIXING.format("causal"), "last": "layers.Dense(50), layers.Softmax(axis=2)"},
     ),
     "M01": of(
         {"hidden": 'layers.Dense(32, activation="relu", kernel_initializer="zeros")'},
@@ -378,6 +412,21 @@ PROGRAMS = {
         stack(RELU, "layers.GaussianNoise(0.1)"),
     ),
     "M31": hidden(stack(RELU, 'layers.Dense(1, activation="relu")'), stack(RELU, 'layers.Dense(8, activation="relu")')),
+    "M32": of(
+        {"made": "        self.model.layers[0].trainable = False\n"},
+        {
+            "made": "        self.model.layers[0].set_weights([w * 0.9 + 0.01 for w in self.model.layers[0].get_weights()])\n"
+            "        self.model.layers[0].trainable = False\n"
+        },
+    ),
+    "M33": hidden(
+        stack(RELU, "layers.BatchNormalization(momentum=0.9999)"),
+        stack(RELU, "layers.BatchNormalization(momentum=0.98)"),
+    ),
+    "M34": hidden(
+        stack(RELU, "layers.Lambda(lambda a: keras.ops.reshape(a, (60, 16)) if a.shape[0] else a)"),
+        stack(RELU, "layers.Lambda(lambda a: keras.ops.reshape(a, (-1, 32)))"),
+    ),
     "T01": optimizer("keras.optimizers.Adam(1.0)", "keras.optimizers.Adam(0.01)"),
     "T02": of(
         {"hidden": 'layers.Dense(32, activation="relu", dtype="float16")'},
@@ -441,6 +490,11 @@ PROGRAMS = {
             "optimizer": "keras.optimizers.SGD(0.05)",
         },
     ),
+    "C12": of(
+        {**LARGE_FOR_ITS_DATA, "settings": "    slots = 2\n"},
+        {**LARGE_FOR_ITS_DATA, "settings": "    slots = 2\n    worker_epochs = 300\n"},
+    ),
+    "C13": of({"more": OWN_TRAIN.format("pass")}, {"more": OWN_TRAIN.format("self.model.set_weights(weights)")}),
     "R01": of(
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(1e30)"},
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(0.1)"},

@@ -117,3 +117,21 @@ def test_a_feature_on_a_line_with_a_target_is_found_and_one_beside_it_is_not(ran
     x = random.normal(size=(400, 5))
     assert compared({"x_train": x, "y_train": 3 * x[:, 1] - 2}).leaks == (("x_train", 1),)
     assert compared({"x_train": x, "y_train": 3 * x[:, 1] + 0.1 * x[:, 2]}).leaks == ()
+
+
+def test_windows_that_go_on_from_others_are_counted(random):
+    series = random.normal(size=(330, 1)).cumsum(axis=0)
+    windows = np.stack([series[i : i + 12] for i in range(300)])
+    mixed = windows[random.permutation(300)]
+    assert compared({"x_train": mixed[:200], "x_test": mixed[200:]}).overlapping[0][1] > 80
+    assert compared({"x_train": windows[:200], "x_test": windows[200:]}).overlapping == (("test", 1, 100),)
+    assert compared({"x_train": windows[:200, :3], "x_test": windows[200:, :3]}).overlapping == ()
+
+
+def test_a_feature_of_which_classes_are_ranges_gives_the_label_away(random):
+    x = random.normal(size=(300, 3))
+    y = np.digitize(np.exp(x[:, 1]), [0.5, 1.0, 2.0])
+    assert compared({"x_train": x, "y_train": y}).leaks == (("x_train", 1),)
+    y[7] = (y[7] + 2) % 4
+    assert compared({"x_train": x, "y_train": y}).leaks == ()
+    assert compared({"x_train": x, "y_train": x[:, 1] > 0}).leaks == ()

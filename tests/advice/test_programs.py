@@ -79,7 +79,7 @@ def what_it_looks_at(rule, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "run"], ids=lambda rule: rule.id)
-@pytest.mark.usefixtures("what_it_looks_at")
+@pytest.mark.usefixtures("what_it_looks_at", "one_template")
 async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bad, near = PROGRAMS[rule.id]

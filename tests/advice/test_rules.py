@@ -9,7 +9,26 @@ from ddlf.advice.facts import Labels
 from ddlf.advice.rule import LEVELS, Found, Rule, look, named
 from ddlf.advice.rules import RULES
 from ddlf.errors import ConfigError
-from tests.advice.cases import CASES, FACTS, HIDDEN, LAST, NORM, X, Y, optimizer, seen
+from tests.advice.cases import (
+    CASES,
+    CLASSES,
+    CONV,
+    FACTS,
+    HIDDEN,
+    LAST,
+    NORM,
+    POOL,
+    REAL,
+    X,
+    Y,
+    dense,
+    head,
+    layer,
+    layers,
+    optimizer,
+    seen,
+    x,
+)
 from tests.advice.programs import PROGRAMS
 
 
@@ -77,7 +96,7 @@ def test_units_before_a_batch_normalization_are_not_taken_for_dead():
         ({"kind": "SGD", "rate": 0.05, "momentum": 0.999}, "W", "momentum"),
         ({"kind": "SGD", "rate": 0.6, "momentum": 0.9}, "W", ""),
         ({"kind": "SGD", "rate": 0.1, "momentum": 0.9}, None, None),
-        ({"kind": "SGD", "rate": 0.001}, "I", ""),  # in 320 steps
+        ({"kind": "SGD", "rate": 0.001}, "I", " momentum"),  # in 320 steps
         ({"kind": "Adam", "rate": 0.00001}, "I", ""),
         ({"kind": "Adam", "rate": 0.0}, "E", ""),
         ({"kind": "Adam", "rate": 0.05}, "W", ""),
@@ -89,7 +108,7 @@ def test_a_rate_is_seen_together_with_momentum_and_the_steps_of_the_run(changes,
     ) == ([], [])
     found, _ = look([rule for rule in RULES if rule.id == "T01"], optimizer(**changes))
     assert [one.severity for one in found] == ([severity] if severity else [])
-    assert [one.name for finding in found for one in finding.found.changes] == ([change] if severity else [])
+    assert [" ".join(one.name for one in finding.found.changes) for finding in found] == ([change] if severity else [])
 
 
 def test_a_bias_alone_may_cancel_out():
@@ -121,3 +140,69 @@ def test_an_unknown_rule_is_refused_with_the_one_that_was_meant():
     with pytest.raises(ConfigError, match=r"app.py:3: there is no rule 'L2', did you mean L02\?"):
         named(RULES, "L2", "app.py:3")
     assert named(RULES, "l02", "").id == "L02"
+
+
+def test_targets_are_out_of_reach_where_steps_are_bounded():
+    large = [rule for rule in RULES if rule.id == "D12"]
+    far = replace(CASES["D12"][1], arrays=(X, replace(REAL, low=25.0, high=346.0, std=77.0)))
+    slow = replace(far, optimizer=replace(far.optimizer, kind="Adam", rate=0.0001))
+    bounded = replace(slow, layers=(replace(HIDDEN, activation="tanh"), replace(LAST, activation="linear")))
+    assert len(look(large, bounded)[0]) == 1
+    assert look(large, replace(bounded, optimizer=replace(far.optimizer, kind="Adam", rate=0.01))) == ([], [])
+    assert look(large, replace(bounded, optimizer=replace(far.optimizer, kind="SGD", rate=0.01))) == ([], [])
+
+
+def test_a_model_without_any_activation_is_found_over_pooling_and_skips():
+    pairs = [rule for rule in RULES if rule.id == "M02"]
+    conv = replace(CONV, activation="linear")
+    pooled = layers(conv, POOL, conv, layer("Flatten"))
+    assert [one.found.changes[0].of for one in look(pairs, pooled)[0]] == ["conv2d_0"]
+    assert look(pairs, layers(conv, POOL, CONV, layer("Flatten"))) == ([], [])
+    assert look(pairs, layers(conv, layer("LayerNormalization"), conv)) == ([], [])
+
+
+def test_a_softmax_of_its_own_between_layers_is_in_a_hidden_layer():
+    inner = [rule for rule in RULES if rule.id == "M07"]
+    assert len(look(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), dense()))[0]) == 1
+    assert look(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), layer("Multiply"))) == ([], [])
+
+
+def test_samples_of_another_shape_are_the_business_of_a_step_of_the_users_own():
+    shape = [rule for rule in RULES if rule.id == "M17"]
+    assert len(look(shape, CASES["M17"][0])[0]) == 1
+    assert look(shape, replace(CASES["M17"][0], own=frozenset({"step"}))) == ([], [])
+
+
+@pytest.mark.parametrize(("loss", "activation", "also"), [("mse", "softmax", ()), ("bce", "sigmoid", ("softmax",))])
+def test_of_numbers_of_classes_it_is_the_loss_that_is_changed(loss, activation, also):
+    facts = head(CLASSES, loss=loss, activation=activation)
+    findings, _ = look([rule for rule in RULES if rule.id in ("L03", "L04", "L07")], facts)
+    changes = [change for one in findings for change in one.found.changes]
+    assert [one.to for one in changes] == ["sparse_categorical_crossentropy", *also]
+
+
+def test_pictures_are_scaled_by_channel_and_features_each():
+    rule = next(rule for rule in RULES if rule.id == "D03")
+    for shape, axis in (((1000, 20), "axis=0"), ((1000, 8, 8, 3), "axis=(0, 1, 2)")):
+        ((finding,), _) = look([rule], x(shape=shape, low=-300.0, high=400.0, loudest=120.0))
+        assert axis in finding.found.changes[0].to[0]
+
+
+def test_very_many_saturating_layers_need_more_than_another_activation():
+    rule = next(rule for rule in RULES if rule.id == "M04")
+    for count in (6, 40):
+        ((finding,), _) = look([rule], layers(*[dense("sigmoid")] * count))
+        assert len(finding.found.changes) == (count if count < 20 else 0)
+
+
+def test_steps_are_those_of_all_epochs_and_of_batches_that_are_not_full():
+    facts = replace(FACTS, samples=1000, settings={"batch_size": 32, "master_epochs": 10, "worker_epochs": 3})
+    assert facts.steps == 30 * 32
+    assert facts.steps_of(3) == 30 * 11
+
+
+def test_a_rate_above_the_usual_one_is_not_low_because_steps_are_few():
+    rule = [rule for rule in RULES if rule.id == "T01"]
+    settings = {"batch_size": 500, "master_epochs": 1}
+    assert look(rule, replace(optimizer(kind="Adam", rate=0.002), settings=settings)) == ([], [])
+    assert look(rule, replace(optimizer(kind="Adam", rate=0.0005), settings=settings))[0] != []

@@ -32,7 +32,8 @@ def test_a_defect_is_found_by_what_is_said_of_it(found, is_found, is_right, is_q
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # a file that is left open is one of the defects
-def test_the_quick_level_alone_finds_most_defects(capsys):
-    records = advice.main(["--quick"])
+def test_the_quick_level_alone_finds_most_defects():
+    records = advice.main(["--quick", "--part", "1/2"])
+    assert len(records) >= 45
     assert sum(map(table.is_quick, records)) >= 0.6 * len(records)
-    assert "quick level alone" in capsys.readouterr().out
+    assert "quick level alone" in "\n".join(table.report(records))

@@ -42,6 +42,15 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, m
         check(app, "async")
 
 
+def test_two_that_set_the_learning_rate_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both say how the learning rate"
+    ):
+        check(made(schedule="cosine", rate_decay="plateau"), "sync")
+    assert check(made(schedule="cosine", rate_decay="never"), "sync")
+    assert check(made(rate_decay="plateau"), "sync")
+
+
 def own(self):
     return self.seeds, self.batch_sizes
 

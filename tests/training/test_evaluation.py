@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError
-from ddlf.training.evaluation import check_test_data
+from ddlf.training.evaluation import check_test_data, evaluated
 
 
 def with_data(shape=(8,), **data):
@@ -60,3 +60,14 @@ def test_without_test_data_nothing_is_said_unless_it_is_to_be_evaluated():
     app.evaluate_every = 1
     with pytest.raises(AppError, match="there is no x_test"):
         check_test_data(app)
+
+
+async def test_what_the_model_cannot_take_of_the_test_is_said_in_a_sentence_also_after_training(monkeypatch):
+    async def refused(*args):
+        raise ValueError("expected axis -1 of input shape to have value 8")
+
+    monkeypatch.setattr("ddlf.training.evaluation.measured", refused)
+    with pytest.raises(AppError, match=r"samples of x_test are of shape \(7,\), .*: it cannot be evaluated"):
+        await evaluated(with_data(x_test=np.zeros((9, 7)), y_test=np.zeros(9)))
+    with pytest.raises(ValueError, match="expected axis"):  # what is not known to be the data's fault stays what it is
+        await evaluated(with_data(x_test=np.zeros((9, 8)), y_test=np.zeros(9)))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError
+from ddlf.events import Advised
 from tests.training.models import Blobs, blobs, equal, small_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -159,3 +160,30 @@ async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
     await other.create_model()
     with pytest.raises(AppError, match=r"the weights of .*own\.keras' do not fit the app's model"):
         await other.load_model(tmp_path / "own.keras")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advice", ["quick", "asked"])
+async def test_advice_changes_no_bit_of_what_is_trained(one_worker, advice):
+    class Random(Blobs):
+        norm, dropout, optimizer = True, 0.3, "adam"
+
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.x_train = self.x_train * 1000  # there is something to be said
+
+    without, having = Random(one_worker), Random(one_worker)
+    without.advice = "off"
+    said = []
+    for made in (without, having):
+        made.subscribe(lambda event: said.append(event) if isinstance(event, Advised) else None)
+    if advice == "asked":
+        assert (await having.advise()).advice
+    await without.train_sync(2)
+    assert not said
+    await having.train_sync(2)
+    assert said
+    one, other = (
+        [v.numpy() for v in (*made.model.variables, *made.model.optimizer.variables)] for made in (without, having)
+    )
+    assert equal(one, other)
