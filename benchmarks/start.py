@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine, run_child, table
+from ddlf.roles import PRELOADED
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600.0
@@ -95,12 +96,11 @@ def again(samples: int) -> dict[str, float]:
     return {"seconds": asyncio.run(train())}
 
 
-def memory(workers: int) -> dict[str, float]:
-    """MB of all processes of local workers."""
+def memory(workers: int, *modules: str) -> dict[str, float]:
+    """MB of all processes of local workers that have imported these."""
     import psutil
 
     from ddlf import Cluster
-    from ddlf.roles import PRELOADED
 
     def import_them(names: list[str]) -> None:
         import importlib
@@ -110,10 +110,10 @@ def memory(workers: int) -> dict[str, float]:
 
     async def measure() -> float:
         cluster = Cluster.local(workers)
-        await cluster.connect(modules=PRELOADED)
+        await cluster.connect(modules=modules)
         async with cluster:
-            await asyncio.gather(*(worker.preload(*PRELOADED) for worker in cluster.workers))
-            await cluster.run_method(import_them, names=list(PRELOADED))
+            await asyncio.gather(*(worker.preload(*modules) for worker in cluster.workers))
+            await cluster.run_method(import_them, names=list(modules))
             return sum(
                 int(line.split()[1])
                 for process in psutil.Process().children(recursive=True)
@@ -133,12 +133,12 @@ def timed(*arguments: str) -> float:
     return float(run_child("benchmarks.start", *arguments, timeout_s=LIMIT_S)["began"]) - begin
 
 
-def megabytes(workers: int, fork: str) -> float:
+def megabytes(workers: int, modules: list[str], fork: str) -> float:
     """What ``memory`` says with ``DDLF_FORK`` set to a value."""
     before = os.environ.get("DDLF_FORK")
     os.environ["DDLF_FORK"] = fork
     try:
-        return float(run_child("benchmarks.start", "memory", str(workers), timeout_s=LIMIT_S)["megabytes"])
+        return float(run_child("benchmarks.start", "memory", str(workers), *modules, timeout_s=LIMIT_S)["megabytes"])
     finally:
         if before is None:
             del os.environ["DDLF_FORK"]
@@ -163,8 +163,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "begins_s": begin,
         "again_s": seconds_again,
         "workers_in_memory": options.memory,
-        "forked_mb": megabytes(options.memory, "1"),
-        "own_mb": megabytes(options.memory, "0"),
+        "forked_mb": megabytes(options.memory, options.modules, "1"),
+        "own_mb": megabytes(options.memory, options.modules, "0"),
     }
 
 
@@ -210,13 +210,14 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     parts = {"plain": plain, "begins": begins, "again": again, "memory": memory}
     if argv and argv[0] in parts:
-        print(json.dumps(parts[argv[0]](*map(int, argv[1:]))))  # type: ignore[operator]
+        print(json.dumps(parts[argv[0]](*(int(each) if each.isdigit() else each for each in argv[1:]))))  # type: ignore[operator]
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="1,4", help="numbers of local workers (default: 1,4)")
     parser.add_argument(
         "--memory", type=int, default=8, metavar="N", help="workers whose memory is measured (default: 8)"
     )
+    parser.add_argument("--modules", nargs="+", default=[*PRELOADED], help="that these have imported (default: Keras)")
     parser.add_argument("--samples", type=int, default=12_000, help="of MNIST, for the killed executor")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
