@@ -32,10 +32,13 @@ from hypothesis import HealthCheck, settings
 
 from ddlf import tokens
 from ddlf.cluster.cluster import Cluster
+from ddlf.launch import local
 from ddlf.tokens import new_token
 from tests import unasked
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
+from tests.templates import Standing
+from tests.trials.workers import Workers
 
 SLOW = {Path(__file__).parent / name for name in ("benchmarks", "trials")}
 USE_KERAS = (
@@ -58,10 +61,17 @@ USE_KERAS = (
 """Importing Keras costs as much as a hundred tests: when several processes run the tests, one of them has all of the first, another one all else of
 the second, and they begin with them."""
 LONG = (
-    *("tests/benchmarks/", "tests/trials/", "tests/test_docs.py", "tests/test_readme.py", "tests/end_to_end/"),
-    *("tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/"),
+    *(
+        "tests/advice/test_programs.py",
+        "tests/test_docs.py",
+        "tests/stabilisers/",
+        "tests/notebooks/",
+        "tests/test_site.py",
+    ),
+    *("tests/trials/", "tests/benchmarks/", "tests/end_to_end/", "tests/dashboard/", "tests/test_readme.py"),
+    *("tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/", "tests/checkpoints/", "tests/storage/"),
 )
-"""Begun before the others, so that all processes end at about the same time."""
+"""Begun in this order and before the others, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
@@ -92,12 +102,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (share_of(item.nodeid), not item.nodeid.startswith(LONG)))
+        items.sort(key=lambda item: (share_of(item.nodeid), length_of(item.nodeid)))
 
 
 def share_of(nodeid: str) -> int:
     """Which of the processes' shares that use Keras a test is in; one more than there are if it is in none."""
     return next((n for n, names in enumerate(USE_KERAS) if nodeid.startswith(names)), len(USE_KERAS))
+
+
+def length_of(nodeid: str) -> int:
+    """Where a test stands in the order of those that take long; behind them if it does not."""
+    return next((n for n, name in enumerate(LONG) if nodeid.startswith(name)), len(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -163,6 +178,7 @@ def own_folders() -> Iterator[Path]:
         patch.setattr(tempfile, "tempdir", str(root / "tmp"))
         for name in ("CI", "DDLF_CONFIG", "DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_UI", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # what XLA makes faster takes it longer than the tests
         patch.setenv("DDLF_RUN_DIR", "none")  # a run that a test makes leaves nothing where the tests were started
         yield root
     shutil.rmtree(root, ignore_errors=True)
@@ -186,10 +202,28 @@ async def cluster(session_cluster: Cluster) -> AsyncIterator[Cluster]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def two_workers(own_folders: Path) -> AsyncIterator[Cluster]:
+async def two_workers(standing_template: Standing) -> AsyncIterator[Cluster]:
     """Two local workers for all tests that train: importing Keras takes longer than most tests. Never import it from here: that makes another two."""
-    async with Cluster.local(2) as cluster:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "start_template", standing_template.instead(local.start_template))
+        cluster = await Cluster.local(2).connect()
+    async with cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def standing_template(own_folders: Path) -> Iterator[Standing]:
+    """A process that has imported Keras. Use ``one_template``."""
+    standing = Standing.of_keras()
+    yield standing
+    standing.end()
+
+
+@pytest.fixture
+def one_template(standing_template: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are started here are forks of one process that has imported Keras, for which a cluster of a test's own takes seconds."""
+    monkeypatch.setattr(local, "start_template", standing_template.instead(local.start_template))
+    monkeypatch.setattr(Workers, "template", standing_template)
 
 
 @dataclass

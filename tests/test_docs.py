@@ -20,6 +20,7 @@ from ddlf.algorithms.named import Family
 from ddlf.cli import main, worker
 from ddlf.config.models import ClusterConfig
 from ddlf.settings import SETTINGS
+from tests.commands import several
 from tests.test_readme import environment  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
@@ -193,33 +194,33 @@ def run(folder, *command):
 
 
 @pytest.mark.slow
-def test_the_tutorial_does_what_it_says(tmp_path):
+def test_the_tutorial_does_what_it_says(tmp_path, standing_template):
     _, _, keep, on, unlucky, without_python = written("docs/tutorial.md", tmp_path)
-    assert run(tmp_path, "hello.py").splitlines()[-1].count("process") == 2
-    whole = run(tmp_path, *keep)
+    (text,) = blocks("docs/tutorial.md", "text")
+    (tmp_path / "flowers.nnm").write_text(text)
+    hello, whole, disturbed, more, flowers = several(
+        [["hello.py"], keep, unlucky, on, without_python], tmp_path, standing_template
+    )
+    assert hello.splitlines()[-1].count("process") == 2
     assert "round 3/3" in whole
-    disturbed = run(tmp_path, *unlucky)
     assert "lost " in disturbed
     assert disturbed.splitlines()[-1] == whole.splitlines()[-1]
     assert (tmp_path / "digits.keras").exists()
-    more = run(tmp_path, *on)
     assert "resumed   after round 3" in more
     assert "round 5/5" in more
-    (text,) = blocks("docs/tutorial.md", "text")
-    (tmp_path / "flowers.nnm").write_text(text)
-    assert "decided   flowers:loss SCE" in run(tmp_path, *without_python)
+    assert "decided   flowers:loss SCE" in flowers
 
 
 @pytest.mark.slow
-def test_a_converted_script_trains_as_the_one_before(tmp_path):
+def test_a_converted_script_trains_as_the_one_before(tmp_path, standing_template):
     (command,) = written("docs/howto/convert.md", tmp_path)
-    assert "val_loss" in run(tmp_path, "plain.py")
-    assert "val_loss" in run(tmp_path, *command)
+    for said in several([["plain.py"], command], tmp_path, standing_template):
+        assert "val_loss" in said
     assert (tmp_path / "model.keras").exists()
 
 
 @pytest.mark.slow
-def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch):
+def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, standing_template):
     """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
     page, ports = "docs/howto/three_machines.md", []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -229,9 +230,10 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch):
     assert "Copy it to each of the other machines" in run(tmp_path, *token)
     with contextlib.ExitStack() as workers:
         for _ in range(3):
-            where = ["--host", "127.0.0.1", "--port", "0"]
+            where = ["--host", "127.0.0.1", "--port", "0", "--template-fd", str(standing_template.fileno())]
             worker = subprocess.Popen(
-                [sys.executable, "-m", "ddlf.cli.worker", *where], cwd=tmp_path, text=True, stdout=subprocess.PIPE
+                [sys.executable, "-m", "ddlf.cli.worker", *where],
+                **dict(cwd=tmp_path, text=True, stdout=subprocess.PIPE, pass_fds=[standing_template.fileno()]),
             )
             workers.enter_context(worker)  # which closes the pipe, and waits
             workers.callback(worker.terminate)
@@ -244,12 +246,16 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch):
         (tmp_path / "app.py").write_text((tmp_path / "lab" / "app.py").read_text())
         assert daemon == ["ddlf-worker", "--port", "9000"]
         doctor, bench, first, *other_runs = on_the_cluster
-        assert "pc03" in run(tmp_path, *doctor)
-        assert run(tmp_path, *bench).count("MB/s") == 6
-        trained = run(tmp_path, *first, "--master-epochs", "2")
+        # One training shows that the page is right; that the others could begin takes no minute to see.
+        others = [*other_runs, *written("docs/howto/troubles.md", tmp_path)]
+        dry = [[*command, *["--dry-run"] * (command[1] == "run")] for command in others]
+        looked, measured, trained, *planned = several(
+            [doctor, bench, [*first, "--master-epochs", "2"], *dry], tmp_path, standing_template
+        )
+        assert "pc03" in looked
+        assert measured.count("MB/s") == 6
         assert "round 1/1" in trained
         assert "test  " in trained
         assert (tmp_path / "model.keras").exists()
-        # One training shows that the page is right; that the others could begin takes no minute to see.
-        for command in [*other_runs, *written("docs/howto/troubles.md", tmp_path)]:
-            assert "lab" in run(tmp_path, *command, *["--dry-run"] * (command[1] == "run")) or command[1] != "run"
+        for command, said in zip(others, planned, strict=True):
+            assert "lab" in said or command[1] != "run"

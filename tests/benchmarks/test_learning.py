@@ -26,9 +26,10 @@ def test_the_transformer_has_adam_but_where_the_rule_is_of_plain_steps():
         assert (name == "Adam") == (local != LOCAL.read("scaffold"))
 
 
+@pytest.mark.usefixtures("one_template")
 async def test_each_way_says_what_it_took_to_the_target(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "learning.svg"
-    said = "--data digits --rules average,gradient,async-10 --target 0.2 --epochs 4 --batch-size 16 --samples 400 --seeds 1"
+    said = "--data digits --rules average,gradient,async-10 --target 0.2 --epochs 4 --batch-size 16 --samples 400 --seeds 1 --looks 8"
     kept = ["--json", str(tmp_path / "learning.json")]
     options = learning.parser().parse_args([*said.split(), *kept, "--plot", str(picture)])
     runs = await learning.main(options)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import peer_merges
 from tests.mnist import folder_with_mnist
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
 def test_each_rule_says_what_it_took_to_the_target(capsys, monkeypatch, tmp_path):

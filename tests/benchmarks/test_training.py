@@ -51,7 +51,8 @@ def test_a_contender_that_fails_is_reported_with_what_it_wrote():
 
 def test_training_is_measured_for_ddlf_the_published_algorithm_and_the_limit(tmp_path, capsys):
     file = tmp_path / "runs.json"
-    training.main([*TINY, "--rounds", "1", "--only", "limit,sync,published-sync", "--json", str(file)])
+    short = [*TINY, "--workers", "1", "--rounds", "1", "--only", "limit,sync,published-sync"]
+    training.main([*short, "--json", str(file)])
     runs = {run["name"]: run for run in json.loads(file.read_text())["runs"]}
     assert all(run["seconds"] > 0 and run["startup_s"] > 0 for run in runs.values())
     assert 0 <= runs["sync"]["accuracy"] <= 1

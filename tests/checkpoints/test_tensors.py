@@ -50,7 +50,7 @@ def there_and_back(given_, path):
     return tensors.read(path.read_bytes(), path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.dictionaries(names(), arrays(), max_size=5))
 def test_any_array_comes_back_with_the_same_bits_type_and_shape(tmp_path_factory, given_):
     found = there_and_back(given_, tmp_path_factory.getbasetemp() / "any.safetensors")

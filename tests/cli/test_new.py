@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ddlf.cli import main, new, verbs
+from tests.commands import several
 from tests.end_to_end.test_training import accuracy, started_with
 from tests.patience import PATIENCE_S
 from tests.processes import command
@@ -116,16 +117,12 @@ def test_a_project_runs_as_it_stands(tmp_path, monkeypatch, name):
     command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
     more = ["--master-epochs", "1"] if name != "rpc" else []
     workers = "2" if name == "rpc" else "1"  # that has arguments for two
-    ended = command("ddlf.cli.main", "run", "app.py", "--local", workers, *more, cwd=tmp_path / "lab")
-    assert ended.returncode == 0, ended.stderr
-    assert ("test  " if name != "rpc" else "hosted, by name:") in ended.stdout
-    for script in set(new.TEMPLATES[name].files) - {"app.py"}:
-        run = [sys.executable, script]
-        ended = subprocess.run(
-            run, cwd=tmp_path / "lab", capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
-        assert "accuracy" in ended.stdout
+    run = ["ddlf", "run", "app.py", "--local", workers, *more]
+    scripts = [[script] for script in set(new.TEMPLATES[name].files) - {"app.py"}]
+    trained, *others = several([run, *scripts], tmp_path / "lab")
+    assert ("test  " if name != "rpc" else "hosted, by name:") in trained
+    for said in others:
+        assert "accuracy" in said
 
 
 @pytest.mark.slow

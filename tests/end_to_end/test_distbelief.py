@@ -13,30 +13,36 @@ import pytest
 import ddlf
 from ddlf.errors import ConfigError
 from ddlf.training.evaluation import compute
+from tests.commands import several
 from tests.mnist import folder_with_mnist
 from tests.training.models import Blobs, app
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
-def run(tmp_path, app, *options, code=0):
-    data = folder_with_mnist(tmp_path / "data")
-    own = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
+@pytest.fixture
+def run(tmp_path, standing_template):
+    """Runs an app of the repository as a script, and returns what it printed."""
+    environment = {**os.environ, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
+
+    def run(app, *options):
+        words = [ROOT / "apps" / app, "--local", "2", *options]
+        return several([words], tmp_path, standing_template, environment, with_errors=True)[0]
+
+    return run
+
+
+def refused(tmp_path, app, *options):
+    """What an app says that ends with code 2."""
     command = [sys.executable, ROOT / "apps" / app, "--local", "2", *options]
-    ended = subprocess.run(
-        command,
-        env={**os.environ, **own, "DDLF_DATA": str(data)},
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-    )
-    assert ended.returncode == code, ended.stdout + ended.stderr
+    ended = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 
 
-def test_the_classic_demo_logs_what_many_replicas_read_and_update(tmp_path):
-    said = run(tmp_path, "xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
+def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
+    said = run("xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
     assert "xor: 9 parameters" in said
     for what in ("layer 0 weights read", "layer 1 weights read", "layer 0 weights updated", "layer 1 weights updated"):
         assert len(set(re.findall(rf"{what} by model replica (\d+)", said))) > 12, what
@@ -45,9 +51,8 @@ def test_the_classic_demo_logs_what_many_replicas_read_and_update(tmp_path):
     assert re.search(r"^test +loss 0\.\d+  within [01]\.\d+", said, re.M)
 
 
-def test_ways_to_train_stand_side_by_side_with_time_and_bytes(tmp_path):
+def test_ways_to_train_stand_side_by_side_with_time_and_bytes(run):
     said = run(
-        tmp_path,
         "mnist_distbelief.py",
         "-p",
         "ways=sync,default",
@@ -70,9 +75,8 @@ def test_ways_to_train_stand_side_by_side_with_time_and_bytes(tmp_path):
     assert master == pytest.approx(4 * 79_510 * 4e-6, rel=0.1)  # out and back, of two workers
 
 
-def test_an_lstm_is_trained_by_downpour_too(tmp_path):
+def test_an_lstm_is_trained_by_downpour_too(run):
     said = run(
-        tmp_path,
         "mnist_distbelief.py",
         "--model",
         "lstm",
@@ -89,7 +93,7 @@ def test_an_lstm_is_trained_by_downpour_too(tmp_path):
 
 
 def test_a_way_that_is_not_there_is_named(tmp_path):
-    said = run(tmp_path, "mnist_distbelief.py", "-p", "ways=sync,snyc", code=2)
+    said = refused(tmp_path, "mnist_distbelief.py", "-p", "ways=sync,snyc")
     assert "there is no 'snyc' here: choose of sync, downpour, adagrad, default" in said
 
 
@@ -155,5 +159,5 @@ async def test_samples_that_are_all_for_validation_are_refused():
 
 def test_no_hidden_units_are_refused_in_a_sentence(tmp_path):
     for given in ("0", "-1", "2.5"):
-        said = run(tmp_path, "xor.py", f"--hidden={given}", code=2)
+        said = refused(tmp_path, "xor.py", f"--hidden={given}")
         assert f"xor.py: argument --hidden: must be a whole number of 1 or more, got '{given}'\n" in said

@@ -18,7 +18,7 @@ from ddlf.storage.split import split
 from ddlf.testing import FaultPlan, local_cluster
 from tests.training.models import Blobs, blobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ddlf.events import Warned
 from ddlf.testing import local_cluster
 from tests.training.models import Blobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.usefixtures("one_template")]
 
 MOST = 64_000
 """Bytes through the master in a round, for each worker, besides sample numbers."""

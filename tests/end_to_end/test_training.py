@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.commands import several
 from tests.mnist import folder_with_mnist
 from tests.patience import PATIENCE_S
 
@@ -80,20 +81,18 @@ def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(enviro
     config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"
     options = ("--config", config, "--batch-size", 32, "-p", "learning_rate=0.05", "--master-epochs", 1)
-    first = run(environment, "run", app, *options)
-    assert first.returncode == 0, first.stderr
-    assert accuracy(first.stdout) > 0.75
-    assert "10,000 samples of shape (10000, 28, 28, 1)" in first.stdout
-    assert "loaded on 2 workers" in first.stdout
-    rounds = re.findall(r"(\S+) MB out, (\S+) MB back", first.stdout)
+    command = ["ddlf", "run", app, *options]
+    first, second = several([command, [*command, "--mode", "async"]], ROOT, env=environment)
+    assert accuracy(first) > 0.75
+    assert "10,000 samples of shape (10000, 28, 28, 1)" in first
+    assert "loaded on 2 workers" in first
+    rounds = re.findall(r"(\S+) MB out, (\S+) MB back", first)
     # To two workers: 515,146 weights of 4 bytes and half of 10,000 indices of 2 bytes, each; back: the updates.
     assert len(rounds) == 1
     assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 10_000 * 2e-6, abs=0.02)
     assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
-    second = run(environment, "run", app, *options, "--mode", "async")
-    assert second.returncode == 0, second.stderr
-    assert accuracy(second.stdout) > 0.7
-    assert "already on all 2 workers, nothing loaded" in second.stdout
+    assert accuracy(second) > 0.7
+    assert "already on all 2 workers, nothing loaded" in second
 
 
 @pytest.mark.slow

@@ -223,7 +223,9 @@ async def test_without_the_certificate_in_the_proofs_he_would_get_in(apart, his_
     assert b"hello" in relay.heard
 
 
-async def test_the_flag_for_tls_cannot_be_taken_out_on_the_way(apart):
+async def test_the_flag_for_tls_cannot_be_taken_out_on_the_way(apart, monkeypatch):
+    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1.0)
+
     def strip(data):
         return data[:7] + b"\0" + data[8:] if data.startswith(b"DDLF") else data
 

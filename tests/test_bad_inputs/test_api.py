@@ -54,10 +54,10 @@ async def test_B39_workers_that_cannot_be_reached_are_a_table_after_one_timeout_
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(40)]
     ports = [9, *(sock.getsockname()[1] for sock in silent)]
     begin = time.monotonic()
-    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1.0)
     with pytest.raises(ConnectError) as refused:
-        await ddlf.Cluster(["127.0.0.1"] * 41, ports, token_file=token_file, connect_timeout_s=3.0).connect()
-    assert time.monotonic() - begin < 20 * 3.0
+        await ddlf.Cluster(["127.0.0.1"] * 41, ports, token_file=token_file, connect_timeout_s=1.0).connect()
+    assert time.monotonic() - begin < 20 * 1.0
     head, *rows = str(refused.value).splitlines()
     assert head == "41 of 41 workers could not be reached:"
     assert [row.split()[1] for row in rows] == [f"127.0.0.1:{port}" for port in ports]

@@ -42,14 +42,15 @@ async def test_all_slots_train_at_the_rate_that_the_validations_so_far_give(two_
     records = await whole.train_sync()
     assert [record.metrics["learning_rate"] for record in records] == pytest.approx(rates(records), rel=1e-6)
     assert records[-1].metrics["learning_rate"] < RATE / 2
-    usual = app(two_workers, Decays, rate_decay="never")
+    one = two_workers.options(workers=[1])  # which compiles once, and carries both slots
+    usual = app(one, Decays, slots=2, rate_decay="never")
     untouched = await usual.train_sync()
     assert "learning_rate" not in untouched[-1].metrics
     # Nothing falls at the first validation, so the rounds part behind the second.
     same = [one.metrics["val_loss"] == other.metrics["val_loss"] for one, other in zip(records, untouched, strict=True)]
     assert same == [True, True, False, False, False]
     for stop_at in (3, None):
-        parts = app(two_workers, Decays, checkpoint=tmp_path / "parts", resume="auto", stop_at=stop_at)
+        parts = app(one, Decays, slots=2, checkpoint=tmp_path / "parts", resume="auto", stop_at=stop_at)
         await parts.train_sync()
     assert parts.history.history == whole.history.history
     assert equal(parts.model.get_weights(), whole.model.get_weights())

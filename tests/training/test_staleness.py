@@ -6,7 +6,7 @@ import pytest
 import ddlf
 from ddlf import Cluster
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 SEEDS, REPLICAS, RATE, EPOCHS = 20, 8, 30, 200
 INPUTS = np.array([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1.0]])

@@ -58,14 +58,13 @@ class Outcome:
 
 
 class Trained(App):
-    """Says in which phase the run is."""
+    """Says in which phase the run is; a slot for each worker."""
 
     evaluate_every = 1
-    slots = WORKERS
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, workers: int, rounds: int) -> None:
         super().__init__(cluster)
-        self.phase = "connecting"
+        self.phase, self.slots, self.rounds = "connecting", workers, rounds
 
     async def load_dataset(self) -> None:
         """Load, and say so."""
@@ -83,7 +82,7 @@ class Trained(App):
 
     async def run(self) -> Trained:
         """Connect, prepare, train and evaluate."""
-        await self.train_sync(master_epochs=ROUNDS, batch_size=128)
+        await self.train_sync(master_epochs=self.rounds, batch_size=128)
         self.phase = "evaluating"
         await self.evaluate_model()
         return self
@@ -98,43 +97,45 @@ async def turns(task: asyncio.Future[Any]) -> int:
     return count
 
 
-async def deaths_in_process(runs: int, seed: int) -> Outcome:
+async def deaths_in_process(runs: int, seed: int, workers: int = WORKERS, rounds: int = ROUNDS) -> Outcome:
     """Moments are turns of the event loop, which no clock changes."""
     chance, outcome = random.Random(seed), Outcome()
-    cluster: FaultyCluster = in_process_cluster(WORKERS)
+    cluster: FaultyCluster = in_process_cluster(workers)
     length = {}
     for fresh in (True, False):
-        running = asyncio.ensure_future(Trained(cluster).run())
+        running = asyncio.ensure_future(Trained(cluster, workers, rounds).run())
         length[fresh] = await turns(running)
         expected = digest(await running)
     for number in range(runs):
         fresh = number % FRESH_EVERY == 0
         if fresh:
             await cluster.close()
-        app = Trained(cluster)
+        app = Trained(cluster, workers, rounds)
         running = asyncio.ensure_future(app.run())
         for _ in range(chance.randrange(length[fresh])):
             await asyncio.sleep(0)
-        if not running.done() and len(cluster.machines) == WORKERS and chance.choice(cluster.machines).kill():
+        if not running.done() and len(cluster.machines) == workers and chance.choice(cluster.machines).kill():
             outcome.killed[f"executor while {app.phase}"] += 1
         await check(running, app, expected, outcome)
     await cluster.close()
     return outcome
 
 
-async def deaths_of_processes(runs: int, seed: int, how: str) -> Outcome:
+async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WORKERS, rounds: int = ROUNDS) -> Outcome:
     """Moments are seconds, of processes of this machine."""
     chance, outcome = random.Random(seed), Outcome()
     length: dict[bool, float] = {}
     expected = ""
     async with contextlib.AsyncExitStack() as stack:
-        cluster, supervisor = await new_cluster(how, stack)
+        cluster, supervisor = await new_cluster(how, workers, stack)
         for number in range(-2, runs):
+            if number == -1 and runs == 1:
+                continue  # of workers that have been used before there is no other run
             fresh = number % FRESH_EVERY == 0 or number == -2
             if fresh and number >= 0:
                 await stack.aclose()
-                cluster, supervisor = await new_cluster(how, stack)
-            app = Trained(cluster)
+                cluster, supervisor = await new_cluster(how, workers, stack)
+            app = Trained(cluster, workers, rounds)
             begin = time.monotonic()
             running = asyncio.ensure_future(app.run())
             if number >= 0:
@@ -170,15 +171,15 @@ def kill_one(chance: random.Random) -> str:
 
 
 async def new_cluster(
-    how: str, stack: contextlib.AsyncExitStack
+    how: str, count: int, stack: contextlib.AsyncExitStack
 ) -> tuple[Cluster, Callable[[], Awaitable[None]] | None]:
     """Workers that were not there before, and what starts them again when a daemon has died, if the cluster does not."""
     if how == "local":
-        cluster = Cluster.local(WORKERS)
+        cluster = Cluster.local(count)
         stack.push_async_callback(cluster.close)
         return cluster, None
     workers = stack.enter_context(Workers())
-    started = [workers.start() for _ in range(WORKERS)]
+    started = [workers.start() for _ in range(count)]
 
     async def start_again() -> None:
         await asyncio.sleep(RESTART_S)
@@ -188,7 +189,7 @@ async def new_cluster(
 
     ports = [port for _, port in started]
     cluster = Cluster(
-        ["127.0.0.1"] * WORKERS, ports, token_file=workers.token_file, connect_timeout_s=30, min_workers=WORKERS - 1
+        ["127.0.0.1"] * count, ports, token_file=workers.token_file, connect_timeout_s=30, min_workers=count - 1
     )
     stack.push_async_callback(cluster.close)
     return cluster, start_again
@@ -206,7 +207,7 @@ async def check(running: asyncio.Future[Any], app: Trained, expected: str, outco
     else:
         if digest(app) != expected:
             outcome.problems.append(f"other bits: {digest(app)[:16]} instead of {expected[:16]}")
-        if not app.ledger.is_exact(ROUNDS):
+        if not app.ledger.is_exact(app.rounds):
             outcome.problems.append("a sample was not trained on once an epoch")
     outcome.ended += 1
     print(f"\r{outcome.ended} runs ended", end="", file=sys.stderr, flush=True)

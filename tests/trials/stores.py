@@ -3,8 +3,8 @@
     python -m tests.trials.stores [--store s3|http] [--share 0.1] [--files 20] [--epochs 3]
 
 ``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a ``FaultyStore``. A share of the requests
-goes wrong: an answer 500, an answer 503, a body that is cut, or one that stalls. Two workers train from a folder; from the store with a cache;
-and from the store without one. To be seen: the SHA-256 of the weights is the same; with the cache each partition file comes once in all, without
+goes wrong: an answer 500, an answer 503, a body that is cut, or one that stalls. Two workers train from a folder; from the store without a
+cache; and two others with one. To be seen: the SHA-256 of the weights is the same; with the cache each partition file comes once in all, without
 it at most once in each epoch, since a worker may have it in memory still, and the first one once more for each node, which looks at a sample to
 build the model; retries aside. Exit code 1 if not.
 """
@@ -154,25 +154,30 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
         store = FaultyBucket(folder / "data") if kind == "s3" else FaultyStore(folder / "data")
         stack.callback(store.close)
         whole, fine = "", True
-        for way, cap, times in (("folder", "0", 0), ("cached", "1GB", 1), ("uncached", "0", epochs)):
-            os.environ.update(DDLF_CACHE=str(folder / "cache"), DDLF_CACHE_SIZE=cap)
-            store.served.clear()
-            store.failed.clear()
+        for cap, ways in (("0", {"folder": 0, "uncached": epochs}), ("1GB", {"cached": 1})):
+            os.environ.update(
+                DDLF_CACHE=str(folder / "cache"), DDLF_CACHE_SIZE=cap
+            )  # which workers have from their start
             async with Cluster.local(SLOTS) as cluster:
-                store.fail(**{each: share / len(list(kinds)) for each in kinds} if times else {})
-                found = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
-            store.fail()
-            whole = whole or found
-            served = {each: count for each, count in store.served.items() if each.endswith(".safetensors")}
-            first = served.get(FIRST, 0) - (SLOTS + 1 if way == "uncached" else 0)
-            fetched = [first if each == FIRST else count for each, count in served.items()]
-            right = found == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
-            fine = fine and right and (not times or sum(store.failed.values()) > 0)
-            print(
-                f"{way:<9} {found[:16]}  each of {files} files {min(served.values(), default=0)}-{max(served.values(), default=0)} times, "
-                f"went wrong {dict(store.failed)}{'' if right else '  NOT AS IT SHOULD BE'}",
-                flush=True,
-            )
+                for way, times in ways.items():
+                    store.served.clear()
+                    store.failed.clear()
+                    store.fail(**{each: share / len(list(kinds)) for each in kinds} if times else {})
+                    found = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
+                    store.fail()
+                    whole = whole or found
+                    served = {each: count for each, count in store.served.items() if each.endswith(".safetensors")}
+                    first = served.get(FIRST, 0) - (SLOTS + 1 if way == "uncached" else 0)
+                    fetched = [first if each == FIRST else count for each, count in served.items()]
+                    right = (
+                        found == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
+                    )
+                    fine = fine and right and (not times or sum(store.failed.values()) > 0)
+                    print(
+                        f"{way:<9} {found[:16]}  each of {files} files {min(served.values(), default=0)}-{max(served.values(), default=0)} times, "
+                        f"went wrong {dict(store.failed)}{'' if right else '  NOT AS IT SHOULD BE'}",
+                        flush=True,
+                    )
     return fine
 
 

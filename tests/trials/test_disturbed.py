@@ -2,7 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from tests.trials.disturbed import kills, resume
+
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def test_killed_executors_leave_no_trace_in_the_result():

@@ -13,7 +13,7 @@ NUMPY = (
 
 
 def test_who_carries_a_slot_and_how_often_it_is_trained_change_no_bit():
-    few, many = run(ROOT, KERAS, NUMPY, workers=1), run(ROOT, KERAS, NUMPY, workers=3)
+    few, many = run(ROOT, KERAS, NUMPY, workers=1), run(ROOT, KERAS, NUMPY, workers=2)
     lines, same = compared(few, many)
     assert same, lines
     assert len(lines) == len(KERAS) + len(NUMPY)

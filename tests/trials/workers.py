@@ -27,7 +27,10 @@ class Workers:
         token_file: The token.
         token: The same, as ``ProxyWorker`` takes it.
         log: What all of them write.
+        template: Where their executors are forked from, if not each from a template of its own.
     """
+
+    template: Any = None
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ddlf-trial-"))
@@ -68,17 +71,20 @@ class Workers:
         state_dir = self.folder / f"state-{len(self._started)}"
         address = ["--host", host] if host else []
         token = ["--token-file", self.token_file] if environment is None else []
+        suits = self.template is not None and environment is None and self.template.suits()
+        shared = [self.template.fileno()] if suits else []
         read_fd, write_fd = os.pipe()
         with inside(namespace) if namespace else contextlib.nullcontext(), self.log.open("ab") as log:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), *address, *token),
                     *("--state-dir", state_dir, "--ready-fd", str(write_fd), *map(str, options)),
+                    *(f"--template-fd={fd}" for fd in shared),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(write_fd,),
+                pass_fds=(write_fd, *shared),
                 env=environment,
                 start_new_session=True,
             )

@@ -1,0 +1,109 @@
+"""Several commands one after the other in one process, with workers that are forks of one template: each import of Keras takes seconds.
+
+That a command alone does the same is tried wherever one is (``tests.processes.command``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddlf.launch import local
+from tests.templates import Standing
+
+
+def several(
+    commands: Sequence[Sequence[object]],
+    cwd: Path,
+    template: Standing | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    with_errors: bool = False,
+) -> list[str]:
+    """Run commands, and return what each printed to stdout.
+
+    Args:
+        commands: Words of each: ``ddlf`` or ``pytest`` and its arguments, or a script and its own.
+        cwd: Where.
+        template: Where executors of local workers are forked from, if it has their environment; else from one of their own.
+        env: By default that of this process.
+        with_errors: Whether what it printed to stderr follows.
+    """
+    suits = template is not None and template.suits(os.environ if env is None else env)
+    shared = [template.fileno()] if template is not None and suits else []
+    ended = subprocess.run(
+        [sys.executable, "-c", f"from tests.commands import main; main({shared})"],
+        input=json.dumps([[str(word) for word in words] for words in commands]),
+        pass_fds=shared,
+        cwd=cwd,
+        env=env,
+        text=True,
+        capture_output=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    printed = []
+    for words, (code, out, err) in zip(commands, json.loads(ended.stdout), strict=True):
+        assert code == 0, f"{words}: {out}{err}"
+        printed.append(out + err if with_errors else out)
+    return printed
+
+
+def main(shared: Sequence[int]) -> None:
+    """Read commands and print what came of each: its exit code and both outputs."""
+    sys.path[0] = os.getcwd()
+    standing = [Standing(socket.socket(fileno=fd)) for fd in shared]
+
+    def template(modules: Sequence[str]) -> Standing:
+        standing[:] = standing or [Standing.of_keras()]
+        return standing[0]
+
+    local.start_template = template
+    local.start_template_early = lambda modules: None
+    commands, kept = json.load(sys.stdin), (os.dup(1), os.dup(2))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    done = []
+    for words in commands:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            code = _run(words)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            out.seek(0)
+            err.seek(0)
+            done.append((code, out.read().decode(errors="replace"), err.read().decode(errors="replace")))
+    for number, fd in enumerate(kept, 1):
+        os.dup2(fd, number)
+    print(json.dumps(done), flush=True)
+    for each in standing:
+        each.end()
+
+
+def _run(words: list[str]) -> int:
+    from ddlf.cli.main import main as ddlf
+
+    sys.argv = words
+    try:
+        if words[0] == "ddlf":
+            ddlf(words[1:])
+        elif words[0] == "pytest":
+            import pytest
+
+            return int(pytest.main(words[1:]))
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
