@@ -14,8 +14,10 @@ import tempfile
 import time
 from typing import NamedTuple
 
-_RUNNING = struct.Struct("<Qd120s")  # request id (0: idle), monotonic start in seconds, name
+_RUNNING = struct.Struct("<Qd120s")  # id of the last request that began (0: none), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
+_ENDED_BIT = 1 << 63  # of that id: it has ended
+_ENDED_BYTE_AT = 7
 _BESIDE_AT = 232  # the highest id of a concurrent method that has begun
 _USED_AT = 240
 _ASKED_AT = 248  # how often the end of a request was asked for
@@ -140,9 +142,15 @@ class Activity:
         id: int = _ID.unpack_from(self._page, _BESIDE_AT)[0]
         return id
 
+    @property
+    def begun(self) -> int:
+        """The id of the last method that has begun, whether it runs or has ended; 0 if none has."""
+        id: int = _ID.unpack_from(self._page, 0)[0]
+        return id & ~_ENDED_BIT
+
     def end(self) -> None:
         """Say that it ended."""
-        self._page[:8] = b"\0\0\0\0\0\0\0\0"
+        self._page[_ENDED_BYTE_AT] |= _ENDED_BIT >> 56
 
     def shown(self) -> bytes:
         """What the page says now, for ``show``."""
@@ -155,7 +163,7 @@ class Activity:
     def running(self) -> Running | None:
         """What runs now; None when nothing does."""
         id, since, name = _RUNNING.unpack_from(self._page, 0)
-        if id == 0:
+        if id == 0 or id & _ENDED_BIT:
             return None
         return Running(id, name.rstrip(b"\0").decode(errors="replace"), time.monotonic() - since)
 

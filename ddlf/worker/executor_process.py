@@ -233,7 +233,7 @@ class ExecutorProcess:
             "signal": name,
             "stderr_tail": self._tail(),
             "hint": reason.hint,
-            "id": running.id if running else 0,
+            "id": self.activity.begun,
             "method": running.name if running else "",
             "beside": self.activity.beside,
             "gave_up": reason.gave_up,

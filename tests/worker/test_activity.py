@@ -29,6 +29,24 @@ def test_the_daemon_sees_which_method_the_executor_runs_and_since_when(page):
     assert 0 <= running.seconds < 1
     executor.end()
     assert daemon.running() is None
+    assert daemon.begun == 7
+
+
+def test_the_daemon_sees_which_request_began_last_whether_it_has_ended_or_not(page):
+    daemon, executor = Activity(page), Activity(page)
+    assert daemon.begun == 0
+    executor.begin(2**62, "first")
+    assert daemon.begun == 2**62
+    executor.end()
+    executor.end()
+    shown = executor.shown()
+    executor.begin(2**62 + 1, "concurrent")
+    executor.show(shown)
+    assert (daemon.running(), daemon.begun) == (None, 2**62)
+    executor.begin(3, "second")
+    assert (daemon.running().id, daemon.begun) == (3, 3)
+    daemon.clear()
+    assert daemon.begun == 0
 
 
 def test_the_daemon_sees_which_slice_of_a_runs_weights_is_kept_until_there_is_a_new_executor(page):
