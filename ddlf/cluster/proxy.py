@@ -239,7 +239,7 @@ class ProxyWorker(IWorker):
         """
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-        last: BaseException | None = None
+        last = None
         try:
             async with asyncio.timeout(timeout_s), self._reconnecting:
                 self._link.standing.reopen()
@@ -252,9 +252,9 @@ class ProxyWorker(IWorker):
                     self._link.standing.check_not_closed(self.name)  # meanwhile
                     with attempt:
                         await self.connect()
-                    outcome = attempt.retry_state.outcome
-                    if last := outcome.exception() if outcome is not None else None:
-                        self._link.news.not_reached(attempt.retry_state.attempt_number, last)
+                    failed = attempt.retry_state.outcome and attempt.retry_state.outcome.exception()
+                    if isinstance(failed, Exception):  # not one that was cut off by the end of the time
+                        self._link.news.not_reached(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"

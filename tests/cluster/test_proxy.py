@@ -181,3 +181,17 @@ async def test_a_role_is_opened_called_and_closed_by_one_kind_of_call(worker):
     await worker.call(role, "close")
     with pytest.raises(AppMissing):
         await worker.call(role, "add", 1, 2)
+
+
+async def test_a_try_that_is_cut_off_by_the_end_of_the_time_is_not_why_a_worker_was_not_reached(monkeypatch):
+    tries = iter([True, False])
+
+    async def connect():
+        if next(tries):
+            raise ConnectError("refused")
+        await asyncio.Event().wait()
+
+    worker = ProxyWorker("127.0.0.1", 1, token=new_token())
+    monkeypatch.setattr(worker, "connect", connect)
+    with pytest.raises(ConnectError, match=r"within 0\.5 s, the last try: refused; look"):
+        await worker.reconnect(0.5)

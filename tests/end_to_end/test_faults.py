@@ -459,8 +459,8 @@ async def test_reconnect_gives_up_after_its_time_and_says_why_it_failed_last(wor
         process.kill()
         with pytest.raises(WorkerLost, match="the connection was lost"):
             await worker.run_method(spin)
-        with pytest.raises(ConnectError, match=r"was not reached again within 0\.5 s, the last try: .*refused"):
-            await worker.reconnect(0.5)
+        with pytest.raises(ConnectError, match=r"was not reached again within 2 s, the last try: .*refused"):
+            await worker.reconnect(2)
         with pytest.raises(WorkerLost, match="lost") as caught:
             await worker.rpc(Request("run_method", add, 1, 2), timeout_s=0.5, idempotent=True)
         assert not caught.value.may_have_run
