@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytes
 SEEDS, REPLICAS, RATE, EPOCHS = 20, 8, 30, 200
 INPUTS = np.array([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1.0]])
 TARGETS = np.array([0.0, 1, 1, 0])
+GUESSED = 0.25
 
 
 def forward(hidden, out):
@@ -45,17 +46,17 @@ class Xor(ddlf.IApp):
         step = RATE * REPLICAS * np.concatenate(gradients, 1) / 4  # the master divides by the slots
         return [step.astype("float32")], {"loss": float(((y - TARGETS) ** 2).mean())}
 
-    def learned(self):
-        """Which networks are within 0.1 of the target at all inputs."""
+    def errors(self):
+        """Mean square error of each network."""
         (weights,) = self.model.get_weights()
         y = forward(weights[:, :12].reshape(-1, 4, 3), weights[:, 12:])[2]
-        return np.abs(y - TARGETS).max(1) < 0.1
+        return ((y - TARGETS) ** 2).mean(1)
 
 
 async def test_one_over_the_staleness_learns_on_many_workers_at_a_rate_at_which_a_constant_factor_does_not():
-    """Zhang et al. 2016. Of 20 first weights 0 learned with a constant factor and 12 or 13 with this one, in runs of 200 and 300 epochs.
+    """Zhang et al. 2016. Of 20 first weights the mean error was 0.45 to 0.50 with a constant factor and 0.09 to 0.13 with this one.
 
-    Who comes when, and so how many learn, differs from run to run: what is held is that they are many more.
+    Who comes when differs from run to run: where workers always come in the same order it is 0.50 and 0.20. Who always says 0.5 has 0.25.
     """
     found, stale = {}, []
     async with Cluster.local(REPLICAS) as cluster:
@@ -63,8 +64,7 @@ async def test_one_over_the_staleness_learns_on_many_workers_at_a_rate_at_which_
             app = Xor(cluster)
             app.staleness = rule
             records = await app.train_model()
-            found[rule] = app.learned().sum()
+            found[rule] = app.errors().mean()
             stale.append(np.mean([record.staleness for record in records]))
-    assert found["constant"] <= SEEDS // 4, found
-    assert found["inverse"] >= found["constant"] + SEEDS // 4, found
+    assert found["constant"] > GUESSED > found["inverse"], found
     assert min(stale) > 2
