@@ -45,13 +45,15 @@ def export(options: argparse.Namespace) -> int:
         with loadable(source, steps, wanted[0].backend) as model:
             if source.is_text:
                 say("weights   those that the text begins with")
+            batches = (options.batch,) if options.batch is not None else BATCHES
+            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
+            if options.inputs is not None:
+                comparison.first  # noqa: B018  # what is wrong with the inputs is said before anything is written
             written = write(model, wanted, source.stem, steps, lambda each: say(_wrote(each)), options.batch)
             if options.debug:
                 _show_logs(steps)
             if not options.verify:
                 return 1 if any(each.refused for each in written) else 0
-            batches = (options.batch,) if options.batch is not None else BATCHES
-            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             return _compared(comparison, backends, written, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ class Comparison:
         self.inputs, self.batches, self.layers = inputs, list(batches), layers
         self.facts: dict[str, Any] = {}
         self._named: dict[str, list[str]] = {}
+
+    @cached_property
+    def first(self) -> Row:
+        """The model by Keras on the reference, which is run once.
+
+        Raises:
+            ConfigError: The model or the inputs are wrong.
+        """
+        return self.keras(self.reference)
 
     def keras(self, backend: str) -> Row:
         """Run the model by Keras on a backend; on the reference first.
@@ -243,7 +253,7 @@ def compare(
         tell(row)
         return row.refused is None
 
-    if add(comparison.keras(backends[0])):
+    if add(comparison.first):
         for backend in backends[1:]:
             add(comparison.keras(backend))
         for each in written:

@@ -1,5 +1,6 @@
 """``ddlf export`` and ``ddlf model compare``: what is refused before a process is started, what is printed, and a small model through all of it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from ddlf.cli import export, main
+from ddlf.errors import ConfigError
 from ddlf.export.export import Wanted, Written
 from ddlf.export.formats import FORMATS
 from ddlf.export.steps import Refused
@@ -74,6 +76,19 @@ def test_what_cannot_be_is_refused_before_anything_starts(here, monkeypatch, arg
     _, err, code = here(*arguments.split())
     assert code == 2
     assert sentence in err
+
+
+def test_inputs_that_are_wrong_are_said_before_anything_is_written(here, tmp_path, monkeypatch):
+    def wrong(self, backend):
+        raise ConfigError("a.npz has no array 'digits'")
+
+    (tmp_path / "a.npz").write_bytes(b"")
+    monkeypatch.setattr(export, "loadable", lambda source, *of: contextlib.nullcontext(source.path))
+    monkeypatch.setattr(export.Comparison, "keras", wrong)
+    monkeypatch.setattr(export, "write", None)
+    _, err, code = here("export", "digits.nnm", "--to", "litert", "--verify", "--inputs", "a.npz")
+    assert code == 2
+    assert "a.npz has no array 'digits'" in err
 
 
 def test_what_exists_stays(here, tmp_path):
