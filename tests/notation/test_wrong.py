@@ -134,6 +134,7 @@ WRONG = [
     (IN + "~relu:layers tanh();", "cannot be called"),
     (IN + "~Dense:layers tanh();", "cannot be called"),
     (IN + "a:layers ~Lambda(function=f);", "never runs code"),
+    (IN + "a:layers ~keras>Lambda(function=f);", "never runs code"),
     (IN + "a:layers TimeDistributed(layer=~Lambda(function=f));", "never runs code"),
     ("~", "no block with an input"),
 ]  # fmt: skip
