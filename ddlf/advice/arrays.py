@@ -123,6 +123,9 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
         facts["scales"] = (float(spread[own].min()), float(spread[own].max())) if own.any() else (0.0, 0.0)
     if array.dtype.kind in "iu" and is_table and array.shape[1] > 1:
         facts["padded"] = float(((some[:, -1] == 0) & (some != 0).any(axis=1)).mean())
+        is_token = some != 0
+        before, behind = (np.logical_or.accumulate(each, axis=1) for each in (is_token, is_token[:, ::-1]))
+        facts["pierced"] = float((~is_token & before & behind[:, ::-1]).any(axis=1).mean())
         if (tokens := some[some != 0]).size:
             values, counts = np.unique(tokens, return_counts=True)
             facts["commonest"] = int(values[counts.argmax()]), float(counts.max() / tokens.size)

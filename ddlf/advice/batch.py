@@ -311,6 +311,7 @@ def _learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
             if first > 0 and least < ENOUGH * first:
                 break
         seen |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
+        seen["agrees"] = _agreement(model, some, facts)
         update, _ = Gradients(model).of(some, after)
     seen["still"] = [
         weight.path
@@ -318,6 +319,22 @@ def _learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
         if weight.trainable and not np.any(gradient)
     ]
     return seen
+
+
+def _agreement(model: Any, some: tuple[Any, ...], facts: Facts) -> float | None:
+    """The correlation of what outputs say of classes, or of yes and no, with labels; None where that is not known."""
+    head = facts.heads[0] if len(facts.heads) == 1 else None
+    if head is None or len(some) < 2 or head.activation not in ("softmax", "sigmoid", "linear"):
+        return None
+    (output,), y = _predicted(model, some[0]), some[1]
+    array = facts.array(head.target)
+    kind = array.labels.kind if array is not None and array.labels is not None else ""
+    if head.activation != "sigmoid" and head.units > 1 and kind == "numbers" and y.size == len(output):
+        y = np.eye(head.units)[np.clip(y.reshape(-1).astype(np.int64), 0, head.units - 1)]
+    elif kind not in ("one_hot", "many_hot") and (head.activation != "sigmoid" or kind != "numbers"):
+        return None
+    a, b = (each.reshape(-1).astype(np.float64) for each in (output, y))
+    return float(np.corrcoef(a, b)[0, 1]) if a.size == b.size and a.std() and b.std() else None
 
 
 def _first_error(model: Any, rows: tuple[Any, ...]) -> str:

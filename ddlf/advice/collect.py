@@ -23,7 +23,7 @@ from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DDLFError
 from ddlf.iworker import awaited
 from ddlf.roles import have_keras
-from ddlf.roles.build import fresh_names, ready_model
+from ddlf.roles.build import fresh_names, left_behind, ready_model
 from ddlf.roles.callbacks import check, warnings, warnings_of_master
 from ddlf.wire.code import own_modules
 
@@ -135,6 +135,7 @@ def facts_of(app: Any, *, workers: int | None = None, seen: Mapping[str, Any] | 
         callbacks=(*warnings_of_master(app, app.mode), *_refused(app, model)),
         worker_callbacks=tuple(warnings(app.worker_callbacks)),
         own=_own(app, model),
+        left_behind=tuple(left_behind(model)) if model is not None else (),
         from_files=place is not None,
         memory=machine.memory()[0],
         seen=dict(seen or {}),

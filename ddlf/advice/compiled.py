@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.advice.facts import Head, Layer, Optimizer
+from ddlf.advice.facts import USUAL_CUT, Head, Layer, Optimizer
 from ddlf.advice.network import config_of, graph_of, shape_of
 from ddlf.data.trees import leaves
 
@@ -49,6 +49,20 @@ SHAPED = frozenset(
     | {"ActivityRegularization", "Cast", "Transpose", "Cropping1D", "Cropping2D", "RepeatVector"}
 )
 """Layers and operations behind which values are what they were."""
+CUT = frozenset(
+    {
+        "BinaryAccuracy",
+        "Precision",
+        "Recall",
+        "F1Score",
+        "TruePositives",
+        "TrueNegatives",
+        "FalsePositives",
+        "FalseNegatives",
+    }
+)
+CUT_BY_NAME = frozenset({*CUT, "binary_accuracy"})
+"""Metrics that take an output above a number for a yes."""
 GATED = {"LSTM": "tanh", "GRU": "tanh", "SimpleRNN": "tanh"}
 
 
@@ -80,6 +94,7 @@ def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
                 loss="own" if has_own_step(model) and loss else loss,
                 logits=logits,
                 metrics=tuple(_names(metrics.get(key))),
+                cuts=tuple(_cuts(metrics.get(key), loss)),
                 target=targets.get(key) or "",
             )
         )
@@ -148,6 +163,21 @@ def _names(given: Any) -> Iterator[str]:
             yield one
         else:
             yield getattr(one, "__name__", None) or type(one).__name__
+
+
+def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
+    """Metrics that cut outputs into yes and no, and where."""
+    for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+        if isinstance(one, list | tuple):
+            yield from _cuts(one, loss)
+        elif isinstance(one, str):
+            if one in CUT_BY_NAME or (loss == "bce" and one in ("accuracy", "acc")):
+                yield one, USUAL_CUT
+        elif (name := type(one).__name__) in CUT:
+            config = config_of(one)
+            cut = config.get("thresholds", config.get("threshold"))
+            if not config.get("top_k") and not (name == "F1Score" and cut is None):
+                yield from ((name, float(each)) for each in np.ravel(USUAL_CUT if cut is None else cut))
 
 
 def _loss(given: Any) -> tuple[str, bool]:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+USUAL_CUT = 0.5
+"""Above which a metric takes an output for a yes, unless it is told otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
@@ -28,6 +31,7 @@ class Array:
         scales: Least and largest standard deviation of features that are not constant and not mostly one value; 0, 0 if there is none.
         loudest: Root of the mean square of the feature that has the largest.
         padded: Share of samples that end with zeros, of rows of whole numbers.
+        pierced: Share of samples that have zeros between others, of rows of whole numbers.
         commonest: What is there most often, and its share of what is not 0, of rows of whole numbers; None of others.
         labels: What labels say; None of what is no label.
     """
@@ -47,6 +51,7 @@ class Array:
     scales: tuple[float, float] = (1.0, 1.0)
     loudest: float = 1.0
     padded: float = 0.0
+    pierced: float = 0.0
     commonest: tuple[int, float] | None = None
     labels: Labels | None = None
 
@@ -186,6 +191,7 @@ class Head:
         loss: ``"cce"``, ``"sce"``, ``"bce"``, ``"mse"``, ``"mae"``, ``"huber"``, ``"kld"``, ``"hinge"``, ...; ``"own"`` for the user's; "" for none.
         logits: Whether the loss takes what was not normalized.
         metrics: Their names.
+        cuts: Metrics that take an output above a number for a yes, and that number.
         target: Name of the training array that it is compared with; "" for none.
     """
 
@@ -196,6 +202,7 @@ class Head:
     loss: str = ""
     logits: bool = False
     metrics: tuple[str, ...] = ()
+    cuts: tuple[tuple[str, float], ...] = ()
     target: str = ""
 
     @property
@@ -249,6 +256,7 @@ class Facts:
         callbacks: What is wrong with callbacks, as sentences; those of the master.
         worker_callbacks: The same of those on workers.
         own: What the user has written in the place of Keras's or DDLF's own: ``"train"``, ``"step"``, ``"loss"``.
+        left_behind: What the model keeps and no slot takes along, as sentences.
         from_files: Whether training data is read from files.
         memory: Of this machine, in bytes; None if that is not known.
         seen: What other levels have seen, by name: what a batch has shown, what a second process has made.
@@ -267,6 +275,7 @@ class Facts:
     callbacks: tuple[str, ...] = ()
     worker_callbacks: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
+    left_behind: tuple[str, ...] = ()
     from_files: bool = False
     memory: int | None = None
     seen: Mapping[str, Any] = field(default_factory=dict)

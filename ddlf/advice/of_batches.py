@@ -20,6 +20,8 @@ LEARNT = 0.7
 """Share of the first loss below which learning has begun."""
 ENDLESS = 100.0
 """Times the first loss below 0 that no likelihood or similarity reaches in so few steps."""
+AGAINST = -0.2
+"""Correlation of outputs with labels that no step towards them leaves."""
 APART = 10.0
 NEAR = 0.01
 """Share of the test's pictures that are nearly those of training, which is more than chance."""
@@ -48,6 +50,20 @@ def _endless(facts: Facts) -> Iterator[Found]:
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if least < -ENDLESS * max(1.0, abs(first)):
         yield Found(f"in some 260 steps the loss falls from {first:.4g} to {least:.4g}, and further", ("loss", ""))
+
+
+def _away(facts: Facts) -> Iterator[Found]:
+    agrees, first, least = (
+        facts.seen.get("agrees"),
+        facts.seen.get("first", math.nan),
+        facts.seen.get("least", math.nan),
+    )
+    if agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
+        yield Found(
+            f"in some steps on 16 samples the loss falls from {first:.4g} to {least:.4g}, and outputs then say the opposite of labels "
+            f"(their correlation is {agrees:.2f})",
+            ("loss", ""),
+        )
 
 
 def _has_a_floor(facts: Facts) -> bool:
@@ -229,6 +245,16 @@ BATCH = (
         look=_endless,
         why="What is made as small as possible has no smallest value: outputs go off to infinity, away from the targets.",
         fix="Look at the sign of the loss, and at the order of its arguments: a distance is to become small, a likelihood large.",
+        source=RECIPE,
+    ),
+    Rule(
+        id="L21",
+        severity="E",
+        level="batch",
+        title="a loss that leads away from labels",
+        look=_away,
+        why="What is made small is not the distance to the labels: the better it is learnt, the more often the model is wrong.",
+        fix="Look at the sign of the loss, and at the order of its arguments: Keras gives labels first, then outputs.",
         source=RECIPE,
     ),
     Rule(

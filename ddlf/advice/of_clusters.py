@@ -78,6 +78,10 @@ def _callbacks(facts: Facts) -> Iterator[Found]:
     yield from (Found(sentence, ("setting", "worker_callbacks")) for sentence in facts.worker_callbacks)
 
 
+def _left_behind(facts: Facts) -> Iterator[Found]:
+    yield from (Found(sentence, ("method", "create_model")) for sentence in facts.left_behind)
+
+
 def _heavy(facts: Facts) -> Iterator[Found]:
     parameters = sum(one.parameters for one in facts.layers)
     optimizer = facts.optimizer
@@ -223,6 +227,16 @@ CLUSTER = (
         why="A worker sees its own part: it stops, saves or slows down where the others do not.",
         fix="Put them into callbacks, which run on the master with the metrics of all.",
         source="docs/guide.md, callbacks",
+    ),
+    Rule(
+        id="C14",
+        severity="W",
+        level="cluster",
+        title="what no slot takes along",
+        look=_left_behind,
+        why="Weights and the optimizer of compile travel with a slot, and nothing else does: the rest is another one on each worker, or lost.",
+        fix="Have one optimizer, that of compile, and keep what is to last in float weights.",
+        source="docs/guide.md, State that is not a weight",
     ),
     Rule(
         id="C11",

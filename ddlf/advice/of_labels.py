@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddlf.advice.facts import Facts
+from ddlf.advice.facts import USUAL_CUT, Facts
 from ddlf.advice.of_outputs import DISTANCES, KERAS, UMLAUT, are_classes, said, targets
 from ddlf.advice.rule import Change, Found, Rule
 
@@ -223,6 +223,7 @@ def _accuracy_of_numbers(facts: Facts) -> Iterator[Found]:
 
 
 def _other_metric(facts: Facts) -> Iterator[Found]:
+    yield from _out_of_reach(facts)
     for head, array, labels in targets(facts):
         for name in head.metrics:
             plain = name.replace("_", "").lower()
@@ -238,6 +239,29 @@ def _other_metric(facts: Facts) -> Iterator[Found]:
                 continue
             yield Found(
                 f"the metric {name!r} {what}", ("metric", head.name), changes=(Change("metric", "accuracy", name),)
+            )
+
+
+def _out_of_reach(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        for name, cut in head.cuts:
+            if head.activation in ("sigmoid", "softmax") and not 0 < cut < 1:
+                yield Found(
+                    f"the metric {name!r} takes what is above {cut:g} for a yes, and a {head.activation} is "
+                    + ("always" if cut <= 0 else "never"),
+                    ("metric", head.name),
+                    fix=f"give {name} no threshold: it is 0.5 then",
+                )
+
+
+def _cut_logits(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        names = [name for name, cut in head.cuts if cut == USUAL_CUT]
+        if names and head.logits and head.loss == "bce" and head.activation == "linear":
+            yield Found(
+                f"the metric {names[0]!r} takes what is above {USUAL_CUT} for a yes, and {said(head, facts)} is of logits, where 0 is the middle",
+                ("metric", head.name),
+                fix="write keras.metrics.BinaryAccuracy(threshold=0.0), or give the output a sigmoid",
             )
 
 
@@ -337,6 +361,15 @@ LABELS = (
         why="It is high or low by itself, or ends the first step: nobody sees by it how good the model is.",
         fix="Write 'accuracy', with which Keras takes the one that fits.",
         source=f"{UMLAUT}; Keras, Model.compile",
+    ),
+    Rule(
+        id="L20",
+        severity="I",
+        title="a metric of probabilities for logits",
+        look=_cut_logits,
+        why="What the model holds for likely by less than 62 % counts as a no: the metric is lower than the model is good.",
+        fix="Let the metric cut at 0.",
+        source="Keras, BinaryAccuracy: threshold=0.5",
     ),
     Rule(
         id="L18",

@@ -16,6 +16,7 @@ PENALTY = 0.1
 SPREADS = (0.02, 5.0)
 """Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
 PADDED = 0.3
+PIERCED = 0.05
 LEFT, TURNED = 0.2, 0.3
 """Share of the first moving mean that may be left at the end, and the momentum from which on it was meant the other way round."""
 ONE_TOKEN = 0.4
@@ -109,6 +110,17 @@ def _unmasked(facts: Facts) -> Iterator[Found]:
                     f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} takes for a token as others",
                     ("layer", layer.name),
                     changes=(Change("argument", True, layer.name, "mask_zero"),),
+                )
+
+
+def _masked_words(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind == "Embedding" and layer.config.get("mask_zero"):
+            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
+            if array is not None and array.pierced > PIERCED:
+                yield Found(
+                    f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} takes 0 for padding",
+                    ("layer", layer.name),
                 )
 
 
@@ -251,6 +263,15 @@ LAYERS = (
         why="A recurrent layer goes on over the padding, and forgets there what it has read.",
         fix="Give Embedding mask_zero=True.",
         source="Dwarampudi and Reddy, Effects of padding on LSTMs and CNNs, arXiv:1903.07288",
+    ),
+    Rule(
+        id="M35",
+        severity="W",
+        title="a token with the number of padding",
+        look=_masked_words,
+        why="With mask_zero=True what is 0 is left out: a word with that number is never seen, wherever it stands.",
+        fix="Count tokens from 1, and keep 0 for padding; input_dim is one more then.",
+        source="Keras, Embedding: mask_zero",
     ),
     Rule(
         id="D25",

@@ -11,6 +11,7 @@ import numpy as np
 from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
+from ddlf.roles.optimizer_state import other_optimizers
 from ddlf.stabilisers.applied import stabilised
 
 SAMPLE_ROWS = 2
@@ -152,3 +153,18 @@ def may_count(model: Any) -> list[Any]:
     kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
     # Booleans are masks, single bytes quantized: neither changes.
     return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
+
+
+def left_behind(model: Any) -> list[str]:
+    """A sentence for each thing that a model keeps and that no slot takes along."""
+    found = [
+        f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+        "each round, because only floats are merged; make it a float"
+        for weight in may_count(model)
+    ]
+    if others := other_optimizers(model):
+        found.append(
+            f"besides its own the model has {'an optimizer' if len(others) == 1 else 'optimizers'} in {', '.join(others)}: "
+            "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
+        )
+    return found

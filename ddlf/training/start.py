@@ -22,11 +22,11 @@ from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan,
 from ddlf.history import History
 from ddlf.roles import REPLICA
 from ddlf.roles.apart import batch_norms, warning
-from ddlf.roles.build import may_count
+from ddlf.roles.build import left_behind
 from ddlf.roles.callbacks import warnings
 from ddlf.roles.gradient import Step, check_model
 from ddlf.roles.metrics import MetricMerge
-from ddlf.roles.optimizer_state import final_weights, keeps_averages, other_optimizers
+from ddlf.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.roles.stepper import check_optimizer
 from ddlf.roles.task import HELD
 from ddlf.stabilisers.place import followers
@@ -136,18 +136,8 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         callbacks = Callbacks(app, settings) if app.callbacks or decays else None
         for sentence in warnings(app.worker_callbacks):
             app._tell(Warned(about="callback", why=sentence))
-        for weight in may_count(app.model):
-            why = (
-                f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
-                "each round, because only floats are merged; make it a float"
-            )
-            app._tell(Warned(about="model", why=why))
-        if others := other_optimizers(app.model):
-            why = (
-                f"besides its own the model has {'an optimizer' if len(others) == 1 else 'optimizers'} in {', '.join(others)}: "
-                "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
-            )
-            app._tell(Warned(about="model", why=why))
+        for sentence in left_behind(app.model):
+            app._tell(Warned(about="model", why=sentence))
         if mode == "downpour":
             check_optimizer(app.model.optimizer)
         check_test_data(app)

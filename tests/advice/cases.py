@@ -171,6 +171,7 @@ POOL = layer("MaxPooling2D", before=(8, 8, 8))
 UNEVEN = replace(ONE_HOT, counts={0: 900, 1: 100})
 TOKENS = replace(X, shape=(1000, 20), whole=True, low=0, high=999, dtype="int32")
 EMBEDDING = layer("Embedding", before=(20,), config={"input_dim": 1000, "mask_zero": False})
+MASKING = replace(EMBEDDING, config={"input_dim": 1000, "mask_zero": True})
 SCHEDULE = {"schedule": "CosineDecay"}  # the run makes 320 steps in one process
 
 CASES = {
@@ -248,6 +249,11 @@ CASES = {
         replace(head(REAL, loss="mse", activation="linear", metrics=()), rows=replace(FACTS.rows, copied=True)),
     ),
     "L19": (softmax_over(1), softmax_over(-1)),
+    "L20": (
+        head(shape=(1,), activation="linear", loss="bce", logits=True, cuts=(("accuracy", 0.5),)),
+        head(shape=(1,), activation="linear", loss="bce", logits=True, cuts=(("BinaryAccuracy", 0.0),)),
+    ),
+    "L21": (seen(first=-0.2, least=-3.0, agrees=-0.9), seen(first=1.4, least=0.2, agrees=0.9)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
@@ -300,6 +306,10 @@ CASES = {
     "M32": (hidden(untouched=True, trained=0), hidden(trained=0)),
     "M33": (layers(dense(), momentum(0.9999)), layers(dense(), momentum(0.98))),
     "M34": (seen(fails="ValueError: 3 is no 4"), FACTS),
+    "M35": (
+        replace(layers(MASKING), arrays=(replace(TOKENS, pierced=0.9), Y)),
+        replace(layers(EMBEDDING), arrays=(replace(TOKENS, pierced=0.9), Y)),
+    ),
     "T01": (optimizer(rate=3.0), optimizer(rate=0.01)),
     "T02": (HALF, replace(HALF, optimizer=replace(Optimizer(), scales_loss=True))),
     "T03": (replace(FACTS, layers=(HIDDEN, replace(LAST, precision="float16"))), HALF),
@@ -336,6 +346,7 @@ CASES = {
         replace(hidden(trained=3_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
     ),
     "C13": (seen(own_train="train goes on from other weights"), seen(own_train="")),
+    "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),
     "R01": (records(1.0, 0.8, float("nan")), records(1.0, 0.8, 0.7)),
     "R02": (records(1.0, 0.5, 0.9, 1.4, 2.0), records(1.0, 0.5, 0.55, 0.6, 0.65)),
     "R03": (records(*[1.0, 2.0] * 6), records(*[1.0, 1.01] * 6)),

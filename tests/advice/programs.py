@@ -57,9 +57,11 @@ IMAGES = {
 }
 PICTURES = {"data": "x, y = random.normal(size=(1500, 32, 32, 3)).astype('float32'), rows", "shape": "(32, 32, 3)"}
 UNIT = {"data": "y = y > 1", "last": 'layers.Dense(1, activation="sigmoid")'}
+LOGIT = {**UNIT, "last": "layers.Dense(1)", "loss": "keras.losses.BinaryCrossentropy(from_logits=True)"}
 FEW = "        self.x_train, self.y_train = self.x_train[:{0}], self.y_train[:{0}]\n"
 CONV = 'layers.Conv2D(8, 1, activation="relu")'
 RARE = {"data": "y = (x[:, 0] > 1).astype(int)", "loss": '"sparse_categorical_crossentropy"'}
+MASKING = "layers.Embedding(50, 8, mask_zero=True), layers.LSTM(8)"
 TOKENS = {
     "data": "x, y = random.integers(1, 50, (1500, 20)), rows",
     "hidden": "layers.Embedding(50, 8), layers.LSTM(8)",
@@ -329,6 +331,11 @@ PROGRAMS = {
         {**LANGUAGE, "hidden": MIXING.format("causal"), "last": "layers.Dense(50), layers.Softmax(axis=1)"},
         {**LANGUAGE, "hidden": MIXING.format("causal"), "last": "layers.Dense(50), layers.Softmax(axis=2)"},
     ),
+    "L20": of({**LOGIT, "metrics": '"accuracy"'}, {**LOGIT, "metrics": "keras.metrics.BinaryAccuracy(threshold=0.0)"}),
+    "L21": of(
+        {"loss": "lambda y, p: keras.ops.mean(keras.ops.sum(y * keras.ops.log(p + 1e-3), axis=-1))"},
+        {"loss": "lambda y, p: -keras.ops.mean(keras.ops.sum(y * keras.ops.log(p + 1e-3), axis=-1))"},
+    ),
     "M01": of(
         {"hidden": 'layers.Dense(32, activation="relu", kernel_initializer="zeros")'},
         {"last": 'layers.Dense(4, activation="softmax", kernel_initializer="zeros")'},
@@ -427,6 +434,10 @@ PROGRAMS = {
         stack(RELU, "layers.Lambda(lambda a: keras.ops.reshape(a, (60, 16)) if a.shape[0] else a)"),
         stack(RELU, "layers.Lambda(lambda a: keras.ops.reshape(a, (-1, 32)))"),
     ),
+    "M35": of(
+        {**TOKENS, "data": "x, y = random.integers(0, 50, (1500, 20)), rows", "hidden": MASKING},
+        {**TOKENS, "data": "x, y = random.integers(1, 50, (1500, 20)) * (np.arange(20) < 9), rows", "hidden": MASKING},
+    ),
     "T01": optimizer("keras.optimizers.Adam(1.0)", "keras.optimizers.Adam(0.01)"),
     "T02": of(
         {"hidden": 'layers.Dense(32, activation="relu", dtype="float16")'},
@@ -495,6 +506,10 @@ PROGRAMS = {
         {**LARGE_FOR_ITS_DATA, "settings": "    slots = 2\n    worker_epochs = 300\n"},
     ),
     "C13": of({"more": OWN_TRAIN.format("pass")}, {"more": OWN_TRAIN.format("self.model.set_weights(weights)")}),
+    "C14": of(
+        {"made": "        self.model.other_optimizer = keras.optimizers.Adam()\n"},
+        {"made": "        self.model.same_optimizer = self.model.optimizer\n"},
+    ),
     "R01": of(
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(1e30)"},
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(0.1)"},

@@ -206,3 +206,13 @@ def test_a_rate_above_the_usual_one_is_not_low_because_steps_are_few():
     settings = {"batch_size": 500, "master_epochs": 1}
     assert look(rule, replace(optimizer(kind="Adam", rate=0.002), settings=settings)) == ([], [])
     assert look(rule, replace(optimizer(kind="Adam", rate=0.0005), settings=settings))[0] != []
+
+
+@pytest.mark.parametrize(
+    ("activation", "cut", "found"),
+    [("sigmoid", 0.0, "always"), ("softmax", 1.0, "never"), ("sigmoid", 0.9, ""), ("linear", 0.0, ""), ("", 2.0, "")],
+)
+def test_a_metric_that_cuts_where_no_output_comes_is_found(activation, cut, found):
+    facts = head(shape=(1,), activation=activation, loss="bce", metrics=(), cuts=(("Recall", cut),))
+    findings, _ = look([rule for rule in RULES if rule.id == "L17"], facts)
+    assert [one.found.what.endswith(f"a {activation} is {found}") for one in findings] == ([True] if found else [])
