@@ -19,6 +19,8 @@ PASSING = frozenset({"identity", "cast", "reshape", "Flatten", "Reshape", "Ident
 """What changes no value: the activation is that before it."""
 READS_NUMBERS = frozenset({"Embedding", "StringLookup", "IntegerLookup", "CategoryEncoding", "Hashing"})
 WHOLE = DTYPES[3:]
+LITTLE = 0.1
+"""Share of all that a sequence has between its least and its largest value, of which features that lie in other places have less each."""
 FAR = 6.0
 SIGMA = 1.4826
 """Of a normal distribution: the deviation, as a multiple of the median distance from the median."""
@@ -161,12 +163,16 @@ def _input(graph: Graph, node: Node, x: Any) -> Input:
         return Input(node.name, shape, numbers and x is not None, scaled, 0.0, 0.0)
     x = np.asarray(x)
     low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
-    if len(shape) != 1 or shape[0] > MOST_NUMBERS:
-        return Input(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
-    means, deviations = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-    ranges = (x.max(axis=0) - x.min(axis=0)) if x.dtype.kind == "f" else np.ptp(x.astype(np.float64), axis=0)
+    plain = Input(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
+    if len(shape) not in (1, 2) or x.ndim != len(shape) + 1 or shape[-1] > MOST_NUMBERS or not x.size:
+        return plain
+    steps = tuple(range(len(shape)))
+    ranges = x.max(axis=steps).astype(np.float64) - x.min(axis=steps)
+    if len(shape) == 2 and not np.median(ranges) < LITTLE * (high - low):  # a picture, or a sequence of one scale
+        return plain
+    means, deviations = x.mean(axis=steps, dtype=np.float64), x.std(axis=steps, dtype=np.float64)
     known = [tuple(map(float, each)) for each in (means, deviations, ranges)]
-    return Input(node.name, shape, numbers, scaled, low, high, known[0], known[1], known[2], _peak(x))
+    return replace(plain, means=known[0], deviations=known[1], ranges=known[2])
 
 
 def _peak(x: np.ndarray[Any, Any]) -> float:

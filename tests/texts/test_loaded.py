@@ -165,6 +165,22 @@ def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
     assert found.keras.count_params() == Notation(LINE).keras.count_params()
 
 
+@pytest.mark.parametrize(
+    ("places", "value"),
+    [((0.0, 0.0, 1000.0), "Normalization"), ((0.0, 500.0, 1000.0), "Normalization"), ((20.0, 20.0, 20.0), "Rescaling")],
+)
+def test_features_of_a_sequence_that_lie_in_other_places_are_scaled_each(places, value):
+    x = np.random.default_rng(0).normal(places, 3.0, (50, 9, 3))
+    found = settled(
+        "a:input shape=[9, 3]; a:output shape=[1]; a:loss MSE; a:layers GRU(units=2), Dense(units=1);", x, x[:, 0, 0]
+    )
+    layer = next(layer for layer in found.keras.layers if isinstance(layer, getattr(keras.layers, value)))
+    scaled = np.asarray(layer(x))
+    assert np.abs(scaled).max() < 6
+    if value == "Normalization":
+        np.testing.assert_allclose(scaled, (x - x.mean((0, 1))) / x.std((0, 1)), rtol=1e-3, atol=1e-3)
+
+
 def test_a_penalty_is_of_weights_and_not_of_biases():
     found = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
     model = found.compiled()
