@@ -35,7 +35,8 @@ def hidden(facts: Facts) -> list[Layer]:
 
 
 def _equal_weights(facts: Facts) -> Iterator[Found]:
-    joined = any(one.kind in JOINING for one in facts.layers)
+    # What begins with zeros to leave another way as it is: a branch of a sum, the variance of a code.
+    joined = any(one.kind in JOINING or len(one.reads) > 1 for one in facts.layers)
     for layer in hidden(facts):
         size = max((n or 0 for n in layer.shape[-1:]), default=0)
         if layer.equal is None or size < 2 or not layer.trained or (joined and layer.equal == 0):

@@ -10,6 +10,8 @@ from ddlf.advice.rule import Change, Found, Rule
 
 SHARED_SHARE, SHARED_COUNT = 0.01, 2
 """So much of a part may be in training, too, before it is more than chance."""
+DEVIATIONS, LARGE_SHARE = 3, 0.05
+"""From how many that are twice in training by chance on it is more, and the share that is a leak wherever it comes from."""
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
 """Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
@@ -43,7 +45,9 @@ def _shared(facts: Facts) -> Iterator[Found]:
         share = shared.count / shared.of
         if not shared.count or (_is_counted(facts) and share < OFTENER * own):
             continue
-        many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT
+        by_chance = 2 * own * shared.of  # a sample of training meets half as many on its own side
+        usual = by_chance + DEVIATIONS * math.sqrt(by_chance)
+        many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
         whole = share > 0.5
         x = f"x_{shared.part}"
         lines = (

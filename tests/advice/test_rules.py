@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddlf.advice.facts import Labels
+from ddlf.advice.facts import Labels, Shared
 from ddlf.advice.rule import LEVELS, Found, Rule, look, named
 from ddlf.advice.rules import RULES
 from ddlf.errors import ConfigError
@@ -165,6 +165,24 @@ def test_a_softmax_of_its_own_between_layers_is_in_a_hidden_layer():
     inner = [rule for rule in RULES if rule.id == "M07"]
     assert len(look(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), dense()))[0]) == 1
     assert look(inner, layers(dense("linear"), layer("Softmax", activation="softmax"), layer("Multiply"))) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("distinct", "count", "severity"), [(1593, 5, "I"), (1600, 5, "W"), (1593, 30, "W"), (1500, 45, "W")]
+)
+def test_what_is_in_test_and_training_as_often_as_twice_in_training_is_a_note(distinct, count, severity):
+    shared = Shared(part="test", count=count, of=400, pairs=((1, 2),))
+    facts = replace(FACTS, rows=replace(FACTS.rows, looked=1600, distinct=distinct, shared=(shared,)))
+    ((finding,), _) = look([rule for rule in RULES if rule.id == "D05"], facts)
+    assert finding.severity == severity
+
+
+def test_what_begins_with_zeros_beside_another_way_is_meant_so():
+    rule = [rule for rule in RULES if rule.id == "M01"]
+    facts = layers(dense(equal=0.0), dense())
+    assert len(look(rule, facts)[0]) == 1
+    own = layer("Sampling", reads=("dense_0", "dense_1"))
+    assert look(rule, replace(facts, layers=(*facts.layers, own))) == ([], [])
 
 
 def test_samples_of_another_shape_are_the_business_of_a_step_of_the_users_own():
