@@ -6,8 +6,8 @@
 ratio within one such pair, whose median is shown with its spread, and that nothing is compiled again after the first repeat. ``outliers``: a
 regression of which some samples are multiplied by a number, with ``RollingClip`` and without. ``frozen``: two local workers, with 75 % of the weights
 frozen and without: bytes back, and whether the bits of these tensors stay. ``tasks``: two tasks of one trunk whose losses are 100 times apart, each
-beside a model of its own; classes in points of accuracy, numbers in points of explained variance. ``--quick`` is the short form: few seeds, repeats,
-epochs.
+beside a model of its own, all with a rate that ends at 0; classes in points of accuracy, numbers in points of explained variance. ``--quick`` is the
+short form: few seeds, repeats, epochs.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, fl
 def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Namespace) -> dict[str, float]:
     import keras
 
-    from ddlf.stabilisers import Uncertain
+    from ddlf.stabilisers import RunSchedule, Uncertain
 
     (x, y), (x_test, y_test) = (
         (x.reshape(len(x), -1).astype("float32"), labels.argmax(axis=1)) for x, labels in load_digits()
@@ -331,8 +331,10 @@ def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Name
         model = Uncertain(model, first=FIRST if way == "uncertainty" else None)
     losses = {"digit": keras.losses.SparseCategoricalCrossentropy(), "ink": keras.losses.MeanSquaredError()}
     # The s_i go as far in a step as weights do, and have up to 5 to go: so many steps it takes.
-    model.compile(keras.optimizers.Adam(3e-3), {name: losses[name] for name in heads})
-    model.fit(x, {name: targets[name] for name in heads}, 32, 2 * options.epochs, verbose=0)
+    epochs = 2 * options.epochs
+    rate = RunSchedule(3e-3, options.schedule, steps=math.ceil(len(x) / 32) * epochs) if options.schedule else 3e-3
+    model.compile(keras.optimizers.Adam(rate), {name: losses[name] for name in heads})
+    model.fit(x, {name: targets[name] for name in heads}, 32, epochs, verbose=0)
     found = model.predict(x_test, verbose=0)
     points = {}
     if "digit" in heads:
@@ -386,6 +388,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--repeats", type=int, default=31, help="of steps")
     made.add_argument("--epochs", type=int, default=30, help="of outliers; tasks take twice as many")
+    made.add_argument(
+        "--schedule", default="cosine", help="of the learning rate of tasks, in all ways; empty for a fixed one"
+    )
     made.add_argument("--steps", type=int, default=30, help="in a repeat")
     made.add_argument("--batch-size", type=int, default=256, help="of steps")
     made.add_argument("--width", type=int, default=512, help="of both hidden layers of steps")

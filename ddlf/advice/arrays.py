@@ -23,6 +23,9 @@ SHOWN = 5
 MOST_CLASSES = 100_000
 MOST_FEATURES = 20_000
 ON_A_LINE = 0.999999
+NEARLY, ALIKE = 0.99, 0.9
+"""Correlation from which on one feature follows the target, where no other one comes to the second."""
+LEAST_FEATURES, ENOUGH_ROWS = 3, 50
 OVERLAPPING = 1_000
 """Windows that are looked for in training."""
 LEAST_STEPS = 4
@@ -194,6 +197,7 @@ def compared(data: dict[str, Any]) -> Rows:
         if (shared := _shared(x, first, part, _arrays(data.get(f"x_{part}"), f"x_{part}"), most)) is not None
     )
     facts["leaks"] = tuple(_leaks(x, y))
+    facts["follows"] = None if facts["leaks"] else _follows(x, y)
     facts["overlapping"] = tuple(
         (part, *found)
         for part in ("val", "test")
@@ -306,13 +310,34 @@ def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes:
     return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
 
 
+def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]) -> Any:
+    """The one feature of a table that a target nearly lies on a line with, while no other does: steps of a series are alike themselves."""
+    if len(x) != 1 or len(y) != 1 or x[0][1].ndim != 2 or y[0][1][0].size != 1 or len(y[0][1]) < ENOUGH_ROWS:
+        return None
+    name, array = x[0]
+    some = chosen(len(array), SAMPLED)
+    wanted = y[0][1].reshape(-1)[some].astype(np.float64)
+    if not LEAST_FEATURES <= array.shape[1] <= MOST_FEATURES or len(np.unique(wanted)) < 0.2 * len(wanted):
+        return None
+    alike = _correlations(array[some], wanted)
+    if alike is None:
+        return None
+    second, first = np.argsort(alike)[-2:]
+    return (name, int(first), float(alike[first])) if alike[first] > NEARLY > ALIKE > alike[second] else None
+
+
 def _along(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Iterator[int]:
     """Columns that lie on a line with a target."""
-    if not np.isfinite(rows).all() or wanted.std() == 0:
-        return
+    if (alike := _correlations(rows, wanted)) is not None:
+        yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
+
+
+def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Any:
+    """Of each column with a target, without sign; None where there are none."""
+    if not np.isfinite(rows).all() or not np.isfinite(wanted).all() or wanted.std() == 0:
+        return None
     values = rows.astype(np.float64)
     values -= values.mean(axis=0)
     wanted = wanted - wanted.mean()
     norms = np.sqrt((values**2).sum(axis=0) * (wanted**2).sum())
-    alike = np.abs(wanted @ values) / np.where(norms == 0, np.inf, norms)
-    yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
+    return np.abs(wanted @ values) / np.where(norms == 0, np.inf, norms)

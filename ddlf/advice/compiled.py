@@ -223,6 +223,7 @@ def optimizer_of(model: Any) -> Optimizer | None:
     inside = optimizer.inner_optimizer if scales else optimizer
     given = getattr(inside, "_learning_rate", None)
     rate, schedule, steps = _rate(given)
+    fades = _fades(schedule, config_of(given)) if schedule else None
     clips = [getattr(inside, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")]
     decay = getattr(inside, "weight_decay", None)
     momentum = getattr(inside, "momentum", 0.0)
@@ -231,6 +232,7 @@ def optimizer_of(model: Any) -> Optimizer | None:
         rate=rate,
         schedule=schedule,
         steps=steps,
+        fades=fades,
         scales_loss=scales,
         keeps=_keeps(type(inside).__name__, momentum),
         clip=min((float(clip) for clip in clips if clip), default=None),
@@ -243,6 +245,16 @@ def _keeps(kind: str, momentum: Any) -> int:
     if kind == "SGD":
         return int(bool(momentum))
     return {"RMSprop": 1, "Adagrad": 1, "Lion": 1}.get(kind, 2)
+
+
+def _fades(kind: str, config: Mapping[str, Any]) -> int | None:
+    """After how many steps a schedule of Keras's that never ends is below a hundredth of what it began with."""
+    steps, rate = config.get("decay_steps"), config.get("decay_rate")
+    if not (isinstance(steps, int | float) and isinstance(rate, int | float)):
+        return None
+    if kind == "ExponentialDecay" and 0 < rate < 1:
+        return math.ceil(steps * math.log(0.01) / math.log(rate))
+    return math.ceil(99 * steps / rate) if kind == "InverseTimeDecay" and rate > 0 else None
 
 
 def _rate(given: Any) -> tuple[float, str, int | None]:

@@ -118,6 +118,7 @@ class Rows:
         pairs: Some of these pairs.
         shared: Samples that other parts have, too.
         leaks: Features that say the label: name of the array, and number of the feature.
+        follows: The one feature that follows a number nearly: name, number, and its correlation; None if none does.
         overlapping: Windows of other parts that are windows of training one step on or back: part, how many, of how many.
         copied: Whether labels are the inputs.
     """
@@ -129,6 +130,7 @@ class Rows:
     pairs: tuple[tuple[int, int], ...] = ()
     shared: tuple[Shared, ...] = ()
     leaks: tuple[tuple[str, int], ...] = ()
+    follows: tuple[str, int, float] | None = None
     overlapping: tuple[tuple[str, int, int], ...] = ()
     copied: bool = False
 
@@ -220,6 +222,7 @@ class Optimizer:
         rate: Learning rate at first; at its highest, with a warm-up.
         schedule: Class of the schedule; "" if the rate is fixed.
         steps: After how many steps the schedule has done all; None if it never has.
+        fades: After how many steps one that only comes nearer to 0 is below a hundredth; None of others.
         scales_loss: Whether the loss is scaled for float16.
         keeps: Numbers that it keeps for each that is trained.
         clip: The smallest of its limits on gradients; None for none.
@@ -231,6 +234,7 @@ class Optimizer:
     rate: float = 0.001
     schedule: str = ""
     steps: int | None = None
+    fades: int | None = None
     scales_loss: bool = False
     keeps: int = 2
     clip: float | None = None

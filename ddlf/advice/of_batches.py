@@ -58,7 +58,10 @@ def _away(facts: Facts) -> Iterator[Found]:
         facts.seen.get("first", math.nan),
         facts.seen.get("least", math.nan),
     )
-    if agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
+    is_own = any(
+        head.loss == "own" for head in facts.heads
+    )  # Keras's own have the right sign, and steps that fail come anywhere
+    if is_own and agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
         yield Found(
             f"in some steps on 16 samples the loss falls from {first:.4g} to {least:.4g}, and outputs then say the opposite of labels "
             f"(their correlation is {agrees:.2f})",

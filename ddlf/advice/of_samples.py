@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ddlf.advice.facts import Array, Facts
+from ddlf.advice.of_outputs import DISTANCES
 from ddlf.advice.rule import Change, Found, Rule
 
 SHARED_SHARE, SHARED_COUNT = 0.01, 2
@@ -97,6 +98,14 @@ def _leaks(facts: Facts) -> Iterator[Found]:
     for name, feature in facts.rows.leaks:
         yield Found(
             f"feature {feature} of {name} is the label itself, in other numbers or cut into ranges", ("data", name)
+        )
+    if facts.rows.follows is not None and any(one.loss in (*DISTANCES, "mape", "msle") for one in facts.heads):
+        name, feature, alike = facts.rows.follows
+        yield Found(
+            f"feature {feature} of {name} follows the target by itself (correlation {alike:.4f}), and no other comes near that",
+            ("data", name),
+            severity="I",
+            fix="ask whether it is known when the model is to be used, or is made of the target",
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddlf.advice.facts import Facts
 from ddlf.advice.of_layers import DROPOUT
+from ddlf.advice.of_samples import plural
 from ddlf.advice.rule import Change, Found, Rule
 
 RATES = {
@@ -34,7 +35,7 @@ CLIP = 0.01
 DECAY = 0.3
 LONGER = 1.5
 FEW_BATCHES = 8
-FEW_STEPS = 100
+FEW_STEPS, LEAST_STEPS = 100, 50
 ENOUGH = 500
 CROWDED = 1_000
 """Trained numbers for each sample."""
@@ -143,27 +144,29 @@ def _long_schedule(facts: Facts) -> Iterator[Found]:
 
 
 def _ends_early(facts: Facts) -> Iterator[Found]:
-    optimizer = facts.optimizer
-    ends = (
-        optimizer is not None
-        and optimizer.schedule in ("CosineDecay", "PolynomialDecay")
-        and optimizer.steps is not None
-    )
-    if (
-        ends
-        and optimizer is not None
-        and optimizer.steps is not None
-        and optimizer.steps * facts.slots * 4 < facts.steps
-    ):
-        yield Found(
-            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
-            ("optimizer", "schedule"),
-        )
+    if (optimizer := facts.optimizer) is None:
+        return
+    ends = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
+    for what, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
+        if steps is not None and steps * facts.slots * 4 < facts.steps:
+            yield Found(
+                f"{optimizer.schedule} {what} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
+                ("optimizer", "schedule"),
+            )
 
 
 def _few_batches(facts: Facts) -> Iterator[Found]:
     size = int(facts.settings.get("batch_size", 32))
-    if facts.samples >= ENOUGH and facts.steps_an_epoch < FEW_BATCHES and facts.steps < 1_000 and not facts.from_files:
+    at_once = 0 < facts.samples <= size and facts.steps < LEAST_STEPS and not facts.from_files
+    if at_once and facts.layers:
+        yield Found(
+            f"a batch of {size} has all {facts.samples} samples, so the run makes {plural(facts.steps, 'step')}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+    elif (
+        facts.samples >= ENOUGH and facts.steps_an_epoch < FEW_BATCHES and facts.steps < 1_000 and not facts.from_files
+    ):
         yield Found(
             f"an epoch has {facts.steps_an_epoch} batches of {size}, the run {facts.steps}",
             ("setting", "batch_size"),

@@ -253,7 +253,10 @@ CASES = {
         head(shape=(1,), activation="linear", loss="bce", logits=True, cuts=(("accuracy", 0.5),)),
         head(shape=(1,), activation="linear", loss="bce", logits=True, cuts=(("BinaryAccuracy", 0.0),)),
     ),
-    "L21": (seen(first=-0.2, least=-3.0, agrees=-0.9), seen(first=1.4, least=0.2, agrees=0.9)),
+    "L21": (
+        replace(head(loss="own"), seen=dict(first=-0.2, least=-3.0, agrees=-0.9)),
+        replace(head(loss="own"), seen=dict(first=1.4, least=0.2, agrees=0.9)),
+    ),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),

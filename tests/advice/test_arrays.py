@@ -119,6 +119,18 @@ def test_a_feature_on_a_line_with_a_target_is_found_and_one_beside_it_is_not(ran
     assert compared({"x_train": x, "y_train": 3 * x[:, 1] + 0.1 * x[:, 2]}).leaks == ()
 
 
+def test_one_feature_that_follows_a_target_alone_is_told_and_steps_of_a_series_are_not():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(400, 6))
+    found = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).follows
+    assert found[:2] == ("x_train", 2)
+    assert 0.999 < found[2] < 1
+    assert compared({"x_train": x, "y_train": x[:, 2] + 0.3 * x[:, 1]}).follows is None
+    series = np.sin(np.arange(406) / 20)[:, None] + 0.01 * random.normal(size=(406, 1))
+    steps = np.concatenate([series[number : number + 400] for number in range(6)], axis=1)
+    assert compared({"x_train": steps, "y_train": series[6:, 0]}).follows is None
+
+
 def test_windows_that_go_on_from_others_are_counted(random):
     series = random.normal(size=(330, 1)).cumsum(axis=0)
     windows = np.stack([series[i : i + 12] for i in range(300)])

@@ -14,6 +14,7 @@ from tests.advice.cases import (
     CLASSES,
     CONV,
     FACTS,
+    HEAD,
     HIDDEN,
     LAST,
     NORM,
@@ -183,6 +184,31 @@ def test_what_begins_with_zeros_beside_another_way_is_meant_so():
     assert len(look(rule, facts)[0]) == 1
     own = layer("Sampling", reads=("dense_0", "dense_1"))
     assert look(rule, replace(facts, layers=(*facts.layers, own))) == ([], [])
+
+
+def test_steps_that_go_wrong_with_a_loss_of_keras_say_nothing_of_its_sign():
+    away = [rule for rule in RULES if rule.id == "L21"]
+    assert look(away, replace(CASES["L21"][0], heads=(replace(HEAD, loss="sce"),))) == ([], [])
+
+
+@pytest.mark.parametrize(("size", "epochs", "found"), [(512, 10, True), (512, 200, False), (32, 10, False)])
+def test_a_batch_of_all_samples_is_found_where_the_run_makes_few_steps(size, epochs, found):
+    facts = replace(FACTS, samples=115, settings={**FACTS.settings, "batch_size": size, "master_epochs": epochs})
+    assert bool(look([rule for rule in RULES if rule.id == "T06"], facts)[0]) == found
+
+
+@pytest.mark.parametrize(("fades", "found"), [(40, True), (400, False), (None, False)])
+def test_a_schedule_that_is_nearly_0_before_a_quarter_of_the_run_is_found(fades, found):
+    facts = replace(optimizer(schedule="ExponentialDecay", fades=fades), samples=1000)  # 320 steps
+    assert bool(look([rule for rule in RULES if rule.id == "T07"], facts)[0]) == found
+
+
+def test_one_feature_that_follows_a_number_alone_is_a_note():
+    rule = [rule for rule in RULES if rule.id == "D08"]
+    facts = replace(head(REAL, loss="mse"), rows=replace(FACTS.rows, follows=("x_train", 5, 0.9987)))
+    ((finding,), _) = look(rule, facts)
+    assert (finding.severity, "feature 5 of x_train" in finding.found.what) == ("I", True)
+    assert look(rule, replace(facts, heads=(HEAD,))) == ([], [])
 
 
 def test_samples_of_another_shape_are_the_business_of_a_step_of_the_users_own():
