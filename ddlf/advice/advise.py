@@ -142,6 +142,7 @@ async def advise(
     if pickled is not None:
         seen |= await seen_again(app, pickled, sources.calls(DEVICES))
     taken = level != "quick" and take_in(app)
+    seen |= {"taken": True} if taken else {}
     facts = facts_of(app, workers=workers, seen=seen)
     if level != "quick":
         alike = near(getattr(app, "x_train", None), getattr(app, "x_test", None))

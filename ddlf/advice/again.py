@@ -11,9 +11,12 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from ddlf import frames
 from ddlf.data.parts import contents
 from ddlf.errors import DDLFError, NotPicklable
 from ddlf.roles.build import describe_weights
@@ -22,6 +25,29 @@ from ddlf.wire.code import is_installed, pickle_object, unpickle
 SECONDS = 300.0
 """After which the second process is taken to hang."""
 MOST_FILES = 5
+METHODS = ("load_dataset", "create_model")
+ASKED_THROUGH = {"os.py", "_collections_abc.py", "<frozen os>", "<frozen _collections_abc>"}
+"""Files between who asks for a variable of the environment, and the answer."""
+OF_ALL_MACHINES = (
+    *(
+        "DDLF_",
+        "KERAS_",
+        "TF_",
+        "XLA_",
+        "JAX_",
+        "CUDA_",
+        "OMP_",
+        "MKL_",
+        "PYTHON",
+        "PATH",
+        "HOME",
+        "TMP",
+        "LANG",
+        "LC_",
+        "XDG_",
+    ),
+)
+"""How variables begin that are of libraries or the system, and that each machine has as it needs them."""
 
 
 def packed(app: Any, seen: dict[str, Any]) -> bytes | None:
@@ -101,6 +127,8 @@ def differing(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
         if len(a) != len(b) or first:
             what = f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
             found["model"] = (f"a second process has {what}",)
+    if asked := theirs.get("asked"):
+        found["asked"] = tuple(f"{who} asks for {what}" for who, what in asked)
     if files := theirs["files"]:
         found["files"] = (f"load_dataset and create_model read {', '.join(files[:MOST_FILES])}",)
     return found
@@ -135,21 +163,56 @@ def is_of_this_machine(path: str, script: str) -> bool:
     return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
 
 
-def _on_another_machine() -> None:
-    """Have this process take its machine for another one."""
+def _on_another_machine(tell: Callable[[str], None]) -> None:
+    """Have this process take its machine for another one, and tell what the user's code asks of it."""
     import platform
     import socket
     import uuid
 
     name, processors = "another-machine", (os.cpu_count() or 1) + 1
-    socket.gethostname = socket.getfqdn = lambda *of: name
-    platform.node = lambda: name
-    uuid.getnode = lambda: 0x0242AC110002
+
+    def telling(what: str, answer: Any) -> Callable[..., Any]:
+        def asked(*of: Any) -> Any:
+            tell(what)
+            return answer
+
+        return asked
+
+    socket.gethostname = socket.getfqdn = telling("the name of its machine", name)
+    platform.node = telling("the name of its machine", name)
+    uuid.getnode = telling("the address of its machine", 0x0242AC110002)
     os.cpu_count = lambda: processors
     os.environ["HOSTNAME"] = name
     if hasattr(os, "uname"):
         own = os.uname()
-        os.uname = lambda: os.uname_result((own.sysname, name, *own[2:]))
+        os.uname = telling("the name of its machine", os.uname_result((own.sysname, name, *own[2:])))
+
+    class Told(type(os.environ)):  # type: ignore[misc]
+        """Variables of the environment, of which it is told who reads them."""
+
+        def __getitem__(self, key: str) -> str:
+            if not str(key).startswith(OF_ALL_MACHINES):
+                tell(f"the environment variable {key}")
+            value: str = super().__getitem__(key)
+            return value
+
+    os.environ.__class__ = Told
+
+
+def _asker() -> str:
+    """The method of the app in which the user's own code asks for something; empty if it is not the user's code that asks."""
+    frame: FrameType | None = sys._getframe(3)  # behind what asks, and what stands in its place
+    while frame is not None and os.path.basename(frame.f_code.co_filename) in ASKED_THROUGH:
+        frame = frame.f_back
+    if frame is None or frames.is_machinery(file := frame.f_code.co_filename) or frames.LIBRARIES.search(file):
+        return ""
+    if file.startswith(os.path.realpath(sys.base_prefix)):
+        return ""
+    while frame is not None:
+        if frame.f_code.co_name in METHODS:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
 
 
 def _with_a_card() -> None:
@@ -182,7 +245,13 @@ def _main() -> None:
     from ddlf.advice.collect import build, load
     from ddlf.data.parts import check_data
 
-    _on_another_machine()
+    asked: dict[tuple[str, str], None] = {}
+
+    def tell(what: str) -> None:
+        if listening and (who := _asker()):
+            asked[who, what] = None
+
+    _on_another_machine(tell)
     if sys.argv[2:]:
         with contextlib.suppress(ImportError):
             _with_a_card()
@@ -193,7 +262,8 @@ def _main() -> None:
         check_data(app)
         asyncio.run(build(app))
         listening = False
-        answer = _facts(app) | {"files": [path for path in opened if is_of_this_machine(path, script)]}
+        files = [path for path in opened if is_of_this_machine(path, script)]
+        answer = _facts(app) | {"files": files, "asked": list(asked)}
     except (Exception, DDLFError) as error:
         answer = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
     with contextlib.closing(os.fdopen(out, "w")) as file:

@@ -153,7 +153,8 @@ def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> Labels:
     in_rows = max(abs(ends[0] - 1), abs(ends[1] - 1)) < 1e-3
     if facts["whole"] and facts["high"] <= 1 and ((rows == 0) | (rows == 1)).all():
         if not in_rows:
-            return Labels(kind="many_hot", sums=ends)
+            kinds, codes = np.unique(rows, axis=0, return_inverse=True)
+            return Labels(kind="many_hot", sums=ends, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
         flat = rows.argmax(axis=1)
         counts = np.bincount(flat, minlength=width)
         found = {number: int(count) for number, count in enumerate(counts)}

@@ -34,6 +34,7 @@ SETTINGS = (
     "worker_steps",
     "batch_size",
     "slots",
+    "shuffle",
     "optimizer_state",
     "class_weight",
     "codec",

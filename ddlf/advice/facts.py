@@ -160,7 +160,7 @@ class Layer:
         spread: Standard deviation of what makes its kernel, if that was given as a number.
         penalty: The largest factor of L1 or L2; 0 for none.
         precision: Type that it computes in.
-        untouched: Whether it is frozen with a kernel as its initializer draws it, and biases of 0.
+        untouched: Whether it is frozen with a kernel as its initializer draws it, and biases of 0; of a Normalization, whether it was never adapted.
     """
 
     name: str
@@ -307,7 +307,7 @@ class Facts:
 
     def steps_of(self, slots: int) -> int:
         """Batches that a slot makes in the run, of so many."""
-        epochs = int(self.settings.get("master_epochs", 1)) * int(self.settings.get("worker_epochs", 1))
+        epochs = int(self.settings.get("master_epochs", 1))  # those of the whole run, however many a round has
         return epochs * max(
             1, math.ceil(math.ceil(self.samples / slots) / max(1, int(self.settings.get("batch_size", 32))))
         )

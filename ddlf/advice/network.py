@@ -126,7 +126,7 @@ def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> L
         spread=spread,
         penalty=_penalty(config),
         precision=str(getattr(operation, "compute_dtype", "float32")),
-        untouched=_untouched(operation, kernel, config.get("kernel_initializer")),
+        untouched=_not_adapted(operation, kind) or _untouched(operation, kernel, config.get("kernel_initializer")),
     )
 
 
@@ -194,6 +194,18 @@ def _equal(kernel: Any) -> float | None:
     except Exception:  # nothing that has values yet
         return None
     return float(whole.flat[0]) if whole.min() == whole.max() else None
+
+
+def _not_adapted(operation: Any, kind: str) -> bool:
+    """Whether a layer that is to learn mean and variance from data still has those that it is made with."""
+    if kind != "Normalization" or getattr(operation, "input_mean", None) is not None:
+        return False
+    mean, variance = (getattr(operation, name, None) for name in ("adapt_mean", "adapt_variance"))
+    if mean is None or variance is None:
+        return False
+    import keras
+
+    return not keras.ops.convert_to_numpy(mean).any() and bool((keras.ops.convert_to_numpy(variance) == 1).all())
 
 
 def _untouched(operation: Any, kernel: Any, given: Any) -> bool:

@@ -115,6 +115,24 @@ def _does_not_pay(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _asked(facts: Facts) -> Iterator[Found]:
+    if facts.seen.get("data") or facts.seen.get("model"):  # what differs already is an error of its own
+        return
+    for sentence in facts.seen.get("asked", ()):
+        yield Found(sentence, ("method", sentence.partition(" ")[0]))
+
+
+def _meets_once(facts: Facts) -> Iterator[Found]:
+    settings, slots = facts.settings, _slots(facts)
+    epochs, together = int(settings.get("master_epochs", 1)), int(settings.get("worker_epochs") or 1)
+    if settings.get("mode") == "sync" and not settings.get("worker_steps") and slots > 1 and together >= max(2, epochs):
+        yield Found(
+            f"worker_epochs is {together}, of {epochs} in all: {slots} slots train apart to their ends, and are merged once",
+            ("setting", "worker_epochs"),
+            changes=(Change("setting", 1, "worker_epochs"),),
+        )
+
+
 def _own_train(facts: Facts) -> Iterator[Found]:
     if sentence := facts.seen.get("own_train"):
         yield Found(sentence, ("method", "train"))
@@ -257,6 +275,26 @@ CLUSTER = (
         why="What workers save in computing is lost again in moving weights.",
         fix="Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.",
         source="measured: docs/performance.md",
+    ),
+    Rule(
+        id="C15",
+        severity="W",
+        level="cluster",
+        title="what each machine answers in its own way",
+        look=_asked,
+        why="Data and model are to be the same on all workers: by a name, or a variable that is set on one machine, they come out different.",
+        fix="Ask on the master alone: in __init__, kept in an attribute, which travels with the app, or by -p KEY=VALUE.",
+        source="docs/guide.md, Workers on other machines",
+    ),
+    Rule(
+        id="C16",
+        severity="W",
+        level="cluster",
+        title="slots that meet once",
+        look=_meets_once,
+        why="Weights of networks that have gone their own ways have no good mean: units that do the same have other places in each.",
+        fix="Take rounds of one epoch, or a few: worker_epochs=1.",
+        source="McMahan et al., arXiv:1602.05629; Singh and Jaggi, arXiv:1910.05653",
     ),
     Rule(
         id="C13",

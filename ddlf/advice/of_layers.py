@@ -12,7 +12,10 @@ DROPOUT = frozenset(
 )
 JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
 DROPPED = 0.8
-PENALTY = 0.1
+PENALTY, PENALIZED = 0.1, 0.5
+"""A factor, and a share of the first loss, from which on weights matter more than to be right."""
+FEW_WORDS = 10
+READS_QUANTITIES = frozenset({"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Conv1D", "Dense"})
 SPREADS = (0.02, 5.0)
 """Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
 PADDED = 0.3
@@ -126,7 +129,7 @@ def _masked_words(facts: Facts) -> Iterator[Found]:
 
 
 def _frozen_as_drawn(facts: Facts) -> Iterator[Found]:
-    found = [one for one in facts.layers if one.untouched]
+    found = [one for one in facts.layers if one.untouched and one.kind != "Normalization"]
     if found and any(one.trained for one in facts.layers):
         yield Found(
             f"{found[0].name!r}"
@@ -186,6 +189,44 @@ def _punished(facts: Facts) -> Iterator[Found]:
             yield Found(
                 f"the penalty of {layer.name!r} has the factor {layer.penalty:g}; 0.01 to 0.00001 is usual",
                 ("layer", layer.name),
+            )
+    whole, penalties = facts.seen.get("loss", 0.0), facts.seen.get("penalties", 0.0)
+    if not any(layer.penalty >= PENALTY for layer in facts.layers) and whole > 0 and penalties > PENALIZED * whole:
+        yield Found(
+            f"of the first loss of {whole:.4g} penalties of weights are {penalties:.4g}", ("method", "create_model")
+        )
+
+
+def _words_as_numbers(facts: Facts) -> Iterator[Found]:
+    known = {one.name for one in facts.layers}
+    for array in facts.of("x", "train"):
+        if (
+            len(array.sample) != 1
+            or not array.dtype.startswith(("int", "uint"))
+            or array.padded <= PADDED
+            or array.high < FEW_WORDS
+        ):
+            continue
+        readers = [
+            one
+            for one in facts.layers
+            if not known & set(one.reads) and one.before in (array.sample, (*array.sample, 1))
+        ]
+        while len(readers) == 1 and readers[0].kind in ("Reshape", "ExpandDims", "Cast"):
+            readers = facts.readers(readers[0].name)
+        if readers and all(one.kind in READS_QUANTITIES for one in readers):
+            yield Found(
+                f"{array.name} has whole numbers up to {array.high:g} and ends with zeros, as tokens do, and {readers[0].name!r} takes "
+                "them for quantities",
+                ("layer", readers[0].name),
+            )
+
+
+def _not_adapted(facts: Facts) -> Iterator[Found]:
+    for layer in facts.layers:
+        if layer.kind == "Normalization" and layer.untouched:
+            yield Found(
+                f"{layer.name!r} has the mean 0 and the variance 1 of one that was never adapted", ("layer", layer.name)
             )
 
 
@@ -318,6 +359,24 @@ LAYERS = (
         why="To make the weights small pays more than to be right, so that the model says the same of all samples.",
         fix="Take 0.01 to 0.00001.",
         source=UMLAUT,
+    ),
+    Rule(
+        id="M36",
+        severity="W",
+        title="tokens that are taken for quantities",
+        look=_words_as_numbers,
+        why="The number of a word says nothing of what it means: 70 is not ten times 7, and nothing lies between two words.",
+        fix="Put an Embedding first.",
+        source="Humbatova et al., arXiv:1910.11015: wrong preprocessing",
+    ),
+    Rule(
+        id="M38",
+        severity="W",
+        title="a Normalization that was never adapted",
+        look=_not_adapted,
+        why="It passes on what comes in, so that inputs are not scaled, though the layer is there.",
+        fix="Call its adapt(x_train) in create_model, or give it mean and variance.",
+        source="Keras, Normalization",
     ),
     Rule(
         id="M16",

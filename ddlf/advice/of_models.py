@@ -221,10 +221,13 @@ def _bias_before_norm(facts: Facts) -> Iterator[Found]:
 def _one_wide(facts: Facts) -> Iterator[Found]:
     for layer in hidden(facts):
         readers = facts.readers(layer.name)
-        straight = len(readers) == 1 and readers[0].kind == "Dense" and (readers[0].shape[-1:] or (0,))[0]
-        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight and straight > 1:
+        units = [(one.shape[-1:] or (0,))[0] or 0 for one in readers if one.kind == "Dense"]
+        straight = sum(units) if len(units) == len(readers) else 0
+        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight > 1:
             yield Found(
-                f"all that {readers[0].name!r}, of {straight} units, learns of is the 1 unit of {layer.name!r}",
+                f"all that {readers[0].name!r}, of {readers[0].shape[-1]} units"
+                + (f", and {len(readers) - 1} more learn" if len(readers) > 1 else ", learns")
+                + f" of is the 1 unit of {layer.name!r}",
                 ("layer", layer.name),
             )
 

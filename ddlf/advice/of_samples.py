@@ -18,8 +18,9 @@ FEW_WRONG, WRONG = 3, (0.005, 0.01)
 """Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
 OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
 """Share of a part's windows that may go on from one of training: those at a cut do, and no more."""
-RELATED, SURELY = 4.0, 15.0
-"""Deviations from labels that are exchanged below which nothing is told of labels, and above which much is."""
+RELATED, SURELY, LESS = 4.0, 15.0, 4.5
+"""Deviations from labels that are exchanged below which nothing is told of labels, above which much is, and how many fewer than in training are no
+chance."""
 OFTENER = 3.0
 """Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
 
@@ -70,6 +71,14 @@ def _shared(facts: Facts) -> Iterator[Found]:
 
 def _doubled(facts: Facts) -> Iterator[Found]:
     rows = facts.rows
+    if facts.seen.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
+        yield Found(
+            f"the batches that are given for training have {rows.distinct:,} different samples, of {rows.looked:,}",
+            ("data", "x_train"),
+            severity="W",
+            fix="look at __getitem__: batch number i is to be of the samples from i * batch_size on",
+        )
+        return
     if _is_trivial(facts) or not rows.doubled or _is_counted(facts):
         return
     pairs = ", ".join(f"{a} = {b}" for a, b in rows.doubled)
@@ -112,9 +121,14 @@ def _leaks(facts: Facts) -> Iterator[Found]:
 def _sorted(facts: Facts) -> Iterator[Found]:
     for array in facts.of("y", "train"):
         if array.labels is not None and array.labels.is_sorted:
+            kinds = len(classes(array))
+            mixed = facts.settings.get("shuffle") != "none"
             yield Found(
-                f"{array.name} is sorted: {plural(len(classes(array)), 'class')} one behind the other",
+                f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} one behind the other"
+                + ("" if mixed else ", and shuffle is none, so that a batch has one label"),
                 ("data", array.name),
+                severity=None if mixed else "W",
+                changes=() if mixed else (Change("setting", None, "shuffle"),),
             )
 
 
@@ -139,7 +153,7 @@ def _unrelated(facts: Facts) -> Iterator[Found]:
             ("data", "y_train"),
             severity="I" if tokens else None,  # what words say together none of these may see
         )
-    elif train > SURELY and test < RELATED:
+    elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
         yield Found(
             f"of x_train {what.format('y_test', f'{others:,}')}, and do tell y_train",
             ("data", "y_test"),

@@ -34,7 +34,7 @@ WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, 
 CLIP = 0.01
 DECAY = 0.3
 LONGER = 1.5
-FEW_BATCHES = 8
+FEW_BATCHES, TINY_BATCH = 8, 2
 FEW_STEPS, LEAST_STEPS = 100, 50
 ENOUGH = 500
 CROWDED = 1_000
@@ -174,6 +174,17 @@ def _few_batches(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _tiny_batches(facts: Facts) -> Iterator[Found]:
+    size = int(facts.settings.get("batch_size", 32))
+    norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
+    if norms and size <= TINY_BATCH:
+        yield Found(
+            f"{norms[0].name!r} normalizes by batches of {plural(size, 'sample')}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+
+
 def _small_clip(facts: Facts) -> Iterator[Found]:
     if (
         facts.optimizer is not None
@@ -301,6 +312,15 @@ TRAINING = (
         why="At its end the learning rate is 0 or nearly so: all later steps change nothing.",
         fix="Count its steps from the run: batches of an epoch times epochs, divided by the slots.",
         source="Loshchilov and Hutter, arXiv:1608.03983",
+    ),
+    Rule(
+        id="M37",
+        severity="W",
+        title="batch normalization of one or two samples",
+        look=_tiny_batches,
+        why="Mean and variance of so few are noise, and not those with which the model predicts.",
+        fix="Take batches of 32 or more, or GroupNormalization.",
+        source="Wu and He, arXiv:1803.08494",
     ),
     Rule(
         id="T08",

@@ -8,6 +8,7 @@ from ddlf.advice.of_data import DATA
 from ddlf.advice.of_fields import FIELDS
 from ddlf.advice.of_labels import LABELS
 from ddlf.advice.of_layers import LAYERS
+from ddlf.advice.of_losses import LOSSES
 from ddlf.advice.of_models import MODELS
 from ddlf.advice.of_outputs import OUTPUTS
 from ddlf.advice.of_runs import RUNS
@@ -17,7 +18,7 @@ from ddlf.advice.rule import Rule
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
-        (*DATA, *SAMPLES, *LABELS, *OUTPUTS, *LAYERS, *MODELS, *FIELDS, *BATCH, *TRAINING, *CLUSTER, *RUNS),
+        (*DATA, *SAMPLES, *LABELS, *OUTPUTS, *LAYERS, *MODELS, *FIELDS, *BATCH, *LOSSES, *TRAINING, *CLUSTER, *RUNS),
         key=lambda rule: ("DLMTCR".index(rule.id[0]), rule.id),
     )
 )

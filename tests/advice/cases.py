@@ -174,6 +174,8 @@ EMBEDDING = layer("Embedding", before=(20,), config={"input_dim": 1000, "mask_ze
 MASKING = replace(EMBEDDING, config={"input_dim": 1000, "mask_zero": True})
 SCHEDULE = {"schedule": "CosineDecay"}  # the run makes 320 steps in one process
 
+ROUNDED = replace(FACTS, **ROUNDS)
+
 CASES = {
     "D01": (x(bad=3, bad_rows=(7,)), FACTS),
     "D02": (x(dtype="object"), x(dtype="uint8")),
@@ -257,6 +259,7 @@ CASES = {
         replace(head(loss="own"), seen=dict(first=-0.2, least=-3.0, agrees=-0.9)),
         replace(head(loss="own"), seen=dict(first=1.4, least=0.2, agrees=0.9)),
     ),
+    "L22": (seen(unlinked=True), seen(unlinked=False)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
@@ -313,6 +316,12 @@ CASES = {
         replace(layers(MASKING), arrays=(replace(TOKENS, pierced=0.9), Y)),
         replace(layers(EMBEDDING), arrays=(replace(TOKENS, pierced=0.9), Y)),
     ),
+    "M36": (
+        replace(layers(layer("Reshape", before=(20,)), layer("GRU")), arrays=(replace(TOKENS, padded=0.8), Y)),
+        replace(layers(EMBEDDING, layer("GRU")), arrays=(replace(TOKENS, padded=0.8), Y)),
+    ),
+    "M37": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 1}), layers(dense(), NORM)),
+    "M38": (layers(replace(layer("Normalization"), untouched=True)), layers(layer("Normalization"))),
     "T01": (optimizer(rate=3.0), optimizer(rate=0.01)),
     "T02": (HALF, replace(HALF, optimizer=replace(Optimizer(), scales_loss=True))),
     "T03": (replace(FACTS, layers=(HIDDEN, replace(LAST, precision="float16"))), HALF),
@@ -350,6 +359,14 @@ CASES = {
     ),
     "C13": (seen(own_train="train goes on from other weights"), seen(own_train="")),
     "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),
+    "C15": (
+        seen(asked=("create_model asks for the environment variable UNITS",)),
+        seen(asked=("create_model asks for the environment variable UNITS",), model=("another shape",)),
+    ),
+    "C16": (
+        replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 10}),
+        replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 2}),
+    ),
     "R01": (records(1.0, 0.8, float("nan")), records(1.0, 0.8, 0.7)),
     "R02": (records(1.0, 0.5, 0.9, 1.4, 2.0), records(1.0, 0.5, 0.55, 0.6, 0.65)),
     "R03": (records(*[1.0, 2.0] * 6), records(*[1.0, 1.01] * 6)),

@@ -66,6 +66,7 @@ TOKENS = {
     "data": "x, y = random.integers(1, 50, (1500, 20)), rows",
     "hidden": "layers.Embedding(50, 8), layers.LSTM(8)",
 }
+PADDED = {**TOKENS, "data": "x, y = random.integers(1, 50, (1500, 20)) * (np.arange(20) < 9), rows"}
 
 
 def program(**changes: str) -> str:
@@ -336,6 +337,20 @@ PROGRAMS = {
         {"loss": "lambda y, p: keras.ops.mean(keras.ops.sum(y * keras.ops.log(p + 1e-3), axis=-1))"},
         {"loss": "lambda y, p: -keras.ops.mean(keras.ops.sum(y * keras.ops.log(p + 1e-3), axis=-1))"},
     ),
+    "L22": of(
+        {
+            **REAL,
+            "data": "y = x[:, 0] * 2",
+            "last": "layers.Dense(1)",
+            "loss": "lambda y, p: keras.ops.mean((keras.ops.reshape(y, (-1,)) - p) ** 2)",
+        },
+        {
+            **REAL,
+            "data": "y = x[:, :1] * 2",
+            "last": "layers.Dense(1)",
+            "loss": "lambda y, p: keras.ops.mean((y - p) ** 2)",
+        },
+    ),
     "M01": of(
         {"hidden": 'layers.Dense(32, activation="relu", kernel_initializer="zeros")'},
         {"last": 'layers.Dense(4, activation="softmax", kernel_initializer="zeros")'},
@@ -436,8 +451,14 @@ PROGRAMS = {
     ),
     "M35": of(
         {**TOKENS, "data": "x, y = random.integers(0, 50, (1500, 20)), rows", "hidden": MASKING},
-        {**TOKENS, "data": "x, y = random.integers(1, 50, (1500, 20)) * (np.arange(20) < 9), rows", "hidden": MASKING},
+        {**PADDED, "hidden": MASKING},
     ),
+    "M36": of(
+        {**PADDED, "hidden": "layers.Reshape((20, 1)), layers.LSTM(8)"},
+        {**PADDED, "hidden": MASKING},
+    ),
+    "M37": setting("batch_size = 1", "batch_size = 32", hidden=stack(RELU, "layers.BatchNormalization()")),
+    "M38": hidden(stack("layers.Normalization()", RELU), stack("layers.Normalization(mean=0.5, variance=2.0)", RELU)),
     "T01": optimizer("keras.optimizers.Adam(1.0)", "keras.optimizers.Adam(0.01)"),
     "T02": of(
         {"hidden": 'layers.Dense(32, activation="relu", dtype="float16")'},
@@ -510,6 +531,11 @@ PROGRAMS = {
         {"made": "        self.model.other_optimizer = keras.optimizers.Adam()\n"},
         {"made": "        self.model.same_optimizer = self.model.optimizer\n"},
     ),
+    "C15": of(
+        {"hidden": 'layers.Dense(int(os.environ.get("UNITS", 32)), activation="relu")'},
+        {"hidden": 'layers.Dense(int(os.environ.get("DDLF_UNITS", 32)), activation="relu")'},
+    ),
+    "C16": setting("worker_epochs = 10", "worker_epochs = 2"),
     "R01": of(
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(1e30)"},
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(0.1)"},

@@ -147,3 +147,9 @@ def test_a_feature_of_which_classes_are_ranges_gives_the_label_away(random):
     y[7] = (y[7] + 2) % 4
     assert compared({"x_train": x, "y_train": y}).leaks == ()
     assert compared({"x_train": x, "y_train": x[:, 1] > 0}).leaks == ()
+
+
+def test_labels_of_several_classes_are_sorted_where_equal_ones_lie_together():
+    rows = np.array([[0, 0], [0, 1], [1, 1]], "float32").repeat(20, axis=0)
+    mixed = rows[np.random.default_rng(0).permutation(60)]
+    assert [described("y_train", "train", each).labels.is_sorted for each in (rows, mixed)] == [True, False]

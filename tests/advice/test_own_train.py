@@ -46,6 +46,27 @@ def turned(app, weights):
     return [-one for one in update], metrics
 
 
+def never_given(app, weights):
+    """As ``goes_on``, with an update that is that of its own way."""
+    before = app.model.get_weights()
+    app.model.step()
+    return [a - b for a, b in zip(before, app.model.get_weights(), strict=True)]
+
+
+def of_all(app, weights):
+    app.model.set_weights(weights)
+    mean = app.x_train.mean()
+    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
+
+
+def of_mine(app, weights):
+    app.model.set_weights(weights)
+    mean = app.x_train[app.indices].mean()
+    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
+
+
 def of_a_worker(app, weights):
     return app.replica.fit(1)
 
@@ -58,6 +79,9 @@ def of_a_gradient(app, weights):
     ("train", "said"),
     [
         (right, ""),
+        (of_mine, ""),
+        (never_given, "from the weights that the model has"),
+        (of_all, "samples that are not those of self.indices"),
         (goes_on, "goes on from the weights that the model has"),
         (turned, "after minus weights before"),
         (of_a_worker, ""),

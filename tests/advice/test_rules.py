@@ -29,6 +29,7 @@ from tests.advice.cases import (
     optimizer,
     seen,
     x,
+    y,
 )
 from tests.advice.programs import PROGRAMS
 
@@ -211,6 +212,52 @@ def test_one_feature_that_follows_a_number_alone_is_a_note():
     assert look(rule, replace(facts, heads=(HEAD,))) == ([], [])
 
 
+def test_batches_that_repeat_are_said_of_what_gives_batches_and_not_of_tables_of_few_kinds():
+    rule = [rule for rule in RULES if rule.id == "D06"]
+    few = replace(FACTS, rows=replace(FACTS.rows, looked=2016, distinct=32, doubled=((0, 32),)))
+    assert look(rule, few) == ([], [])
+    ((finding,), _) = look(rule, replace(few, seen={"taken": True}))
+    assert (finding.severity, "32 different samples, of 2,016" in finding.found.what) == ("W", True)
+
+
+def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():
+    rule = [rule for rule in RULES if rule.id == "D09"]
+    is_sorted = y(labels=replace(Y.labels, is_sorted=True))
+    severities = [
+        look(rule, replace(is_sorted, settings={**FACTS.settings, "shuffle": how}))[0][0].severity
+        for how in (None, "none")
+    ]
+    assert severities == ["I", "W"]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "found"),
+    [
+        ((8.4, 600), (3.5, 600), True),
+        ((8.4, 600), (3.5, 150), False),
+        ((8.4, 600), (5.0, 600), False),
+        ((20.0, 600), (3.9, 100), True),
+    ],
+)
+def test_a_test_whose_labels_are_told_less_well_than_its_size_explains_is_found(train, test, found):
+    facts = seen(related={"train": train, "test": test})
+    assert bool(look([rule for rule in RULES if rule.id == "D24"], facts)[0]) == found
+
+
+def test_all_heads_behind_one_unit_are_found():
+    rule = [rule for rule in RULES if rule.id == "M31"]
+    shared = layers(dense(), dense(width=1))
+    other = replace(dense(width=4), name="other", reads=("dense_1",))
+    ((finding,), _) = look(rule, replace(shared, layers=(*shared.layers, other)))
+    assert finding.found.at == ("layer", "dense_1")
+
+
+def test_a_penalty_that_no_layer_says_is_found_by_what_it_makes_of_the_first_loss():
+    rule = [rule for rule in RULES if rule.id == "M15"]
+    assert len(look(rule, seen(loss=135.0, penalties=132.0))[0]) == 1
+    assert look(rule, seen(loss=2.5, penalties=0.2)) == ([], [])
+
+
 def test_samples_of_another_shape_are_the_business_of_a_step_of_the_users_own():
     shape = [rule for rule in RULES if rule.id == "M17"]
     assert len(look(shape, CASES["M17"][0])[0]) == 1
@@ -241,8 +288,8 @@ def test_very_many_saturating_layers_need_more_than_another_activation():
 
 def test_steps_are_those_of_all_epochs_and_of_batches_that_are_not_full():
     facts = replace(FACTS, samples=1000, settings={"batch_size": 32, "master_epochs": 10, "worker_epochs": 3})
-    assert facts.steps == 30 * 32
-    assert facts.steps_of(3) == 30 * 11
+    assert facts.steps == 10 * 32
+    assert facts.steps_of(3) == 10 * 11
 
 
 def test_a_rate_above_the_usual_one_is_not_low_because_steps_are_few():
