@@ -23,6 +23,7 @@ from ddlf.advice.rule import LEVELS, Failed, Finding, Level, look, named
 from ddlf.advice.rules import RULES
 from ddlf.advice.source import Ignore, Place, Sources
 from ddlf.chosen import read
+from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.events import Advised
 from ddlf.roles import have_keras
@@ -165,13 +166,19 @@ async def advise(
 
 
 def _related(app: Any, facts: Facts) -> dict[str, Any]:
-    """Whether labels have to do with their samples, where a loss of Keras's compares them."""
+    """Whether labels have to do with their samples, where Keras's own losses compare them: of several outputs those that have least."""
     tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
-    if len(facts.heads) != 1 or facts.heads[0].loss in ("", "own") or facts.own & {"step", "train"}:
+    if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
         return {}
-    data = {name: getattr(app, name, None) for name in ("x_train", "y_train", "x_test", "y_test")}
     x = facts.array("x_train")
-    return related(data, are_tokens=x is not None and x.whole and x.sample in tokens)
+    labels = {part: dict(leaves(getattr(app, f"y_{part}", None), f"y_{part}")) for part in ("train", "test")}
+    data = {"x_train": getattr(app, "x_train", None), "x_test": getattr(app, "x_test", None)}
+    found = []
+    for head in facts.heads:
+        own = {f"y_{part}": arrays.get(head.target.replace("_train", f"_{part}")) for part, arrays in labels.items()}
+        if told := related(data | own, are_tokens=x is not None and x.whole and x.sample in tokens):
+            found.append(told | {"of": head.target})
+    return min(found, key=lambda told: told["train"][0], default={})
 
 
 def _errors(app: Any, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Answer | None:

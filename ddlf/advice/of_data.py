@@ -25,7 +25,6 @@ NOTHING = 0.005
 OTHER = 4.0
 """Times by which the scales of two parts of the data may differ."""
 ENOUGH = 30
-FEW, EACH = 20, 10
 """Samples in all below which it is a toy, and those of each class from which on there is something to learn."""
 
 
@@ -124,16 +123,6 @@ def _all_the_same(facts: Facts) -> Iterator[Found]:
     for array in facts.of("x", "train"):
         if array.has_numbers and array.shape[0] > 1 and not array.bad and array.low == array.high:
             yield Found(f"all values of {array.name} are {array.low:g}", ("data", array.name))
-
-
-def _few_samples(facts: Facts) -> Iterator[Found]:
-    for array in facts.of("y", "train"):
-        known = len(classes(array))
-        if is_of_classes(facts, array) and known > 1 and FEW < facts.samples < EACH * known:
-            yield Found(
-                f"there are {facts.samples:,} samples of {known} classes: {facts.samples / known:.1f} of each",
-                ("data", array.name),
-            )
 
 
 def _standardized(names: list[str], array: Array) -> tuple[str, ...]:
@@ -375,15 +364,6 @@ DATA = (
         why="Beside first weights made for inputs of about 1 they are lost: the model learns what is right on average, and slowly more.",
         fix="Look whether data is scaled twice, or divide by the standard deviation.",
         source="LeCun et al., Efficient BackProp, 1998",
-    ),
-    Rule(
-        id="D22",
-        severity="W",
-        title="few samples of each class",
-        look=_few_samples,
-        why="A handful of samples is learnt by heart, and says little about others.",
-        fix="Look whether load_dataset cuts off most of the data; else take more of it, augmentation, or a model that was trained before.",
-        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed",
     ),
     Rule(
         id="D16",

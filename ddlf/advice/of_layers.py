@@ -223,8 +223,9 @@ def _words_as_numbers(facts: Facts) -> Iterator[Found]:
 
 
 def _not_adapted(facts: Facts) -> Iterator[Found]:
-    for layer in facts.layers:
-        if layer.kind == "Normalization" and layer.untouched:
+    known = {one.name for one in facts.layers}
+    for layer in facts.layers:  # behind another one, which may scale, it waits for weights that were trained
+        if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
             yield Found(
                 f"{layer.name!r} has the mean 0 and the variance 1 of one that was never adapted", ("layer", layer.name)
             )

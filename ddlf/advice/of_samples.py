@@ -13,6 +13,8 @@ SHARED_SHARE, SHARED_COUNT = 0.01, 2
 """So much of a part may be in training, too, before it is more than chance."""
 DEVIATIONS, LARGE_SHARE = 3, 0.05
 """From how many that are twice in training by chance on it is more, and the share that is a leak wherever it comes from."""
+FEW, EACH, TURNED = 20, 10, 3
+"""Samples up to which a problem is a toy, that a class is to have, and how many times as large as training another part may be."""
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
 """Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
@@ -143,20 +145,22 @@ def _overlapping(facts: Facts) -> Iterator[Found]:
 
 def _unrelated(facts: Facts) -> Iterator[Found]:
     found = facts.seen.get("related") or {}
+    mine = found.get("of", "y_train")
+    theirs = mine.replace("_train", "_test")
     train, asked = found.get("train", (math.inf, 0))
     test, others = found.get("test", (math.inf, 0))
     what = "neighbours, frequencies and straight lines tell {0} of {1} samples no better than labels that are exchanged by chance"
     if train < RELATED:
         tokens = all(one.whole and one.dtype.startswith(("int", "uint")) for one in facts.of("x", "train"))
         yield Found(
-            what.format("y_train", f"{asked:,}"),
-            ("data", "y_train"),
+            what.format(mine, f"{asked:,}"),
+            ("data", mine),
             severity="I" if tokens else None,  # what words say together none of these may see
         )
     elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
         yield Found(
-            f"of x_train {what.format('y_test', f'{others:,}')}, and do tell y_train",
-            ("data", "y_test"),
+            f"of x_train {what.format(theirs, f'{others:,}')}, and do tell {mine}",
+            ("data", theirs),
             fix="look whether x_test and y_test were shuffled apart, or their classes have other numbers than in training",
         )
 
@@ -199,6 +203,24 @@ def _missing(facts: Facts) -> Iterator[Found]:
 
 def first(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def _few_samples(facts: Facts) -> Iterator[Found]:
+    for array in facts.of("y", "train"):
+        known = len(classes(array))
+        if is_of_classes(facts, array) and known > 1 and FEW < facts.samples < EACH * known:
+            yield Found(
+                f"there are {facts.samples:,} samples of {known} classes: {facts.samples / known:.1f} of each",
+                ("data", array.name),
+            )
+    for part in ("val", "test"):
+        other = facts.array(f"x_{part}")
+        if other is not None and 1 < facts.samples * TURNED < other.shape[0]:
+            yield Found(
+                f"there are {facts.samples:,} samples for training, and {other.shape[0]:,} in x_{part}",
+                ("data", "x_train"),
+                fix="look whether the split has exchanged them: the larger part is for training",
+            )
 
 
 def _doubted(facts: Facts) -> Iterator[Found]:
@@ -287,6 +309,15 @@ SAMPLES = (
         why="Where samples or labels were shuffled alone, or an index is off, there is nothing to learn but each sample by heart.",
         fix="Look at some samples with their labels; shuffle both by one permutation, or not at all.",
         source="Humbatova et al., arXiv:1910.11015; Ojala and Garriga, Permutation Tests for Studying Classifier Performance, JMLR 2010",
+    ),
+    Rule(
+        id="D22",
+        severity="W",
+        title="few samples of each class",
+        look=_few_samples,
+        why="A handful of samples is learnt by heart, and says little about others.",
+        fix="Look whether load_dataset cuts off most of the data; else take more of it, augmentation, or a model that was trained before.",
+        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed",
     ),
     Rule(
         id="D18",

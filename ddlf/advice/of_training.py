@@ -36,7 +36,7 @@ DECAY = 0.3
 LONGER = 1.5
 FEW_BATCHES, TINY_BATCH = 8, 2
 FEW_STEPS, LEAST_STEPS = 100, 50
-ENOUGH = 500
+SOME, ENOUGH = 50, 500
 CROWDED = 1_000
 """Trained numbers for each sample."""
 AUGMENTING = (
@@ -240,11 +240,12 @@ def _wrong_way(facts: Facts) -> Iterator[Found]:
 
 
 def _few_steps(facts: Facts) -> Iterator[Found]:
-    known = bool(facts.layers) and not facts.from_files and facts.samples >= ENOUGH
+    known = bool(facts.layers) and not facts.from_files and facts.samples >= SOME
     once = facts.settings.get("master_epochs") == 1
-    if known and once and FEW_BATCHES <= facts.steps < FEW_STEPS:
+    few = FEW_BATCHES <= facts.steps < FEW_STEPS if facts.samples >= ENOUGH else facts.steps < LEAST_STEPS
+    if known and once and few:
         yield Found(
-            f"the run makes {facts.steps} steps in all, and sees each sample once",
+            f"the run makes {plural(facts.steps, 'step')} in all, and sees each sample once",
             ("setting", "master_epochs"),
         )
 

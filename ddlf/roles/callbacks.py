@@ -64,6 +64,11 @@ def warnings_of_master(app: Any, mode: str) -> list[str]:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
         if monitor.startswith("val_") and not has(app, "val"):
             found.append(f"{name} looks at {monitor}, but there is no x_val")
+        better = getattr(callback, "mode", None)
+        if better in ("min", "max") and _better(monitor) not in ("", better):
+            found.append(
+                f"{name} takes a {'smaller' if better == 'min' else 'larger'} {monitor} for better (mode={better!r})"
+            )
         if mode == "downpour" and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
             found.append(
                 f"the learning rate that {name} sets says how far a replica goes until its next fetch; shards step at the rate of push_rule"
@@ -75,6 +80,14 @@ def warnings_of_master(app: Any, mode: str) -> list[str]:
                 for attribute, kind in _no_data(callback).items()
             ]
     return list(dict.fromkeys(found))
+
+
+def _better(monitor: str) -> str:
+    """Which way a metric is better, by its name; empty if that is not known."""
+    name = monitor.removeprefix("val_").lower()
+    if name.endswith(("loss", "error", "mae", "mse", "rmse")):
+        return "min"
+    return "max" if name.endswith(("accuracy", "acc", "auc", "precision", "recall", "f1_score", "iou")) else ""
 
 
 KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streaming"}

@@ -1,9 +1,12 @@
 """What is read of a compiled model, against Keras itself."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddlf.advice.compiled import heads_of, optimizer_of
 from ddlf.advice.network import layers_of
+from ddlf.roles.callbacks import warnings_of_master
 
 
 def compiled(loss="binary_crossentropy", optimizer="adam", metrics=()):
@@ -54,3 +57,26 @@ def test_metrics_that_cut_say_where():
     )
     (other,) = heads_of(model := compiled("mse", metrics=["accuracy"]), layers_of(model), None)
     assert other.cuts == ()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "said"),
+    [
+        ("val_loss", "max", "EarlyStopping takes a larger val_loss for better (mode='max')"),
+        ("val_accuracy", "min", "EarlyStopping takes a smaller val_accuracy for better (mode='min')"),
+        ("val_loss", "min", ""),
+        ("val_accuracy", "auto", ""),
+        ("val_gain", "min", ""),
+    ],
+)
+def test_a_callback_that_takes_the_worse_for_the_better_is_told(monitor, mode, said):
+    import keras
+    import numpy as np
+
+    app = SimpleNamespace(
+        callbacks=[keras.callbacks.EarlyStopping(monitor, mode=mode)],
+        x_val=np.zeros((9, 3)),
+        checkpoint=None,
+        resume=None,
+    )
+    assert warnings_of_master(app, "sync") == ([said] if said else [])

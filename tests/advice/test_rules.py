@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddlf.advice.facts import Labels, Shared
+from ddlf.advice.facts import Array, Labels, Shared
 from ddlf.advice.rule import LEVELS, Found, Rule, look, named
 from ddlf.advice.rules import RULES
 from ddlf.errors import ConfigError
@@ -22,6 +22,7 @@ from tests.advice.cases import (
     REAL,
     X,
     Y,
+    data,
     dense,
     head,
     layer,
@@ -242,6 +243,34 @@ def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():
 def test_a_test_whose_labels_are_told_less_well_than_its_size_explains_is_found(train, test, found):
     facts = seen(related={"train": train, "test": test})
     assert bool(look([rule for rule in RULES if rule.id == "D24"], facts)[0]) == found
+
+
+def test_labels_of_the_output_that_they_are_of_are_named():
+    facts = seen(related={"train": (1.0, 600), "test": (0.5, 600), "of": "y_train['digit']"})
+    ((finding,), _) = look([rule for rule in RULES if rule.id == "D24"], facts)
+    assert finding.found.at == ("data", "y_train['digit']")
+
+
+@pytest.mark.parametrize(
+    ("samples", "tested", "found"), [(5, 173, True), (115, 63, False), (115, 300, False), (100, 301, True)]
+)
+def test_less_training_than_test_is_found(samples, tested, found):
+    other = Array(name="x_test", part="test", shape=(tested, 20))
+    facts = replace(data(replace(X, shape=(samples, 20)), REAL, other), samples=samples)
+    assert bool(look([rule for rule in RULES if rule.id == "D22"], facts)[0]) == found
+
+
+@pytest.mark.parametrize(("samples", "found"), [(115, True), (400, True), (30, False), (1000, True)])
+def test_a_run_of_a_few_steps_is_found_in_small_data_as_well(samples, found):
+    facts = replace(FACTS, samples=samples, settings={**FACTS.settings, "master_epochs": 1})
+    assert bool(look([rule for rule in RULES if rule.id == "T14"], facts)[0]) == found
+
+
+def test_a_normalization_behind_a_scaling_waits_for_weights_that_were_trained():
+    rule = [rule for rule in RULES if rule.id == "M38"]
+    first = replace(layer("Normalization"), untouched=True)
+    assert len(look(rule, layers(first))[0]) == 1
+    assert look(rule, layers(layer("Rescaling"), first)) == ([], [])
 
 
 def test_all_heads_behind_one_unit_are_found():
