@@ -165,6 +165,7 @@ def _settings(app: Any) -> dict[str, Any]:
         values = {name: getattr(app, name) for name in SETTINGS}
     found = {name: values[name] for name in SETTINGS}
     found["codec"] = type(values["codec"]).__name__
+    found["shuffle"] = values["shuffle"] and str(values["shuffle"])
     found["callbacks"] = tuple(type(one).__name__ for one in app.callbacks)
     return found
 

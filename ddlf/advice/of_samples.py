@@ -124,13 +124,14 @@ def _sorted(facts: Facts) -> Iterator[Found]:
     for array in facts.of("y", "train"):
         if array.labels is not None and array.labels.is_sorted:
             kinds = len(classes(array))
-            mixed = facts.settings.get("shuffle") != "none"
+            kept = facts.settings.get("shuffle") == "none" and (facts.from_files or facts.seen.get("taken"))
             yield Found(
                 f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} one behind the other"
-                + ("" if mixed else ", and shuffle is none, so that a batch has one label"),
+                + (", and shuffle is none, so that a batch has one label" if kept else ""),
                 ("data", array.name),
-                severity=None if mixed else "W",
-                changes=() if mixed else (Change("setting", None, "shuffle"),),
+                severity="W" if kept else None,
+                fix="leave shuffle out, or take 'global'" if kept else "",
+                changes=(Change("setting", "global", "shuffle"),) if kept else (),
             )
 
 

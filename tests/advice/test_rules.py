@@ -225,10 +225,10 @@ def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():
     rule = [rule for rule in RULES if rule.id == "D09"]
     is_sorted = y(labels=replace(Y.labels, is_sorted=True))
     severities = [
-        look(rule, replace(is_sorted, settings={**FACTS.settings, "shuffle": how}))[0][0].severity
-        for how in (None, "none")
+        look(rule, replace(is_sorted, settings={**FACTS.settings, "shuffle": how}, from_files=files))[0][0].severity
+        for how, files in ((None, True), ("none", True), ("none", False))
     ]
-    assert severities == ["I", "W"]
+    assert severities == ["I", "W", "I"]
 
 
 @pytest.mark.parametrize(
