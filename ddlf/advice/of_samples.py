@@ -13,8 +13,10 @@ SHARED_SHARE, SHARED_COUNT = 0.01, 2
 """So much of a part may be in training, too, before it is more than chance."""
 DEVIATIONS, LARGE_SHARE = 3, 0.05
 """From how many that are twice in training by chance on it is more, and the share that is a leak wherever it comes from."""
-FEW, EACH, TURNED = 20, 10, 3
-"""Samples up to which a problem is a toy, that a class is to have, and how many times as large as training another part may be."""
+FEW, EACH = 20, 10
+"""Samples up to which a problem is a toy, and that a class is to have."""
+TURNED, HANDFUL = 3, 50
+"""How many times as large as training another part may be, and samples from which on it may be meant so: of others there may be no labels."""
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
 """Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
@@ -216,7 +218,7 @@ def _few_samples(facts: Facts) -> Iterator[Found]:
             )
     for part in ("val", "test"):
         other = facts.array(f"x_{part}")
-        if other is not None and 1 < facts.samples * TURNED < other.shape[0]:
+        if other is not None and facts.samples < HANDFUL and facts.samples * TURNED < other.shape[0]:
             yield Found(
                 f"there are {facts.samples:,} samples for training, and {other.shape[0]:,} in x_{part}",
                 ("data", "x_train"),
