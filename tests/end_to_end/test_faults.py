@@ -63,7 +63,8 @@ def note_and_die(path, times):
     return "survived"
 
 
-def end_after_this_turn():
+async def end_after_this_turn(pipe):
+    await asyncio.to_thread(pipe.read_text)
     asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGKILL)
 
 
@@ -110,15 +111,20 @@ async def test_an_executor_killed_at_any_moment_is_named_and_harms_nobody_else(w
         assert await second.run_method(os.getpid) == pid
 
 
-async def test_an_executor_that_ends_between_two_turns_has_begun_none_of_those_that_wait(workers):
+async def test_an_executor_that_ends_between_two_turns_has_begun_none_of_those_that_wait(workers, tmp_path):
     _, port = workers.start()
-    async with cluster_of(workers, port) as cluster:
-        worker = cluster.workers[0]
-        await worker.run_method(add, 1, 2)  # so that nothing but the requests is sent
-        calls = [worker.run_method(end_after_this_turn), *(worker.run_method(add, 1, 2) for _ in range(3))]
-        first, *waiting = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_S)
-    assert first is None or (isinstance(first, ExecutorCrashed) and first.may_have_run)
-    assert [(type(error), error.may_have_run) for error in waiting] == [(ExecutorCrashed, False)] * 3
+    async with cluster_of(workers, port) as cluster, asyncio.timeout(PATIENCE_S):
+        worker, pipe = cluster.workers[0], tmp_path / "pipe"
+        os.mkfifo(pipe)
+        first = asyncio.ensure_future(worker.run_method(end_after_this_turn, pipe))
+        await busy(worker)
+        waiting = [asyncio.ensure_future(worker.run_method(add, 1, 2)) for _ in range(3)]
+        while len(worker._link.data.pending) < 4:
+            await worker.status()
+        await asyncio.to_thread(pipe.write_text, "all are there")
+        ended, *others = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert ended is None or (isinstance(ended, ExecutorCrashed) and ended.may_have_run)
+    assert [(type(error), error.may_have_run) for error in others] == [(ExecutorCrashed, False)] * 3
 
 
 async def test_a_daemon_killed_in_mid_frame_hands_out_no_array_and_leaves_no_process_and_no_memory(workers):
