@@ -29,23 +29,21 @@ METHODS = ("load_dataset", "create_model")
 ASKED_THROUGH = {"os.py", "_collections_abc.py", "<frozen os>", "<frozen _collections_abc>"}
 """Files between who asks for a variable of the environment, and the answer."""
 OF_ALL_MACHINES = (
-    *(
-        "DDLF_",
-        "KERAS_",
-        "TF_",
-        "XLA_",
-        "JAX_",
-        "CUDA_",
-        "OMP_",
-        "MKL_",
-        "PYTHON",
-        "PATH",
-        "HOME",
-        "TMP",
-        "LANG",
-        "LC_",
-        "XDG_",
-    ),
+    "DDLF_",
+    "KERAS_",
+    "TF_",
+    "XLA_",
+    "JAX_",
+    "CUDA_",
+    "OMP_",
+    "MKL_",
+    "PYTHON",
+    "PATH",
+    "HOME",
+    "TMP",
+    "LANG",
+    "LC_",
+    "XDG_",
 )
 """How variables begin that are of libraries or the system, and that each machine has as it needs them."""
 

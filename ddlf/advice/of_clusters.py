@@ -135,7 +135,8 @@ def _meets_once(facts: Facts) -> Iterator[Found]:
 
 def _own_train(facts: Facts) -> Iterator[Found]:
     if sentence := facts.seen.get("own_train"):
-        yield Found(sentence, ("method", "train"))
+        fix = "take samples of this slot alone: self.x_train[self.indices]" if "self.indices" in sentence else ""
+        yield Found(sentence, ("method", "train"), fix=fix)
 
 
 def _seen(name: str, at: tuple[str, str]):  # type: ignore[no-untyped-def]
@@ -302,7 +303,7 @@ CLUSTER = (
         level="batch",
         title="an own train that does not do what is asked",
         look=_own_train,
-        why="What a slot learns is lost, or undone: it begins with model.set_weights(weights), and gives weights before minus weights after.",
+        why="What a slot learns is lost, undone, or learnt by all: of its own samples it is to give weights before minus weights after.",
         fix="Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.",
         source="docs/guide.md, a loop of your own",
     ),

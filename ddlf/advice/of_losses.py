@@ -22,14 +22,10 @@ def _endless(facts: Facts) -> Iterator[Found]:
 
 
 def _away(facts: Facts) -> Iterator[Found]:
-    agrees, first, least = (
-        facts.seen.get("agrees"),
-        facts.seen.get("first", math.nan),
-        facts.seen.get("least", math.nan),
-    )
-    is_own = any(
-        head.loss == "own" for head in facts.heads
-    )  # Keras's own have the right sign, and steps that fail come anywhere
+    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
+    agrees = facts.seen.get("agrees")
+    # Keras's own losses have the right sign, and steps that fail come anywhere.
+    is_own = any(head.loss == "own" for head in facts.heads)
     if is_own and agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
         yield Found(
             f"in some steps on 16 samples the loss falls from {first:.4g} to {least:.4g}, and outputs then say the opposite of labels "
