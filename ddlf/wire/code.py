@@ -98,8 +98,19 @@ def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Keep the file name of a code object, so that a worker's traceback shows the user's file and line.
+
+    cloudpickle 3.1.3 and later write ``"<dynamic-code>"`` in its place.
+    """
+    make, args = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+
+
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    dispatch_table: ClassVar[Any] = ChainMap({Cached: _reduce_cached}, cloudpickle.CloudPickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {Cached: _reduce_cached, types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table
+    )
 
 
 def unpickle(data: bytes) -> Any:
