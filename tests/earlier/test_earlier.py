@@ -1,0 +1,62 @@
+"""Checkpoints and run folders that version 0.1 wrote are read, and gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf import events
+from ddlf.runs import past
+from tests.earlier.trainings import SLICED, TRAININGS, WHOLE, make
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+KEPT = Path(__file__).parent / "v0.1"
+
+
+async def resume(name, cluster, tmp_path, resume_from):
+    """Go on from a checkpoint of 0.1, and compare with the weights that 0.1 itself ended with."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(KEPT / name / "checkpoints", folder)
+    app = make(name, cluster, checkpoint=folder, resume=resume_from(folder), master_epochs=WHOLE)
+    told = []
+    app.subscribe(told.append)
+    await app.train_model()
+    with np.load(KEPT / name / "final.npz") as final:
+        expected = [final[key] for key in final.files]
+    found = app.model.get_weights()
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)  # another processor rounds otherwise
+    assert not [event for event in told if isinstance(event, events.CheckpointDamaged)]
+    return app
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+async def test_a_checkpoint_of_version_0_1_is_resumed_to_the_same_weights(name, two_workers, tmp_path):
+    app = await resume(name, two_workers, tmp_path, lambda folder: "auto")
+    assert app.ledger.is_exact(WHOLE)
+    assert [record.version for record in app.history] == list(range(1, len(app.history) + 1))
+
+
+@pytest.mark.parametrize("name", SLICED)
+async def test_slices_that_workers_of_version_0_1_wrote_are_resumed_to_the_same_weights(name, two_workers, tmp_path):
+    shutil.copytree(KEPT / name / "checkpoints", tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "round-000003")
+    app = make(name, two_workers, checkpoint=tmp_path / "new", resume=tmp_path / "old", master_epochs=WHOLE)
+    await app.train_model()
+    with np.load(KEPT / name / "final.npz") as final:
+        expected = [final[key] for key in final.files]
+    for one, other in zip(app.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+async def test_a_run_folder_of_version_0_1_is_read(name):
+    run = past.read(KEPT / name / "run")
+    summary = json.loads((KEPT / name / "run" / "summary.json").read_text())
+    assert summary["app"] == "Iris"
+    assert run.setting("slots") == TRAININGS[name]["slots"]
+    assert run.records
+    assert all(np.isfinite(record.metrics["loss"]) for record in run.records)
