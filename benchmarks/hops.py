@@ -1,0 +1,161 @@
+"""How many files of DDLF one synchronous round and one push pass through, on the master and on workers.
+
+    python -m benchmarks.hops [--list] [--inside FUNCTION]
+
+The round: two workers on this machine, exchange ``star``, rule ``mean``, no codec, traced with ``sys.setprofile`` from one commit to the next. The push:
+one replica of Downpour whose shard is on another worker, with a push after each batch and no fetch. On the worker that pushes, its event loop is
+traced, and of its compute thread what ``FUNCTION``, the end of a batch, calls; on the other worker its event loop. The output counts the distinct files and functions of
+``ddlf`` in which a call began. Heartbeats, events and reads of a property count as well: the trace leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import numpy as np
+
+import ddlf
+
+INSIDE = "stepped"
+"""What Downpour calls at the end of a batch."""
+
+
+class Plain(ddlf.IApp):
+    """A small network on made-up points."""
+
+    verbose = False
+    batch_size = 32
+
+    async def load_dataset(self) -> None:
+        """Make up 256 points."""
+        chance = np.random.default_rng(0)
+        self.x_train = chance.normal(size=(256, 8)).astype("float32")
+        self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum(1) > 0).astype(int)]
+
+    async def create_model(self) -> None:
+        """Compile 8 inputs, 16 hidden units and 2 outputs with SGD."""
+        import keras
+        from keras import layers
+
+        self.model = keras.Sequential([keras.Input((8,)), layers.Dense(16, "tanh"), layers.Dense(2, "softmax")])
+        self.model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy")
+
+
+def trace(inside: str = "") -> Any:
+    """Note what is called on this thread and on those that begin later; with ``inside`` only what that function calls on this thread."""
+    import sys
+    import threading
+
+    found = getattr(sys, "_ddlf_calls", None)
+    if found is None:
+        found = sys._ddlf_calls = set()  # type: ignore[attr-defined]
+    depth = [0]
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        at = name.rfind("ddlf/")
+        if at < 0 or event not in ("call", "return") or "site-packages" in name or "/benchmarks/" in name:
+            return
+        if inside and frame.f_code.co_name == inside:
+            depth[0] += 1 if event == "call" else -1
+        if event == "call" and (not inside or depth[0] > 0):
+            found.add((name[at:], frame.f_code.co_qualname))
+
+    if not inside:
+        threading.setprofile(note)
+    sys.setprofile(note)
+
+
+async def trace_there(self: Any, inside: str = "") -> None:
+    """Trace in an executor: on its event loop, and on its compute thread all, or what ``inside`` calls."""
+    trace()
+    await self.compute(lambda: trace(inside))
+
+
+async def collect_there(self: Any) -> list[tuple[str, str]]:
+    """Return what was called in the executor since the last time."""
+    return collect()
+
+
+def collect() -> list[tuple[str, str]]:
+    """Return what was called in this process since the last time."""
+    import sys
+
+    found = sys._ddlf_calls  # type: ignore[attr-defined]
+    result = sorted(found)
+    found.clear()
+    return result
+
+
+async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
+    """The calls of the third of four rounds."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    app = Plain(cluster)
+    app.master_epochs = 4
+    worker = cluster.workers[0]
+
+    async def on_round(record: Any) -> None:
+        if record.version == 2:
+            trace()
+            await worker.run_method(trace_there)
+            await worker.run_method(collect_there)
+            collect()
+        if record.version == 3:
+            found["master"] = collect()
+            found["worker"] = await worker.run_method(collect_there)
+
+    app.on_round = on_round  # type: ignore[method-assign]
+    await app.train_sync()
+    return found
+
+
+async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]:
+    """The calls of the pushes of the third of four rounds."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    app = Plain(cluster)
+    vars(app).update(mode="downpour", shard_workers=1, shards=1, copies=0, n_fetch=10_000, n_push=1, master_epochs=4)
+    replica, server = cluster.workers
+
+    async def on_round(record: Any) -> None:
+        if record.version == 2:
+            await replica.run_method(trace_there, inside=inside)
+            await server.run_method(trace_there)
+        if record.version == 3:
+            found["replica"] = await replica.run_method(collect_there)
+            found["server"] = await server.run_method(collect_there)
+
+    app.on_round = on_round  # type: ignore[method-assign]
+    await app.train_downpour()
+    return found
+
+
+def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:
+    """Print the number of files and functions of each side and of both, or all of them."""
+    files = {side: {tuple(call)[0] for call in calls} for side, calls in traced.items()}
+    print(f"{what}: {len(set().union(*files.values()))} files")
+    for side, calls in traced.items():
+        print(f"  {side}: {len(files[side])} files, {len(calls)} functions")
+        for name in sorted(files[side]) if as_list else ():
+            print(f"    {name}: {', '.join(sorted(function for file, function in calls if file == name))}")
+
+
+async def main(inside: str, *, as_list: bool) -> None:
+    """Trace both."""
+    from ddlf import Cluster
+
+    async with Cluster.local(2) as cluster:
+        traced = await round_of(cluster)
+    async with Cluster.local(2) as cluster:
+        pushed = await push_of(cluster, inside)
+    show("round", traced, as_list=as_list)
+    show("push", pushed, as_list=as_list)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the files and functions")
+    parser.add_argument("--inside", default=INSIDE, help="what Downpour calls at the end of a batch")
+    options = parser.parse_args()
+    asyncio.run(main(options.inside, as_list=options.list))
