@@ -2,10 +2,11 @@
 
     python -m benchmarks.hops [--list] [--inside FUNCTION]
 
-The round: two workers on this machine, exchange ``star``, rule ``mean``, no codec, traced with ``sys.setprofile`` from one commit to the next. The push:
-one replica of Downpour whose shard is on another worker, with a push after each batch and no fetch. On the worker that pushes, its event loop is
-traced, and of its compute thread what ``FUNCTION``, the end of a batch, calls; on the other worker its event loop. The output counts the distinct files and functions of
-``ddlf`` in which a call began. Heartbeats, events and reads of a property count as well: the trace leaves nothing out.
+The round: two workers on this machine, exchange ``star``, rule ``mean``, no codec, traced with ``sys.setprofile`` from one commit to the
+next. The push: one replica of Downpour whose shard is on another worker, with a push after each batch and no fetch. On the worker that
+pushes, the trace has its event loop, and of its compute thread what ``FUNCTION``, the end of a batch, calls; on the other worker it has
+the event loop. The output counts the distinct files and functions of ``ddlf`` in which a call began. Heartbeats, events and reads of a
+property count as well: the trace leaves nothing out.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]
 
 def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:
     """Print the number of files and functions of each side and of both, or all of them."""
-    files = {side: {tuple(call)[0] for call in calls} for side, calls in traced.items()}
+    files = {side: {name for name, _ in calls} for side, calls in traced.items()}
     print(f"{what}: {len(set().union(*files.values()))} files")
     for side, calls in traced.items():
         print(f"  {side}: {len(files[side])} files, {len(calls)} functions")
